@@ -1,0 +1,136 @@
+"""One message of deltas, read lazily: nothing becomes a Python object before somebody looks.
+
+Owns: where in the columns an entry's ids and log-probabilities lie. Does not know: streams, their
+positions, sockets.
+
+Rules:
+- The columns were checked (`check_deltas`) before a Batch is made of them.
+- Looking at one entry converts the whole column, once: whoever looks at one usually looks at all,
+  and a list slice then costs a tenth of an array slice.
+- Every value here is a pure function of the message, so two threads that look at once do no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from slipstream_ipc.columns import f32, u32
+from slipstream_ipc.messages import Deltas, End
+
+
+class Logprob(Struct, frozen=True, gc=False):
+    """One candidate of one position. `rank`: 1 is the most likely."""
+
+    logprob: float
+    rank: int
+    token_id: int
+
+
+TokenLogprobs = dict[int, Logprob]  # by token id, the sampled token's first
+
+
+class LogprobSlice(NamedTuple):
+    """The log-probability columns of one entry, `width` values and ids and one rank a token."""
+
+    width: int
+    values: bytes  # f32
+    ids: bytes  # u32
+    ranks: bytes  # u32
+
+
+class _Layout(NamedTuple):
+    widths: list[int]  # of an entry
+    firsts: list[int]  # of an entry's values and ids
+    rank_firsts: list[int]
+
+
+class Batch:
+    """The columns of one Deltas message. `ends` holds the End of each entry that has one."""
+
+    def __init__(self, message: Deltas, ends: Mapping[int, End]) -> None:
+        self.message = message
+        self.ends = ends
+
+    @cached_property
+    def counts(self) -> list[int] | None:
+        """Token ids to an entry; None where each has one."""
+        counts = self.message.counts
+        return u32(counts).tolist() if counts else None
+
+    def num_tokens(self, entry: int) -> int:
+        """How many token ids an entry has."""
+        return 1 if self.counts is None else self.counts[entry]
+
+    def token_ids(self, entry: int, skip: int) -> list[int]:
+        """An entry's token ids less the first `skip`."""
+        firsts = self._firsts
+        return self._ids[firsts[entry] + skip : firsts[entry + 1]]
+
+    def token_bytes(self, entry: int, skip: int) -> bytes:
+        """The same as a u32 column."""
+        firsts = self._firsts
+        return self.message.token_ids[4 * (firsts[entry] + skip) : 4 * firsts[entry + 1]]
+
+    def logprobs(self, entry: int, skip: int) -> list[TokenLogprobs] | None:
+        """An entry's log-probabilities less those of its first `skip` tokens, if it has any."""
+        if self.message.logprobs is None or not self._layout.widths[entry]:
+            return None
+        widths, firsts, rank_firsts = self._layout
+        values, ids, ranks = self._logprob_lists
+        width = widths[entry]
+        position = firsts[entry] + skip * width
+        found = []
+        for rank in ranks[rank_firsts[entry] + skip : rank_firsts[entry] + self.num_tokens(entry)]:
+            end = position + width
+            token_ids = ids[position:end]
+            own_first = (rank, *range(1, width))
+            candidates = map(Logprob, values[position:end], own_first, token_ids)
+            found.append(dict(zip(token_ids, candidates, strict=True)))
+            position = end
+        return found
+
+    def logprob_slice(self, entry: int, skip: int) -> LogprobSlice | None:
+        """The same as columns."""
+        columns = self.message.logprobs
+        if columns is None or not self._layout.widths[entry]:
+            return None
+        widths, firsts, rank_firsts = self._layout
+        num = self.num_tokens(entry)
+        width = widths[entry]
+        values = slice(4 * (firsts[entry] + skip * width), 4 * (firsts[entry] + num * width))
+        ranks = slice(4 * (rank_firsts[entry] + skip), 4 * (rank_firsts[entry] + num))
+        return LogprobSlice(width, columns.values[values], columns.ids[values], columns.ranks[ranks])
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        if self.counts is None:
+            return list(range(len(self.message.texts) + 1))
+        return list(accumulate(self.counts, initial=0))
+
+    @cached_property
+    def _ids(self) -> list[int]:
+        return u32(self.message.token_ids).tolist()
+
+    @cached_property
+    def _layout(self) -> _Layout:
+        columns = self.message.logprobs
+        assert columns is not None
+        num = len(self.message.texts)
+        counts = self.counts or [1] * num
+        widths = u32(columns.widths).tolist() if columns.widths else [columns.width] * num
+        sizes = [count * width for count, width in zip(counts, widths, strict=True)]
+        ranks = [count if width else 0 for count, width in zip(counts, widths, strict=True)]
+        return _Layout(
+            widths, list(accumulate(sizes, initial=0)), list(accumulate(ranks, initial=0))
+        )
+
+    @cached_property
+    def _logprob_lists(self) -> tuple[list[float], list[int], list[int]]:
+        columns = self.message.logprobs
+        assert columns is not None
+        return f32(columns.values).tolist(), u32(columns.ids).tolist(), u32(columns.ranks).tolist()

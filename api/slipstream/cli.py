@@ -1,0 +1,67 @@
+"""`slipstream`: the command line.
+
+Owns: which commands there are, and how they end: 0 done, 1 failed or interrupted, 2 asked for
+what cannot be, with one plain line on standard error. Does not know: what the commands do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from slipstream.bench.throughput import add_throughput
+from slipstream.chat import add_chat
+from slipstream.errors import BadRequestError
+from slipstream.generate import add_generate
+from slipstream.options import Parser, one_line
+from slipstream.serve import add_serve
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # whoever read our output has enough of it; Python would complain when it flushes the rest
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return _failed(arguments.command, "interrupted", 1)
+    except BadRequestError as error:
+        return _failed(arguments.command, one_line(error), 2)
+    except Exception as error:
+        if os.environ.get("SLIPSTREAM_LOG_LEVEL", "").upper() == "DEBUG":
+            raise
+        return _failed(arguments.command, one_line(error), 1)
+
+
+def _failed(command: str, message: str, code: int) -> int:
+    print(f"slipstream {command}: {message}", file=sys.stderr)
+    return code
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="slipstream", description="Serve language models.")
+    parser.add_argument("--version", action="version", version=f"slipstream {version('slipstream')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_serve(_command(commands, "serve", "run a stack in the foreground"))
+    add_generate(_command(commands, "generate", "stream the answer to one prompt"))
+    add_chat(_command(commands, "chat", "talk with a model"))
+    benchmarks = _command(commands, "bench", "measure a stack").add_subparsers(
+        dest="benchmark", required=True, metavar="BENCHMARK"
+    )
+    add_throughput(_command(benchmarks, "throughput", "many requests at once: tokens a second"))
+    return parser
+
+
+def _command(commands: _SubParsers, name: str, purpose: str) -> Parser:
+    return commands.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

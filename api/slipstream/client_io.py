@@ -1,0 +1,341 @@
+"""The I/O engine of a client: one thread, one socket, every stream.
+
+Owns: the thread, the attach, what is sent and when, and how long a missing server is waited for.
+Does not know: who reads (threads or tasks), how outputs look.
+
+Rules (STREAMS I and II):
+- Deltas are acknowledged when they lie in their streams' queues, and pings are answered here: a
+  reader's pause is no death of the client. Queues have no bound yet: a reader that never reads
+  costs memory, here and nowhere else.
+- Nothing is sent from a queue of the past: after each Welcome what is due follows from the
+  streams' states. Not accepted: Submit (idempotent by its stream id). Accepted: Resume, from what
+  was received. To be ended: Abort, until the server has acknowledged it.
+- A server that is away for `timeout_s` ends whatever waits, and is waited for anew by whatever
+  comes next. The thread itself ends by `close` alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+from secrets import token_bytes
+
+import msgspec
+import zmq
+
+from slipstream.errors import ClosedError, ConnectionLostError, EngineError, SlipstreamError
+from slipstream.stream_table import StreamState, StreamTable
+from slipstream_ipc.attach import Attacher
+from slipstream_ipc.codec import client_codec
+from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.messages import (
+    Abort,
+    Accepted,
+    ClientToWorker,
+    Deltas,
+    Fault,
+    Goodbye,
+    ModelCard,
+    Refusal,
+    Rejected,
+    Resume,
+    UnknownStreams,
+    Welcome,
+    WorkerToClient,
+)
+
+_TICK_S = 0.25  # how late a heartbeat or a deadline may be noticed
+_GOODBYE_S = 0.5
+_JOIN_S = 2.0
+
+_WHAT_TO_DO = (
+    "start one with scripts/launch or `slipstream serve`, or say where it is "
+    "(the address argument or $SLIPSTREAM_ADDRESS)"
+)
+
+
+class _Due(Enum):
+    """What is to be sent for a stream; its body is made when it can leave."""
+
+    SUBMIT = auto()
+    RESUME = auto()
+    ABORT = auto()
+
+
+@dataclass(eq=False, slots=True)
+class _Caller:
+    """Somebody who waits for the server to be there."""
+
+    future: Future[ModelCard]
+    since: float
+
+
+class ClientIO:
+    """Serves streams over one connection until it is closed. Every method may be called from any
+    thread, and none but `close` waits.
+    """
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self.model: ModelCard | None = None  # as the server said last
+        self._table = StreamTable()
+        self._callers: list[_Caller] = []
+        self._due: deque[tuple[_Due, StreamState]] = deque()
+        self._lost_at: float | None = None
+        self._commands: deque[Callable[[], None]] = deque()
+        self._is_rung = False
+        self._bell, self._rope = socket.socketpair()  # the poll loop waits on the first
+        self._bell.setblocking(False)
+        self._rope.setblocking(False)
+        self._is_closing = False
+        self._ending: Callable[[], SlipstreamError] | None = None  # set when the thread is done
+        self._thread = threading.Thread(target=self._run, name="slipstream-client", daemon=True)
+        atexit.register(self.close)
+        self._thread.start()
+
+    # ---- for any thread --------------------------------------------------------------------
+
+    def connect(self) -> Future[ModelCard]:
+        """Done when the server is there; ConnectionLostError after `timeout_s`."""
+        future: Future[ModelCard] = Future()
+        future.set_running_or_notify_cancel()  # or an impatient caller could cancel it under us
+        self._post(partial(self._begin_connect, _Caller(future, time.monotonic())))
+        return future
+
+    def submit(self, state: StreamState) -> None:
+        """Ask for the stream. ClosedError where nothing can be asked any more."""
+        self._post(partial(self._begin_stream, state))
+
+    def abort(self, state: StreamState) -> None:
+        """Ask the server to end the stream; its End is still to come."""
+        self._post(partial(self._begin_abort, state))
+
+    def abandon(self, state: StreamState) -> None:
+        """End the stream at once: nobody reads it any more."""
+        self._post(partial(self._give_up, state))
+
+    def close(self, *, wait: bool = True) -> None:
+        """Tell the server goodbye, end all streams and the thread. Idempotent.
+
+        wait: until it is done, which the server's silence can delay for half a second.
+        """
+        self._post(self._begin_close)
+        if wait and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+
+    def _post(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        if self._ending is not None:
+            self._run_commands()  # the thread is gone: this one runs what it left
+        elif not self._is_rung:
+            self._is_rung = True
+            try:
+                self._rope.send(b"!")
+            except OSError:  # the thread has just closed it
+                self._run_commands()
+
+    # ---- commands, in the I/O thread ---------------------------------------------------------
+
+    def _run_commands(self) -> None:
+        while True:
+            try:
+                command = self._commands.popleft()
+            except IndexError:
+                return
+            command()
+
+    def _begin_connect(self, caller: _Caller) -> None:
+        if self._ending is not None:
+            caller.future.set_exception(self._ending())
+        elif self._attacher.is_attached and self.model is not None:
+            caller.future.set_result(self.model)
+        else:
+            self._callers.append(caller)
+
+    def _begin_stream(self, state: StreamState) -> None:
+        self._table.add(state)
+        if self._ending is not None:
+            self._table.give_up(state, self._ending())
+            self._table.wake()
+        elif self._attacher.is_attached:
+            self._due.append((_Due.SUBMIT, state))
+
+    def _begin_abort(self, state: StreamState) -> None:
+        if not state.is_over and not state.is_abort_wanted:
+            state.is_abort_wanted = True
+            self._due.append((_Due.ABORT, state))
+
+    def _give_up(self, state: StreamState) -> None:
+        self._table.give_up(state, None)
+        self._due.append((_Due.ABORT, state))
+
+    def _begin_close(self) -> None:
+        self._is_closing = True
+
+    # ---- the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        ending: Callable[[], SlipstreamError]
+        ending = partial(ClosedError, Fault("engine", "the client was closed"))
+        try:
+            self._poller = zmq.Poller()
+            self._poller.register(self._bell.fileno(), zmq.POLLIN)
+            now = time.monotonic()
+            self._attacher: Attacher[ClientToWorker, WorkerToClient, StreamState | None] = Attacher(
+                context,
+                self.address,
+                client_codec(),
+                self._poller,
+                identity=token_bytes(16),
+                now=now,
+            )
+            self._lost_at = now
+            while not self._is_closing:
+                self._turn()
+            self._poller.unregister(self._bell.fileno())
+            self._end_all(ending)
+            self._say_goodbye()
+        except Exception as error:
+            why = f"the client's I/O thread failed: {type(error).__name__}: {error}"
+            ending = partial(EngineError, Fault("engine", why))
+        finally:
+            self._ending = ending
+            self._end_all(ending)
+            self._run_commands()
+            context.destroy(linger=0)
+            self._bell.close()
+            self._rope.close()
+            atexit.unregister(self.close)
+
+    def _turn(self) -> None:
+        self._poller.poll(_TICK_S * 1000)
+        now = time.monotonic()
+        if self._is_rung:
+            self._bell.recv(64)
+            self._is_rung = False  # before the commands are looked at: see `_post`
+        self._run_commands()
+        self._receive(now)
+        self._attacher.beat(now)
+        if self._attacher.is_attached:
+            self._lost_at = None
+            self._send_due()
+        else:
+            self._count_absence(now)
+        self._table.wake()
+
+    def _receive(self, now: float) -> None:
+        table = self._table
+        for body in self._attacher.receive(now):
+            try:
+                match body:
+                    case Deltas():
+                        if not table.deliver(body):
+                            self._attacher.attach(now)
+                    case Accepted():
+                        table.accept(body)
+                    case Rejected():
+                        table.reject(body)
+                    case UnknownStreams():
+                        table.lose(body)
+                    case Welcome():
+                        self._greet(body.model)
+                    case Refusal():
+                        self._fail_waiting(partial(SlipstreamError, body.fault))
+                        self._attacher.attach(now)
+            except ProtocolError:
+                self._attacher.attach(now)
+        for state in self._attacher.take_receipts():
+            if state is not None:
+                table.forget(state)
+
+    def _greet(self, model: ModelCard) -> None:
+        self.model = model
+        callers, self._callers = self._callers, []
+        for caller in callers:
+            caller.future.set_result(model)
+        self._due.clear()
+        for state in self._table.streams:
+            is_accepted = state.prompt_ids is not None
+            self._due.append((_Due.RESUME if is_accepted else _Due.SUBMIT, state))
+            if state.is_abort_wanted:
+                self._due.append((_Due.ABORT, state))
+        self._due.extend((_Due.ABORT, state) for state in self._table.abandoned)
+
+    def _send_due(self) -> None:
+        while self._due and self._attacher.has_credit:
+            due, state = self._due[0]
+            if not self._send(due, state):
+                return
+            self._due.popleft()
+
+    def _send(self, due: _Due, state: StreamState) -> bool:
+        """Send what is due unless the stream's end has made it idle; False to try again later."""
+        send = self._attacher.send
+        stream_id = state.submit.stream_id
+        if due is _Due.ABORT:
+            if not state.was_sent:
+                if not state.is_over:
+                    self._table.give_up(state, None)
+                return True
+            return send(Abort(stream_id), state if state.is_over else None)
+        if state.is_over:
+            return True
+        if due is _Due.RESUME:
+            return send(Resume(state.handle, stream_id, state.num_chars, state.num_tokens), None)
+        state.was_sent = True
+        return send(msgspec.structs.replace(state.submit, handle=state.handle), None)
+
+    def _count_absence(self, now: float) -> None:
+        """End what has waited for `timeout_s`, all of them without a server."""
+        if self._lost_at is None:
+            self._lost_at = now
+        latest = now - self.timeout_s
+        if self._lost_at > latest:
+            return
+        was_there = self.model is not None
+        what = "the Slipstream server has been gone from" if was_there else "no Slipstream server at"
+        why = f"{what} {self.address} for {self.timeout_s:g} s: {_WHAT_TO_DO}"
+        error = partial(ConnectionLostError, Fault("engine", why))
+        for state in self._table.streams:
+            if state.submitted_at <= latest:
+                self._table.give_up(state, error())
+        for caller in list(self._callers):
+            if caller.since <= latest:
+                self._callers.remove(caller)
+                caller.future.set_exception(error())
+
+    def _fail_waiting(self, error: Callable[[], SlipstreamError]) -> None:
+        callers, self._callers = self._callers, []
+        for caller in callers:
+            caller.future.set_exception(error())
+        self._table.give_up_all(error)
+
+    def _end_all(self, error: Callable[[], SlipstreamError]) -> None:
+        self._fail_waiting(error)
+        self._table.wake()
+
+    def _say_goodbye(self) -> None:
+        """Until the server has acknowledged it, is gone, or has been silent for too long."""
+        attacher = self._attacher
+        epoch = attacher.epoch
+        deadline = time.monotonic() + _GOODBYE_S
+        is_said = False
+        while attacher.is_attached and attacher.epoch == epoch:
+            is_said = is_said or attacher.send(Goodbye(), None)
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or (is_said and attacher.num_unacked == 0):
+                break
+            self._poller.poll(left_s * 1000)
+            for _ in attacher.receive(time.monotonic()):
+                pass
+        attacher.close()

@@ -1,0 +1,92 @@
+"""What can go wrong, by whose fault it is.
+
+SlipstreamError
+├── RequestError             the caller's fault
+│   ├── BadRequestError      a field is wrong (`field` names it); a ValueError too
+│   └── ConflictError        the stream id is taken by another request
+├── OverloadedError          nobody's fault: try again later
+├── EngineError              ours: the stream cannot go on
+│   └── StreamLostError      the server does not have this stream any more
+├── ConnectionLostError      no server there, or it went away; a ConnectionError too
+└── ClosedError              the client was closed while the call waited
+
+Owns: these classes, and which one a fault from the wire becomes. Does not know: HTTP.
+"""
+
+from __future__ import annotations
+
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.messages import Fault
+
+
+class SlipstreamError(Exception):
+    """Everything this package raises on purpose.
+
+    fault: what was told to us, as it travels. text: what the stream had delivered before it
+    failed; empty where nothing had.
+    """
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault)
+        self.fault = fault
+        self.text = ""
+
+    def __str__(self) -> str:
+        return self.fault.message
+
+
+class RequestError(SlipstreamError):
+    """The request cannot be done as it was asked for."""
+
+
+class BadRequestError(RequestError, ValueError):
+    """A field of the request is wrong; the message says what was given and what is allowed."""
+
+    @property
+    def field(self) -> str | None:
+        """The field's name, where one is to blame."""
+        return self.fault.field
+
+
+class ConflictError(RequestError):
+    """The stream id belongs to a request of other content."""
+
+
+class OverloadedError(SlipstreamError):
+    """The server has too much to do at the moment."""
+
+
+class EngineError(SlipstreamError):
+    """The engine failed this stream; `text` holds what it had delivered."""
+
+
+class StreamLostError(EngineError):
+    """The server does not have this stream any more, or has another one in its place."""
+
+
+class ConnectionLostError(SlipstreamError, ConnectionError):
+    """No server answered in time."""
+
+
+class ClosedError(SlipstreamError):
+    """The client is closed."""
+
+
+_CLASSES: dict[str, type[SlipstreamError]] = {
+    "bad_request": BadRequestError,
+    "conflict": ConflictError,
+    "unknown_stream": StreamLostError,
+    "overloaded": OverloadedError,
+    "diverged": StreamLostError,
+    "engine": EngineError,
+}
+
+
+def error_from(fault: Fault) -> SlipstreamError:
+    """The error that a fault from the wire is."""
+    return _CLASSES[fault.code](fault)
+
+
+def bad_request(error: BadRequest) -> BadRequestError:
+    """The public form of an early check's refusal."""
+    return BadRequestError(error.fault)

@@ -1,0 +1,73 @@
+"""`slipstream generate`: one prompt, its text on standard output as it comes, and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import msgspec
+
+from slipstream.options import (
+    Parser,
+    add_connection,
+    add_sampling,
+    add_settings,
+    connected,
+    sampling_params_of,
+)
+from slipstream.outputs import Delta
+from slipstream.settings import wrong_option
+
+_MAX_TOKENS = 256
+
+
+def add_generate(parser: Parser) -> None:
+    """The command's options."""
+    add_settings(parser)
+    parser.add_argument(
+        "--prompt", required=True, metavar="TEXT", help="what to go on with; - reads standard input"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="a line of JSON for each delta: text, token_ids, logprobs, finish_reason, stop_reason",
+    )
+    add_sampling(parser, max_tokens=_MAX_TOKENS)
+    parser.add_argument(
+        "--logprobs",
+        metavar="K",
+        default=argparse.SUPPRESS,
+        help="with --json: log-probabilities of the tokens and of the K likeliest",
+    )
+    add_connection(parser)
+    parser.set_defaults(run=generate)
+
+
+def generate(arguments: argparse.Namespace) -> int:
+    """Stream one answer to standard output."""
+    params = sampling_params_of(arguments)
+    if params.logprobs is not None and not arguments.json:
+        raise wrong_option("logprobs", params.logprobs, "nothing, unless with --json")
+    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    write = sys.stdout.write
+    with connected(arguments) as client:
+        last = "\n"
+        for delta in client.stream(prompt, params):
+            write(_json_line(delta) if arguments.json else delta.text)
+            sys.stdout.flush()
+            last = delta.text[-1:] or last
+        if last != "\n" and sys.stdout.isatty() and not arguments.json:
+            write("\n")  # for the shell's prompt; a file gets the text as it is
+    return 0
+
+
+def _json_line(delta: Delta) -> str:
+    logprobs = delta.logprobs
+    fields = {
+        "text": delta.text,
+        "token_ids": delta.token_ids,
+        "logprobs": None if logprobs is None else [list(token.values()) for token in logprobs],
+        "finish_reason": delta.finish_reason,
+        "stop_reason": delta.stop_reason,
+    }
+    return msgspec.json.encode(fields).decode() + "\n"

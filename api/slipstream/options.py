@@ -1,0 +1,141 @@
+"""Command-line options that several commands share, and what they mean.
+
+Owns: from argparse's strings to settings, sampling parameters and a connected client. The stack's
+options come from `StackSettings`, so that there is one list of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import msgspec
+
+from slipstream.client import Client
+from slipstream.errors import BadRequestError
+from slipstream.requests import checked_params
+from slipstream.settings import (
+    StackSettings,
+    allowed_values,
+    description,
+    settings_from,
+    wrong_option,
+)
+from slipstream.stack import Stack
+from slipstream_ipc.messages import SamplingParams
+
+
+class Parser(argparse.ArgumentParser):
+    """Usage errors take one line, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the program."""
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """MODEL, and an option for each of a stack's settings."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=description("model"))
+    group = parser.add_argument_group("stack")
+    for field in msgspec.structs.fields(StackSettings):
+        if field.name == "model":
+            continue
+        default = "" if field.default is None else f"; default: {field.default}"
+        group.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            default=argparse.SUPPRESS,
+            metavar="X",
+            help=f"{description(field.name)} ({allowed_values(field.name)}{default})",
+        )
+
+
+def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that the command line names. Raises: BadRequestError."""
+    names = StackSettings.__struct_fields__
+    given = {name: value for name, value in vars(arguments).items() if name in names}
+    settings = settings_from(given, from_text=True)
+    return {name: getattr(settings, name) for name, value in given.items() if value is not None}
+
+
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    """Which stack a command talks to."""
+    parser.add_argument(
+        "--address", help="a running stack's (ipc://...); default: start one, and end it afterwards"
+    )
+    parser.add_argument("--verbose", action="store_true", help="show the processes' logs")
+
+
+@contextmanager
+def address_of(arguments: argparse.Namespace) -> Iterator[str]:
+    """The address of the stack that is asked for; one that was started for it ends here."""
+    settings = given_settings(arguments)
+    if arguments.address is None:
+        with Stack(verbose=arguments.verbose, **settings) as stack:
+            yield stack.address
+        return
+    for name, value in settings.items():
+        raise wrong_option(name, value, "nothing where --address is given: that stack runs already")
+    yield arguments.address
+
+
+@contextmanager
+def connected(arguments: argparse.Namespace) -> Iterator[Client]:
+    """A client of the stack that is asked for."""
+    with address_of(arguments) as address, Client(address) as client:
+        yield client
+
+
+def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int | None) -> None:
+    """Options for the sampling parameters."""
+    group = parser.add_argument_group("sampling")
+    shown = "what the model's length allows" if max_tokens is None else max_tokens
+    group.add_argument("--max-tokens", metavar="N", default=max_tokens, help=f"default: {shown}")
+    for name, meaning in (
+        ("temperature", "0 takes the likeliest token; default: 1"),
+        ("top-p", "in (0, 1]; default: 1"),
+        ("top-k", "0 is off; default: 0"),
+        ("min-p", "in [0, 1]; default: 0"),
+        ("seed", "the same seed gives the same tokens; default: a random one"),
+        ("min-tokens", "default: 0"),
+    ):
+        group.add_argument(f"--{name}", metavar="X", default=argparse.SUPPRESS, help=meaning)
+    group.add_argument(
+        "--stop",
+        action="append",
+        metavar="TEXT",
+        default=argparse.SUPPRESS,
+        help="end before this text; may be given several times",
+    )
+    group.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        help="go on where the model would end",
+    )
+
+
+def sampling_params_of(arguments: argparse.Namespace) -> SamplingParams:
+    """The sampling parameters that the command line names. Raises: BadRequestError."""
+    given = {name: value for name, value in vars(arguments).items() if name in _SAMPLING}
+    options: dict[str, Any] = {}
+    for name, value in given.items():
+        try:
+            options[name] = msgspec.convert(value, _SAMPLING[name], strict=False)
+        except msgspec.ValidationError as error:
+            raise wrong_option(name, value, str(error).removeprefix("Expected ")) from error
+    options["max_tokens"] = options.get("max_tokens")
+    return checked_params(None, options)
+
+
+def one_line(error: Exception) -> str:
+    """An error as a terminal shows it."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def exit_code(error: Exception) -> int:
+    """2 where what was asked for cannot be, 1 where it failed."""
+    return 2 if isinstance(error, BadRequestError) else 1
+
+
+_SAMPLING = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}

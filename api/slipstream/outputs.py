@@ -1,0 +1,153 @@
+"""What a caller gets: deltas of a stream, and completions.
+
+Owns: the public output types, and joining several deltas into one. Does not know: streams,
+threads, sockets.
+
+Token ids and log-probabilities stay in the columns they came in until somebody looks at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from slipstream.batch import Batch, Logprob, LogprobSlice, TokenLogprobs
+from slipstream_ipc.columns import pack_u32, u32
+from slipstream_ipc.messages import Deltas, End, FinishReason, LogprobColumns
+
+__all__ = ["Completion", "Delta", "Logprob", "TokenLogprobs", "join"]
+
+
+class Delta(Struct, frozen=True, gc=False, eq=False, repr_omit_defaults=True):
+    """What a stream says at once: new text and the tokens it comes from. Slipstream makes these.
+
+    text: may be empty, where a token completes no character or may begin a stop string.
+    """
+
+    text: str
+    _batch: Batch
+    _entry: int
+    _skip: int = 0  # tokens of the entry that the reader had already
+
+    @property
+    def num_tokens(self) -> int:
+        """How many token ids there are; cheaper than looking at them."""
+        return self._batch.num_tokens(self._entry) - self._skip
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The new token ids."""
+        return self._batch.token_ids(self._entry, self._skip)
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        """For each new token its candidates by id, the token itself first; None if not asked for."""
+        return self._batch.logprobs(self._entry, self._skip)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the stream ended with this delta; None where it goes on."""
+        end = self._batch.ends.get(self._entry)
+        return end.reason if end is not None else None
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """The stop token id or stop string that ended the stream; None for any other end."""
+        end = self._batch.ends.get(self._entry)
+        return end.stop_reason if end is not None else None
+
+    def __repr__(self) -> str:
+        shown = [f"text={self.text!r}", f"token_ids={self.token_ids}"]
+        shown += [
+            f"{name}={value!r}"
+            for name in ("finish_reason", "stop_reason")
+            if (value := getattr(self, name)) is not None
+        ]
+        return f"Delta({', '.join(shown)})"
+
+
+class Completion(Struct, frozen=True, eq=False):
+    """A whole answer. Slipstream makes these.
+
+    id: the stream's id, 32 hexadecimal digits. label: the caller's own name for the request.
+    """
+
+    id: str
+    label: str
+    text: str
+    _whole: Delta
+    _prompt_ids: bytes
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the answer has; cheaper than looking at them."""
+        return self._whole.num_tokens
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The answer's token ids."""
+        return self._whole.token_ids
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        """For each token its candidates by id, the token itself first; None if not asked for."""
+        return self._whole.logprobs
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the answer ended."""
+        return self._whole.finish_reason
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """The stop token id or stop string that ended it; None for any other end."""
+        return self._whole.stop_reason
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """The prompt as the model saw it."""
+        return u32(self._prompt_ids).tolist()
+
+    def __repr__(self) -> str:
+        return (
+            f"Completion(id={self.id!r}, text={self.text!r}, token_ids={self.token_ids}, "
+            f"finish_reason={self.finish_reason!r}, stop_reason={self.stop_reason!r})"
+        )
+
+
+def join(deltas: Sequence[Delta], end: End | None = None) -> Delta:
+    """One delta that says what `deltas`, consecutive ones of a stream, say together.
+
+    end: the stream's, where the deltas do not hold it themselves.
+    """
+    ids, slices = [], []
+    for delta in deltas:
+        batch, entry, skip = delta._batch, delta._entry, delta._skip
+        ids.append(batch.token_bytes(entry, skip))
+        if delta.num_tokens and (found := batch.logprob_slice(entry, skip)) is not None:
+            slices.append(found)
+        end = batch.ends.get(entry, end)
+    text = "".join([delta.text for delta in deltas])
+    token_ids = b"".join(ids)
+    message = Deltas(
+        b"",
+        b"",
+        b"",
+        [text],
+        token_ids,
+        pack_u32([len(token_ids) // 4]),
+        logprobs=_joined(slices) if slices else None,
+    )
+    return Delta(text, Batch(message, {0: end} if end is not None else {}), 0)
+
+
+def _joined(slices: Sequence[LogprobSlice]) -> LogprobColumns:
+    width = slices[0].width  # a stream's: it asked for one number of candidates
+    assert all(found.width == width for found in slices)
+    return LogprobColumns(
+        width,
+        b"".join([found.values for found in slices]),
+        b"".join([found.ids for found in slices]),
+        b"".join([found.ranks for found in slices]),
+    )

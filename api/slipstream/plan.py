@@ -1,0 +1,125 @@
+"""What a stack consists of: from settings to the processes to start and their configs.
+
+Owns: what MODEL may be, which sockets lie where, which option goes to which process. Does not
+know: how processes are started, and the processes themselves beyond their module's name and the
+names of their config's fields (tests hold both sides together).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from slipstream.demo import MODEL_NAME, MODEL_PATH
+from slipstream.endpoints import client_address
+from slipstream.events import SupervisorConfig
+from slipstream.processes import ChildSpec
+from slipstream.settings import StackSettings, wrong_option
+from slipstream_ipc.sockets import check_address
+
+CORE_SOCKET = "core.sock"
+SIMULATED = "simulated:"
+
+_TOKENIZER = "tokenizer="
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_CORE_OPTIONS = (
+    "dtype",
+    "device",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "block_size",
+    "kv_cache_gib",
+    "num_blocks",
+    "threads",
+    "max_waiting",
+)
+_WORKER_OPTIONS = ("stream_interval", "client_timeout_s", "grace_s")
+
+
+def plan_stack(
+    settings: StackSettings, runtime_dir: Path, parent_pid: int | None = None
+) -> SupervisorConfig:
+    """The supervisor's config.
+
+    Raises: BadRequestError for a model or tokenizer that cannot be; ValueError where `runtime_dir` is
+    too long for a socket's path.
+    """
+    model, tokenizer = model_and_tokenizer(settings.model, settings.tokenizer)
+    address = check_address(client_address(runtime_dir))
+    core_address = check_address(f"ipc://{runtime_dir / CORE_SOCKET}")
+    core = {
+        "model": model,
+        "address": core_address,
+        **{name: getattr(settings, name) for name in _CORE_OPTIONS},
+    }
+    worker = {
+        "tokenizer": tokenizer,
+        "client_address": address,
+        "core_address": core_address,
+        "runtime_dir": str(runtime_dir),
+        "cache_dir": str(_cache_dir()),
+        **{name: getattr(settings, name) for name in _WORKER_OPTIONS},
+    }
+    children = (
+        _module("core", "slipstream_core.main", core),
+        _module("worker", "slipstream_worker.main", worker),
+    )
+    return SupervisorConfig(children, address, str(runtime_dir), parent_pid)
+
+
+def model_and_tokenizer(model: str | None, tokenizer: str | None) -> tuple[str, str]:
+    """What the core loads, and where the worker finds its tokenizer.
+
+    A folder becomes its absolute path, and a simulated model says which tokenizer it plays back.
+    Raises: BadRequestError.
+    """
+    if model is None or model == MODEL_NAME:
+        found = str(MODEL_PATH)
+    elif f"{model}:".startswith(SIMULATED):
+        return _simulated(f"{model}:" if ":" not in model else model, tokenizer)
+    else:
+        found = _folder_or_hub_id("model", model, f"{SIMULATED}OPTION=VALUE,...")
+    if tokenizer is None:
+        return found, found
+    return found, _folder_or_hub_id("tokenizer", tokenizer)
+
+
+def _simulated(model: str, tokenizer: str | None) -> tuple[str, str]:
+    options = [option for option in model.removeprefix(SIMULATED).split(",") if option]
+    own = [option for option in options if option.startswith(_TOKENIZER)]
+    if own and tokenizer is not None:
+        allowed = f"a tokenizer in one place, not in {model!r} too"
+        raise wrong_option("tokenizer", tokenizer, allowed)
+    given = own[0].removeprefix(_TOKENIZER) if own else tokenizer
+    path = Path(MODEL_PATH if given is None else given).expanduser().absolute()
+    if not path.exists() or "," in str(path):
+        allowed = "an existing tokenizer.json, or a folder with one, without a comma in its path"
+        raise wrong_option("tokenizer", given, allowed)
+    others = [option for option in options if not option.startswith(_TOKENIZER)]
+    played = SIMULATED + ",".join([*others, f"{_TOKENIZER}{path}"])
+    return played, str(path.parent if path.is_file() else path)
+
+
+def _folder_or_hub_id(option: str, value: str, more: str = "") -> str:
+    path = Path(value).expanduser()
+    if path.is_dir():
+        return str(path.absolute())
+    if path.exists() or not _HUB_ID.fullmatch(value):
+        allowed = ["an existing folder", "a hub id (NAME or ORGANISATION/NAME)", more]
+        raise wrong_option(option, value, ", ".join(filter(None, allowed)))
+    return value
+
+
+def _cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "slipstream"
+
+
+def _module(name: str, module: str, config: dict[str, Any]) -> ChildSpec:
+    return ChildSpec(name, (sys.executable, "-P", "-m", module), msgspec.Raw(msgspec.json.encode(config)))

@@ -1,0 +1,150 @@
+"""From what a caller writes to a Submit, or to an error that names the field.
+
+Owns: the kinds of prompts, and every check that can be made before anything is sent. Does not know:
+sockets, streams, tokenizers (the worker renders and tokenises).
+
+Rules:
+- A Submit made here can be encoded and is no larger than a message may be, so that the I/O thread
+  never meets a request it cannot send.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Raw
+
+from slipstream.errors import bad_request
+from slipstream_ipc.codec import MAX_MESSAGE_BYTES, client_codec, encode_params
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.messages import ChatMessage, Frame, ModelCard, SamplingParams, Submit
+from slipstream_ipc.params import check_params, check_prompt, params_from, token_ids_from
+
+Prompt = (
+    str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[ChatMessage | Mapping[str, str]]
+)
+
+_LARGEST_PRIORITY = 2**31 - 1
+_KINDS = "a string, a sequence of token ids, or a list of chat messages with role and content"
+_codec = client_codec()
+
+
+def checked_params(params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
+    """The sampling parameters of a request, given whole or as keyword options.
+
+    Raises: BadRequestError for both at once, an unknown name, a wrong type or value.
+    """
+    try:
+        if params is None:
+            found = params_from(options)
+        elif options:
+            names = ", ".join(sorted(options))
+            raise BadRequest("params", names, "either params or single options, not both")
+        elif isinstance(params, SamplingParams):
+            found = _converted(params)
+        else:
+            raise BadRequest("params", params, "SamplingParams, or single options")
+        check_params(found)
+    except BadRequest as error:
+        raise bad_request(error) from None
+    return found
+
+
+def new_submit(
+    prompt: Prompt,
+    params: SamplingParams,
+    *,
+    label: str | None = None,
+    priority: int = 0,
+    model: ModelCard | None = None,
+) -> Submit:
+    """A Submit with a stream id of its own; its handle is for the I/O thread to set.
+
+    params: checked ones. model: what the prompt's ids and length are checked against, if known.
+
+    Raises: BadRequestError.
+    """
+    try:
+        if not isinstance(label, str | None):
+            raise BadRequest("label", label, "a string, or None")
+        is_integer = isinstance(priority, int) and not isinstance(priority, bool)
+        if not (is_integer and abs(priority) <= _LARGEST_PRIORITY):
+            raise BadRequest("priority", priority, "a 32-bit integer; lower runs first")
+        text, token_ids, messages = _prompt(prompt, params, model)
+        submit = Submit(
+            handle=0,
+            stream_id=secrets.token_bytes(16),
+            params=_encoded("stop", params),
+            text=text,
+            token_ids=token_ids,
+            messages=messages,
+            label=_utf8("label", label or ""),
+            priority=priority,
+        )
+        num_bytes = len(_codec.encode(Frame(2**63, 2**63, 2**63, submit)))
+        if num_bytes > MAX_MESSAGE_BYTES:
+            given = f"a request of {num_bytes} bytes"
+            raise BadRequest("prompt", given, f"at most {MAX_MESSAGE_BYTES}")
+    except BadRequest as error:
+        raise bad_request(error) from None
+    return submit
+
+
+def _prompt(
+    prompt: Prompt, params: SamplingParams, model: ModelCard | None
+) -> tuple[str | None, bytes, tuple[ChatMessage, ...]]:
+    if isinstance(prompt, str):
+        return _utf8("prompt", prompt), b"", ()
+    if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes | bytearray):
+        raise BadRequest("prompt", prompt, _KINDS)
+    if not len(prompt):
+        raise BadRequest("prompt", prompt, f"{_KINDS}, none of them empty")
+    if isinstance(prompt[0], ChatMessage | Mapping):
+        return None, b"", tuple(_message(index, each) for index, each in enumerate(prompt))
+    ids = token_ids_from(prompt)
+    if model is not None:
+        check_prompt(ids, params, model)
+    return None, pack_u32(ids), ()
+
+
+def _message(index: int, given: object) -> ChatMessage:
+    field = f"messages[{index}]"
+    try:
+        if isinstance(given, ChatMessage):
+            given = msgspec.structs.asdict(given)  # its constructor checks no types
+        message = msgspec.convert(given, ChatMessage)
+    except msgspec.ValidationError as error:
+        raise BadRequest(field, given, f"role and content, both strings ({error})") from None
+    _utf8(field, message.role + message.content)
+    return message
+
+
+def _converted(params: SamplingParams) -> SamplingParams:
+    fields = msgspec.structs.asdict(params)  # a Struct's constructor checks no types
+    try:
+        return msgspec.convert(fields, SamplingParams)
+    except msgspec.ValidationError:
+        return params_from(fields)  # finds the field
+
+
+def _encoded(field: str, params: SamplingParams) -> Raw:
+    try:
+        return encode_params(params)
+    except UnicodeEncodeError as error:
+        raise BadRequest(field, params.stop, "text that UTF-8 can hold") from error
+
+
+def _utf8(field: str, text: str) -> str:
+    """The text, which may come with half a surrogate pair in it: no message can hold that."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest(field, text, "text that UTF-8 can hold") from error
+    return text
+

@@ -1,0 +1,129 @@
+"""What a stack can be told: one validated object, whichever way it was given.
+
+Owns: the options' names, defaults, ranges and explanations; the Python API and the command line
+both read them here. Does not know: what the options do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, inspect
+
+from slipstream.errors import BadRequestError, bad_request
+from slipstream_ipc.errors import BadRequest
+
+
+def _about(text: str) -> Meta:
+    return Meta(description=text)
+
+
+class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a stack. Make one with `settings_from`, which names what is wrong."""
+
+    model: Annotated[
+        str | None,
+        _about("a folder, a hub id or simulated:OPTION=VALUE,...; default: the bundled demo model"),
+    ] = None
+    tokenizer: Annotated[
+        str | None, _about("a folder or hub id, where it is not the model's own")
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        _about("what the model computes in; auto is float32 on a CPU, else the checkpoint's own"),
+    ] = "auto"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], _about("auto takes a GPU where there is one")
+    ] = "auto"
+    max_num_seqs: Annotated[int, Meta(ge=1), _about("requests that run at the same time")] = 256
+    max_num_batched_tokens: Annotated[
+        int, Meta(ge=1), _about("tokens of one step, over all requests")
+    ] = 2048
+    max_model_len: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        _about("tokens of prompt and output together; default: what the model allows"),
+    ] = None
+    max_waiting: Annotated[
+        int, Meta(ge=1), _about("requests that may wait; more are turned away")
+    ] = 16384
+    kv_cache_gib: Annotated[
+        float, Meta(gt=0), _about("memory of the key-value cache on the CPU, in GiB")
+    ] = 1.0
+    num_blocks: Annotated[
+        Annotated[int, Meta(ge=1)] | None, _about("blocks of the cache, in place of its memory")
+    ] = None
+    block_size: Annotated[int, Meta(ge=1, le=256), _about("tokens of one block of the cache")] = 16
+    threads: Annotated[
+        Annotated[int, Meta(ge=1)] | None, _about("threads that compute on the CPU")
+    ] = None
+    stream_interval: Annotated[
+        int, Meta(ge=1), _about("tokens between two deltas of a stream, at least")
+    ] = 1
+    client_timeout_s: Annotated[
+        float, Meta(gt=0), _about("silence after which a client is asked whether it lives")
+    ] = 5.0
+    grace_s: Annotated[
+        float, Meta(ge=0), _about("how long a stream goes on whose client has vanished")
+    ] = 60.0
+
+
+_FIELDS = {field.name: field for field in msgspec.structs.fields(StackSettings)}
+
+
+def settings_from(options: Mapping[str, Any], *, from_text: bool = False) -> StackSettings:
+    """Settings of keyword options, or of the strings that a command line holds (`from_text`).
+
+    Raises: BadRequestError (a ValueError) naming the option, its value and what is allowed.
+    """
+    for name, value in options.items():
+        if name not in _FIELDS:
+            raise wrong_option("option", name, "one of " + ", ".join(sorted(_FIELDS)))
+        try:
+            msgspec.convert(value, _FIELDS[name].type, strict=not from_text)
+        except msgspec.ValidationError as error:
+            raise wrong_option(name, value, allowed_values(name)) from error
+    return msgspec.convert(dict(options), StackSettings, strict=not from_text)
+
+
+def wrong_option(name: str, given: object, allowed: str) -> BadRequestError:
+    """The error for an option's value that cannot be."""
+    return bad_request(BadRequest(name, given, allowed))
+
+
+def description(name: str) -> str:
+    """What an option means, for people."""
+    info = inspect.type_info(_FIELDS[name].type)
+    assert isinstance(info, inspect.Metadata), f"{name} lacks a description"
+    assert info.extra_json_schema is not None
+    return str(info.extra_json_schema["description"])
+
+
+def allowed_values(name: str) -> str:
+    """An option's range, for people."""
+    return _allowed(inspect.type_info(_FIELDS[name].type))
+
+
+def _allowed(info: inspect.Type) -> str:
+    match info:
+        case inspect.Metadata(type=inner):
+            return _allowed(inner)
+        case inspect.UnionType(types=types):
+            return " or ".join(_allowed(one) for one in types)
+        case inspect.LiteralType(values=values):
+            return "one of " + ", ".join(str(value) for value in values)
+        case inspect.IntType():
+            return "an integer" + _bounds(info)
+        case inspect.FloatType():
+            return "a number" + _bounds(info)
+        case inspect.NoneType():
+            return "None"
+        case _:
+            return "a string"
+
+
+def _bounds(info: inspect.IntType | inspect.FloatType) -> str:
+    bounds = (("> ", info.gt), (">= ", info.ge), ("< ", info.lt), ("<= ", info.le))
+    shown = " and ".join(f"{sign}{bound:g}" for sign, bound in bounds if bound is not None)
+    return f" {shown}" if shown else ""

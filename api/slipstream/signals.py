@@ -1,0 +1,57 @@
+"""Signals as a queue that a selector can wait on.
+
+Owns: the wakeup descriptor. Rules: nothing happens inside a handler; whoever runs the loop drains
+the queue. Only a process's main thread may do this, and only once at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class SignalQueue:
+    """A context manager: inside it the given signals queue up instead of doing what they did."""
+
+    def __init__(self, *numbers: signal.Signals) -> None:
+        self._numbers = numbers
+        self._before: dict[int, Any] = {}
+        self._read_fd = self._write_fd = self._wakeup_before = -1
+
+    def __enter__(self) -> SignalQueue:
+        self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup_before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        for number in self._numbers:
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # started by nohup: whoever did so wants us to outlive the terminal
+            self._before[number] = signal.signal(number, _noted_by_the_wakeup_fd)
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._read_fd)
+        os.close(self._write_fd)
+
+    def fileno(self) -> int:
+        """Readable while signals are queued."""
+        return self._read_fd
+
+    def drain(self) -> list[signal.Signals]:
+        """The signals that have come since, in order."""
+        try:
+            return [signal.Signals(number) for number in os.read(self._read_fd, 4096)]
+        except BlockingIOError:
+            return []
+
+
+def _noted_by_the_wakeup_fd(_number: int, _frame: FrameType | None) -> None:
+    """Python writes to the wakeup descriptor only for signals that have a handler."""

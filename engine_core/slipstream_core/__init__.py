@@ -1,0 +1,1 @@
+"""The engine core: schedules and runs forward passes; knows only tokens."""

@@ -1,0 +1,244 @@
+"""What the scheduler remembers of its requests, as numpy columns.
+
+Owns: `RequestColumns`, the facts of a request by its row, from add to remove, and `SlotColumns`,
+the compute rows: who holds a slot and which blocks its tokens lie in.
+
+Does not know: who should run, token ids, which blocks are free.
+
+Rules:
+- A row is a stream's index in the token history; it may be handed out again at once, so every
+  add and remove counts up its `generation`: whoever kept a row in mind compares both.
+- A slot is held only while a request runs. Low slots are handed out first, which keeps the
+  running ones together.
+- Block tables are padded with the null block behind `num_blocks`.
+- Arrays that leave as part of a plan are never written again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_core.block_pool import NULL_BLOCK
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+Float32s = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+NO_SLOT = -1
+NO_ROW = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRequest:
+    """A request as the scheduler wants it: plain values, its tokens already in the history."""
+
+    row: int
+    prompt_len: int  # tokens
+    max_tokens: int  # outputs wanted, counted from the prompt's end
+    priority: int = 0  # lower runs first
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int  # int64
+    num_logprobs: int = -1
+    min_tokens: int = 0
+    stop_token_ids: tuple[
+        int, ...
+    ] = ()  # not sampled while there are fewer outputs than min_tokens
+    worker_ends: bool = True  # an end may come that only the worker sees
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingColumns:
+    """The sampling half of a plan for the S rows that it samples; fields as in StepPlan."""
+
+    temperatures: Float32s
+    top_ks: Int32s
+    top_ps: Float32s
+    min_ps: Float32s
+    seeds: Int64s
+    num_logprobs: Int32s
+    all_greedy: bool
+    any_truncation: bool
+    max_logprobs: int
+
+
+class RequestColumns:
+    """Facts by row; every column is [rows], and all of them grow together."""
+
+    def __init__(self, rows: int = 64) -> None:
+        self.generation = np.zeros(rows, np.int64)
+        self.alive = np.zeros(rows, np.bool_)
+        self.slot = np.full(rows, NO_SLOT, np.int64)  # NO_SLOT while it waits
+        self.priority = np.zeros(rows, np.int64)
+        self.arrival = np.zeros(rows, np.int64)
+        self.prompt_len = np.zeros(rows, np.int64)
+        self.limit = np.zeros(rows, np.int64)  # tokens, prompt included, that it may grow to
+        self.run_ahead = np.zeros(rows, np.int64)  # outputs that may be unacknowledged
+        self.known = np.zeros(rows, np.int64)  # tokens in the history or in flight
+        self.computed = np.zeros(rows, np.int64)  # tokens in the cache once all launched steps ran
+        self.masked_until = np.zeros(rows, np.int64)  # `known` from which stop ids are allowed
+        self.temperature = np.zeros(rows, np.float32)
+        self.top_k = np.zeros(rows, np.int32)
+        self.top_p = np.zeros(rows, np.float32)
+        self.min_p = np.zeros(rows, np.float32)
+        self.seed = np.zeros(rows, np.int64)
+        self.num_logprobs = np.zeros(rows, np.int32)
+        self._stop_ids: dict[int, Int64s] = {}  # row -> ids, of rows with min_tokens
+        self._arrivals = 0
+        # What was told last, and of whom: between two steps the batch seldom changes.
+        self._last_sampling: tuple[Int64s, SamplingColumns] | None = None
+        self._last_masks: tuple[Int64s, Int64s, tuple[Int64s, Int64s]] | None = None
+
+    def add(self, request: NewRequest, *, known: int, limit: int, run_ahead: int) -> None:
+        """Start a request on its row; it waits."""
+        row = request.row
+        self._make_room(row)
+        self.generation[row] += 1
+        self.alive[row] = True
+        self.slot[row] = NO_SLOT
+        self.priority[row] = request.priority
+        self.arrival[row] = self._arrivals
+        self._arrivals += 1
+        self.prompt_len[row] = request.prompt_len
+        self.limit[row] = limit
+        self.run_ahead[row] = run_ahead
+        self.known[row] = known
+        self.computed[row] = 0
+        self.masked_until[row] = 0
+        if request.min_tokens > 0 and request.stop_token_ids:
+            self.masked_until[row] = request.prompt_len + request.min_tokens
+            self._stop_ids[row] = np.array(request.stop_token_ids, np.int64)
+        self.temperature[row] = request.temperature
+        self.top_k[row] = request.top_k
+        self.top_p[row] = request.top_p
+        self.min_p[row] = request.min_p
+        self.seed[row] = request.seed
+        self.num_logprobs[row] = request.num_logprobs
+        self._last_sampling = None
+        self._last_masks = None
+
+    def remove(self, row: int) -> None:
+        """Forget a live request."""
+        self.generation[row] += 1
+        self.alive[row] = False
+        self._stop_ids.pop(row, None)
+
+    def is_alive(self, row: int) -> bool:
+        """Whether a request holds `row`."""
+        return 0 <= row < len(self.alive) and bool(self.alive[row])
+
+    def in_order(self, rows: Int64s) -> Int64s:
+        """`rows`, those that run first first: by priority, then by arrival."""
+        return rows[np.lexsort((self.arrival[rows], self.priority[rows]))]
+
+    def sampling(self, rows: Int64s) -> SamplingColumns:
+        """The sampling columns of `rows`, [S]."""
+        if self._last_sampling is not None and np.array_equal(self._last_sampling[0], rows):
+            return self._last_sampling[1]
+        temperatures = self.temperature[rows]
+        top_ks, top_ps, min_ps = self.top_k[rows], self.top_p[rows], self.min_p[rows]
+        num_logprobs = self.num_logprobs[rows]
+        columns = SamplingColumns(
+            temperatures=temperatures,
+            top_ks=top_ks,
+            top_ps=top_ps,
+            min_ps=min_ps,
+            seeds=self.seed[rows],
+            num_logprobs=num_logprobs,
+            all_greedy=not temperatures.any(),
+            any_truncation=bool(top_ks.any() or (top_ps < 1).any() or min_ps.any()),
+            max_logprobs=int(num_logprobs.max(initial=-1)),
+        )
+        self._last_sampling = rows, columns
+        return columns
+
+    def masks(self, rows: Int64s) -> tuple[Int64s, Int64s]:
+        """Coordinates (index into `rows`, token id) of what those rows must not sample next."""
+        if not self._stop_ids:
+            return _NO_COORDINATES, _NO_COORDINATES
+        masked = np.flatnonzero(self.known[rows] < self.masked_until[rows])
+        masked_rows = rows[masked]
+        last = self._last_masks
+        if last is None or not (
+            np.array_equal(last[0], masked) and np.array_equal(last[1], masked_rows)
+        ):
+            ids = [_NO_COORDINATES, *(self._stop_ids[row] for row in masked_rows.tolist())]
+            coordinates = np.repeat(masked, [len(each) for each in ids[1:]]), np.concatenate(ids)
+            last = self._last_masks = masked, masked_rows, coordinates
+        return last[2]
+
+    def _make_room(self, row: int) -> None:
+        more = max(row + 1, 2 * len(self.alive)) - len(self.alive)
+        if row >= len(self.alive):
+            for name, column in vars(self).items():
+                if isinstance(column, np.ndarray):
+                    setattr(self, name, np.pad(column, (0, more)))
+
+
+class SlotColumns:
+    """Who runs in which slot, and the blocks of its tokens."""
+
+    def __init__(self, max_num_seqs: int, max_blocks: int) -> None:
+        self.row = np.full(max_num_seqs, NO_ROW, np.int64)
+        self.num_blocks = np.zeros(max_num_seqs, np.int64)
+        self.tables = np.full((max_num_seqs, max_blocks), NULL_BLOCK, np.int32)
+        self._free = list(range(max_num_seqs))  # a heap
+        self._running: Int64s | None = None
+
+    @property
+    def num_free(self) -> int:
+        """Slots that nobody holds."""
+        return len(self._free)
+
+    @property
+    def num_running(self) -> int:
+        """Slots that are held."""
+        return len(self.row) - len(self._free)
+
+    def running(self) -> Int64s:
+        """Rows that hold a slot, by slot."""
+        if self._running is None:
+            self._running = self.row[self.row != NO_ROW]
+        return self._running
+
+    def take(self, row: int, blocks: Int32s) -> int:
+        """A slot for `row`, whose first tokens will lie in `blocks`."""
+        slot = heapq.heappop(self._free)
+        self.row[slot] = row
+        self.num_blocks[slot] = len(blocks)
+        self.tables[slot, : len(blocks)] = blocks
+        self._running = None
+        return slot
+
+    def append_blocks(self, slots: Int64s, blocks: Int32s) -> None:
+        """One more block for each of `slots`, all different."""
+        self.tables[slots, self.num_blocks[slots]] = blocks
+        self.num_blocks[slots] += 1
+
+    def give_back(self, slots: Int64s) -> Int32s:
+        """Free held `slots`, all different; returns the blocks that their requests had."""
+        tables = self.tables[slots]
+        blocks: Int32s = tables[tables != NULL_BLOCK]
+        self.tables[slots] = NULL_BLOCK
+        self.num_blocks[slots] = 0
+        self.row[slots] = NO_ROW
+        for slot in slots.tolist():
+            heapq.heappush(self._free, slot)
+        self._running = None
+        return blocks
+
+    def padded_tables(self, slots: Int64s) -> Int32s:
+        """A copy of the block tables of `slots`, [len(slots), widest of them]."""
+        widest = int(self.num_blocks[slots].max())
+        tables: Int32s = self.tables[slots, :widest]
+        return tables
+
+
+_NO_COORDINATES: Int64s = np.empty(0, np.int64)

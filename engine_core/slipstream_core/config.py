@@ -1,0 +1,31 @@
+"""The core's one configuration object, validated where it is made."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one engine core; unknown names and values out of range are refused.
+
+    `kv_cache_gib` bounds the cache on the CPU; `num_blocks` overrides it (tests).
+    """
+
+    model: str
+    address: str  # ipc:// endpoint the worker connects to
+    incarnation: Annotated[int, Meta(ge=0)] = 0
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_num_seqs: Positive = 256
+    max_num_batched_tokens: Positive = 2048
+    max_model_len: Positive | None = None
+    block_size: Annotated[int, Meta(ge=1, le=256)] = 16
+    kv_cache_gib: Annotated[float, Meta(gt=0)] = 1.0
+    num_blocks: Positive | None = None
+    threads: Positive | None = None
+    seed: int = 0
+    max_waiting: Positive = 16384

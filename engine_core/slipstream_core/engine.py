@@ -1,0 +1,175 @@
+"""The core's loop: receive, schedule, launch, collect, publish, wait.
+
+Owns: when each of these happens. Does not know: how any of them is done.
+
+Rules (DESIGN §4):
+- One step ahead: while a step runs, the next one is launched behind it, so that the device never
+  waits for the host.
+- As late as the device allows: the step behind the running one is planned when the worker has
+  checked everything sent to it, or when the device is about to run dry, whichever is first. So a
+  stop costs no step beyond the one in flight, and the device never idles for a report.
+- Nothing here blocks but `_wait`, and that only until the next thing there is to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import zmq
+
+from slipstream_core.logprob_log import LogprobLog
+from slipstream_core.runner.plan import Runner, StepFailed, StepPlan
+from slipstream_core.scheduler import Scheduler
+from slipstream_ipc.log import PagedLog
+
+logger = logging.getLogger(__name__)
+
+_PLAN_AHEAD_S = 0.0015  # what planning and launching a step may take on a busy host
+_BEAT_S = 0.5
+_POLL_RESOLUTION_S = 0.001
+_SMOOTHING = 0.2
+
+
+class Readers(Protocol):
+    """Those whom the engine computes for."""
+
+    def receive(self, now: float) -> None:
+        """Take in what they want."""
+
+    def publish(self, completed_step: int) -> None:
+        """Send them what is new."""
+
+    def mark(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+        """These rows have new tokens."""
+
+    def end_by_fault(self, rows: Sequence[int], why: str) -> None:
+        """These rows' streams cannot go on."""
+
+    def beat(self, now: float) -> None:
+        """Look for signs of life."""
+
+    @property
+    def acked(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Positions acknowledged, by row."""
+
+    @property
+    def awaits_check(self) -> bool:
+        """Whether somebody has yet to check what was sent."""
+
+
+class Engine:
+    """Drives one runner for all streams."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        tokens: PagedLog,
+        logprobs: LogprobLog,
+        readers: Readers,
+        poller: zmq.Poller,
+    ) -> None:
+        """`poller` has the sockets and the stop signal registered already."""
+        self._runner = runner
+        self._scheduler = scheduler
+        self._tokens = tokens
+        self._logprobs = logprobs
+        self._readers = readers
+        self._poller = poller
+        self._in_flight: deque[StepPlan] = deque()
+        self._collected_step = 0
+        self._step_started_at = 0.0  # of the oldest step in flight
+        self._step_s = 0.0  # what a step takes, smoothed
+        self._beat_at = 0.0
+        runner_fd = runner.fileno()
+        if runner_fd is not None:
+            poller.register(runner_fd, zmq.POLLIN)
+
+    def run_once(self, *, wait: bool = True) -> None:
+        """One turn of the loop."""
+        now = time.monotonic()
+        self._readers.receive(now)
+        while self._in_flight and self._is_done():
+            self._collect()
+        while self._may_launch(time.monotonic()):
+            if not self._launch():
+                break
+        self._readers.publish(self._collected_step)
+        if now >= self._beat_at:
+            self._readers.beat(now)
+            self._beat_at = now + _BEAT_S
+        if wait:
+            self._wait()
+
+    def _may_launch(self, now: float) -> bool:
+        if not self._scheduler.has_work:
+            return False
+        if not self._in_flight:
+            return True
+        if len(self._in_flight) > 1:
+            return False
+        return not self._readers.awaits_check or now >= self._dry_at() - _PLAN_AHEAD_S
+
+    def _launch(self) -> bool:
+        plan = self._scheduler.schedule(self._readers.acked)
+        if plan is None:
+            return False
+        if not self._in_flight:
+            self._step_started_at = time.monotonic()
+        self._runner.launch(plan)
+        self._in_flight.append(plan)
+        return True
+
+    def _is_done(self) -> bool:
+        """Whether the oldest step is done, or will be before the poller could wake us."""
+        done_at = self._runner.done_at()
+        if done_at is not None:
+            return done_at - time.monotonic() < _POLL_RESOLUTION_S
+        return self._runner.done()
+
+    def _collect(self) -> None:
+        """Take in the oldest step: its tokens go into the histories."""
+        plan = self._in_flight.popleft()
+        now = time.monotonic()
+        took = now - self._step_started_at
+        self._step_s += (took - self._step_s) * (_SMOOTHING if self._step_s else 1.0)
+        self._step_started_at = now
+        self._collected_step = plan.step
+        try:
+            result = self._runner.collect()
+        except StepFailed as error:
+            logger.exception("a step failed; its requests end with an error")
+            self._readers.end_by_fault(self._scheduler.fail(plan).tolist(), str(error))
+            return
+        sampled = self._scheduler.complete(plan, result.token_ids)
+        if result.logprobs is not None:
+            self._logprobs.append(sampled.rows, result.logprobs, sampled.index)
+        self._readers.mark(sampled.rows)
+
+    def _dry_at(self) -> float:
+        """When the device will have done what it has."""
+        known = self._runner.done_at()
+        return self._step_started_at + self._step_s if known is None else known
+
+    def _wait(self) -> None:
+        """Sleep until a message, the end of a step, or the next thing that the clock brings.
+
+        The poller counts in milliseconds: it is woken before a known end of a step, the rest is
+        slept in `collect`; and after the moment to plan ahead, which has that much time in hand.
+        """
+        now = time.monotonic()
+        wait_ms = max(0, math.ceil((self._beat_at - now) * 1e3))
+        if len(self._in_flight) == 1 and self._scheduler.has_work:
+            ahead_ms = math.ceil((self._dry_at() - _PLAN_AHEAD_S - now) * 1e3)
+            if ahead_ms > 0:
+                wait_ms = min(wait_ms, ahead_ms)
+        done_at = self._runner.done_at()
+        if done_at is not None:
+            wait_ms = min(wait_ms, max(0, int((done_at - now) * 1e3)))
+        self._poller.poll(wait_ms)

@@ -1,0 +1,97 @@
+"""From "these rows compute so many tokens" to the columns of a step.
+
+Owns: nothing; it reads the columns and the history and writes a plan of fresh arrays.
+
+Does not know: why a row is in the step, who comes next.
+
+Rules:
+- A token that is in the history is given by its id; one that is still in flight by the slot that
+  it is sampled in. Only the last known token of a row can be in flight, so only a row that
+  computes one token can need it.
+- A row is sampled when the step computes all that is known of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_core.columns import RequestColumns, SlotColumns
+from slipstream_core.runner.plan import StepPlan
+from slipstream_ipc.log import PagedLog
+
+Int64s = npt.NDArray[np.int64]
+
+
+def build_plan(
+    requests: RequestColumns,
+    slots: SlotColumns,
+    tokens: PagedLog,
+    *,
+    step: int,
+    rows: Int64s,
+    counts: Int64s,
+    num_decodes: int,
+    block_size: int,
+) -> StepPlan:
+    """The plan in which `rows` [R] compute `counts` [R] tokens each, the first `num_decodes` one.
+
+    Their block tables have room for those tokens.
+    """
+    at = requests.slot[rows]
+    known = requests.known[rows]
+    starts = requests.computed[rows]
+    kv_lens = starts + counts
+    in_flight = known > tokens.lengths(rows)
+
+    # by token; where every row has one, a column by token is one by row
+    positions, token_rows, gathered = starts, np.arange(len(rows)), in_flight
+    if num_decodes < len(rows):
+        token_rows = np.repeat(token_rows, counts)
+        offsets = np.cumsum(counts) - counts
+        positions = np.arange(len(token_rows)) + (starts - offsets)[token_rows]
+        gathered = in_flight[token_rows]
+    token_ids = np.zeros(len(positions), np.int64)
+    if in_flight.all():
+        gather_slots = at
+    else:
+        on_host = ~in_flight
+        ids = tokens.gather(rows[on_host], starts[on_host], counts[on_host])
+        token_ids[~gathered] = ids
+        gather_slots = np.where(gathered, at[token_rows], -1)
+
+    block_tables = slots.padded_tables(at)
+    numbers = positions // block_size
+    blocks = block_tables.reshape(-1).take(token_rows * block_tables.shape[1] + numbers)
+    # positions - numbers * block_size takes a third of the time of a modulo
+    kv_slots = (blocks - numbers) * block_size + positions
+
+    samples = kv_lens == known
+    sampled = rows if samples.all() else rows[samples]
+    sampling = requests.sampling(sampled)
+    masked_rows, masked_ids = requests.masks(sampled)
+    return StepPlan(
+        step=step,
+        num_decodes=num_decodes,
+        token_ids=token_ids,
+        gather_slots=gather_slots,
+        positions=positions,
+        kv_slots=kv_slots,
+        slots=at,
+        query_lens=counts.astype(np.int32),
+        kv_lens=kv_lens.astype(np.int32),
+        prompt_lens=requests.prompt_len[rows].astype(np.int32),
+        block_tables=block_tables,
+        samples=samples,
+        temperatures=sampling.temperatures,
+        top_ks=sampling.top_ks,
+        top_ps=sampling.top_ps,
+        min_ps=sampling.min_ps,
+        seeds=sampling.seeds,
+        num_logprobs=sampling.num_logprobs,
+        masked_rows=masked_rows,
+        masked_ids=masked_ids,
+        all_greedy=sampling.all_greedy,
+        any_truncation=sampling.any_truncation,
+        max_logprobs=sampling.max_logprobs,
+    )

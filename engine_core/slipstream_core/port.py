@@ -1,0 +1,147 @@
+"""What one worker is sent: states of streams and the new tokens of their histories.
+
+Owns: the worker's session, its cursors, the states that wait for credit, what it has checked.
+Does not know: scheduling, admission, how steps run.
+
+Rules (STREAMS I, II):
+- States (Admitted, Registered, Refused, …) leave before tokens, so that a row is known before it
+  is used; both wait for credit, neither queues in a socket.
+- An attach drops what waited: the engine states everything anew.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_core.logprob_log import LogprobLog
+from slipstream_ipc.accept import Acceptor, Session
+from slipstream_ipc.codec import MESSAGE_BUDGET_BYTES
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.cursors import Cursors, Portion
+from slipstream_ipc.log import PagedLog
+from slipstream_ipc.messages import CoreToWorker, Step, WorkerToCore
+
+Int64s = npt.NDArray[np.int64]
+
+# None: a state, which needs no receipt because every attach states it anew
+Receipt = Portion | None
+CoreAcceptor = Acceptor[CoreToWorker, WorkerToCore, Receipt]
+
+_TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 8
+_LOGPROB_TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 256
+
+
+class Port:
+    """Everything that goes to one worker."""
+
+    def __init__(
+        self,
+        acceptor: CoreAcceptor,
+        tokens: PagedLog,
+        logprobs: LogprobLog,
+        cursors: Cursors,
+    ) -> None:
+        """`cursors` is shared by all ports: a row has one owner."""
+        self._acceptor = acceptor
+        self._tokens = tokens
+        self._logprobs = logprobs
+        self._session: Session[Receipt] | None = None
+        self._states: deque[CoreToWorker] = deque()
+        self._dirty = np.zeros(64, np.bool_)  # rows that may have something new
+        self._wants_logprobs = False
+        self._cursors = cursors
+        self.completed_step = 0  # every token up to this step is in the histories
+        self.sent_step = 0  # … and has been sent
+        self.checked_step = 0  # … and has been checked by the worker
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the worker has a session."""
+        return self._session is not None and self._session.is_open
+
+    @property
+    def awaits_check(self) -> bool:
+        """Whether a report of the worker is due that could end some row."""
+        return self.is_attached and self.checked_step < self.sent_step
+
+    def attach(self, session: Session[Receipt], rows: list[int]) -> None:
+        """A new life: none of the worker's `rows` is sent until `open` says from where."""
+        self._session = session
+        self._states.clear()
+        for row in rows:
+            self.close(row)
+        self._dirty[:] = False
+        self.sent_step = self.checked_step = self.completed_step
+
+    def state(self, body: CoreToWorker) -> None:
+        """Queue a state; where no worker is attached it is dropped, the attach will state it."""
+        if self.is_attached:
+            self._states.append(body)
+
+    def open(self, row: int, position: int, *, logprobs: bool) -> None:
+        """Send `row` from `position` of its history on."""
+        self._cursors.open(row, position)
+        if row >= len(self._dirty):
+            self._dirty = np.pad(self._dirty, (0, max(row + 1 - len(self._dirty), row)))
+        self._dirty[row] = True
+        self._wants_logprobs |= logprobs
+
+    def close(self, row: int) -> None:
+        """Send nothing more of `row`."""
+        if self._cursors.is_open(row):
+            self._cursors.close(row)
+
+    def mark(self, rows: Int64s) -> None:
+        """These rows have new tokens; all of them have been opened."""
+        self._dirty[rows] = True
+
+    def publish(self) -> None:
+        """Send what there is and credit allows; acknowledgements are taken in first."""
+        session = self._session
+        if session is None or not session.is_open:
+            return
+        for portion in session.link.take_receipts():
+            if portion is not None:
+                self._cursors.acknowledge(portion)
+        while self._states and self._acceptor.send(session, self._states[0], None):
+            self._states.popleft()
+        while not self._states and session.link.has_credit:
+            if not self._publish_tokens(session):
+                break
+
+    def _publish_tokens(self, session: Session[Receipt]) -> bool:
+        """Send one message of tokens; whether more is left that could be sent now."""
+        rows = np.flatnonzero(self._dirty)
+        if not len(rows):
+            self.sent_step = self.completed_step
+            return False
+        budget = _LOGPROB_TOKEN_BUDGET if self._wants_logprobs else _TOKEN_BUDGET
+        lengths = self._tokens.lengths(rows)
+        portion = self._cursors.take(rows, lengths, budget)
+        left = rows[self._cursors.lags(rows, lengths)]
+        if len(portion.rows):
+            step = self.completed_step if not len(left) else self.sent_step
+            if not self._acceptor.send(session, self._message(step, portion), portion):
+                self._cursors.untake(portion)
+                return False
+        else:
+            step = self.completed_step
+        self.sent_step = step
+        self._dirty[rows] = False
+        self._dirty[left] = True
+        return len(left) > 0
+
+    def _message(self, step: int, portion: Portion) -> Step:
+        token_ids = self._tokens.gather(portion.rows, portion.starts, portion.counts)
+        each_one = len(token_ids) == len(portion.rows)
+        return Step(
+            step,
+            pack_u32(portion.rows),
+            pack_u32(token_ids),
+            b"" if each_one else pack_u32(portion.counts),
+            b"" if each_one else pack_u32(portion.starts),
+            self._logprobs.columns(portion) if self._wants_logprobs else None,
+        )

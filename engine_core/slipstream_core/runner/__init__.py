@@ -1,0 +1,1 @@
+"""How the core runs models: loading, attention over the paged cache, sampling."""

@@ -1,0 +1,80 @@
+"""The device as a thread: jobs run one after another, their results wait in order.
+
+Owns the thread, its queue and the descriptor that says when something is done. Knows nothing of
+models: a job is a function. On the CPU the thread is the device (torch gives the GIL up inside
+its operators), so the engine's own thread goes on scheduling while a step runs.
+
+Rules:
+- Results come out in the order the jobs went in, one per job, whatever a job raised.
+- The descriptor counts finished jobs not yet collected, so a poller may wait on it beside sockets.
+- submit, collect and close are called from one thread, the engine's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class DeviceThread(Generic[T]):
+    """Runs jobs that return T."""
+
+    def __init__(self, name: str, prepare: Callable[[], None]) -> None:
+        """`prepare` runs first in the thread, for settings that are a thread's own."""
+        self._jobs: SimpleQueue[Callable[[], T] | None] = SimpleQueue()
+        self._results: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+        self._num_pending = 0  # submitted and not yet collected
+        self._finished_fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
+        self._closing = False
+        # daemonic, so that an interpreter that ends without close() does not wait for a step
+        self._thread = threading.Thread(target=self._run, args=(prepare,), name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], T]) -> None:
+        """Enqueue a job; returns at once."""
+        assert not self._closing
+        self._num_pending += 1
+        self._jobs.put(job)
+
+    def collect(self) -> T:
+        """The oldest job's result; waits for it, and raises what it raised."""
+        assert self._num_pending > 0, "nothing was submitted"
+        self._num_pending -= 1
+        result, error = self._results.get()
+        os.eventfd_read(self._finished_fd)
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]  # None only where T includes it
+
+    def done(self) -> bool:
+        """Whether collect() would return without waiting."""
+        return not self._results.empty()
+
+    def fileno(self) -> int:
+        """Readable while a finished job waits to be collected."""
+        return self._finished_fd
+
+    def close(self) -> None:
+        """Let the running job end, drop those behind it, end the thread. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        self._jobs.put(None)
+        self._thread.join()
+        os.close(self._finished_fd)
+
+    def _run(self, prepare: Callable[[], None]) -> None:
+        prepare()
+        while (job := self._jobs.get()) is not None and not self._closing:
+            try:
+                outcome: tuple[T | None, BaseException | None] = (job(), None)
+            except BaseException as error:
+                outcome = (None, error)
+            self._results.put(outcome)
+            os.eventfd_write(self._finished_fd, 1)
+            del job, outcome  # a result must not live until the next job comes

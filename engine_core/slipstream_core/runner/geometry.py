@@ -1,0 +1,84 @@
+"""What each layer's attention needs of the cache, read off one forward on the meta device.
+
+Owns LayerGeometry and how it is found. Knows no architecture by name: a model without weights
+computes nothing but shapes, and its attention calls say all there is to know.
+
+Rules:
+- A model is served only if every layer attends exactly once, through our attention function,
+  with arguments whose meaning we know; anything else would run and compute something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from slipstream_core.runner.attention.interface import AttentionParams
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGeometry:
+    """One layer's attention. In a sharded model these are the heads of this rank."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None  # tokens a query sees, itself included; None is all
+    softcap: float | None
+    has_sinks: bool
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of cache that one token takes in this layer."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim) * dtype.itemsize
+
+
+class GeometryRecorder:
+    """An attention context that records what it is asked and returns zeros' shapes."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, LayerGeometry] = {}
+        self.num_calls = 0
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        """Record the call; shapes as in AttentionContext.attend."""
+        self.num_calls += 1
+        self.layers[layer] = LayerGeometry(
+            num_heads=query.shape[1],
+            num_kv_heads=key.shape[1],
+            key_dim=key.shape[2],
+            value_dim=value.shape[2],
+            window=params.window,
+            softcap=params.softcap,
+            has_sinks=params.sinks is not None,
+        )
+        return query.new_empty(*query.shape[:2], value.shape[2])
+
+
+def read_geometry(
+    model: Callable[..., object], num_layers: int, vocab_size: int
+) -> tuple[LayerGeometry, ...]:
+    """Each layer's geometry, from a forward of a model that lies on the meta device.
+
+    Raises ValueError if the layers do not attend once each through our function. Whatever the
+    model itself raises passes through.
+    """
+    recorder = GeometryRecorder()
+    ids = torch.zeros(1, min(8, vocab_size), dtype=torch.int64, device="meta")
+    with torch.inference_mode():
+        model(input_ids=ids, position_ids=ids, use_cache=False, paged=recorder)
+    if recorder.num_calls != num_layers or set(recorder.layers) != set(range(num_layers)):
+        raise ValueError(
+            f"{recorder.num_calls} attention calls over {len(recorder.layers)} layers "
+            f"where the configuration names {num_layers}"
+        )
+    return tuple(recorder.layers[i] for i in range(num_layers))

@@ -1,0 +1,65 @@
+"""The paged cache's memory: per layer one tensor of keys and one of values, in blocks.
+
+Owns allocation and layout. Knows no requests: which block is whose is the scheduler's to say.
+
+Rules:
+- Block 0 is the null block: padding points there, nobody reads it for its content.
+- A slot is block * block_size + offset; the same for every layer.
+- Memory starts as zeros. Attention masks what lies behind a row's end with -inf, and that hides
+  any finite rubbish, but not a NaN.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from slipstream_core.runner.geometry import LayerGeometry
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's cache, seen by slot and by block; the views share their memory."""
+
+    keys: torch.Tensor  # [num_blocks * block_size, num_kv_heads, key_dim]
+    values: torch.Tensor  # [num_blocks * block_size, num_kv_heads, value_dim]
+    key_blocks: torch.Tensor  # [num_blocks, block_size * num_kv_heads * key_dim]
+    value_blocks: torch.Tensor  # [num_blocks, block_size * num_kv_heads * value_dim]
+
+    def store(self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Put T tokens' keys and values [T, num_kv_heads, dim] at slots int64 [T]."""
+        self.keys.index_copy_(0, slots, key)
+        self.values.index_copy_(0, slots, value)
+
+
+def allocate(
+    geometry: Sequence[LayerGeometry],
+    *,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[LayerCache]:
+    """Zeroed caches of all layers."""
+    layers = []
+    for layer in geometry:
+        parts = []
+        for dim in (layer.key_dim, layer.value_dim):
+            width = block_size * layer.num_kv_heads * dim
+            blocks = _zeros(num_blocks * width, dtype, device).view(num_blocks, width)
+            parts.append((blocks.view(-1, layer.num_kv_heads, dim), blocks))
+        (keys, key_blocks), (values, value_blocks) = parts
+        layers.append(LayerCache(keys, values, key_blocks, value_blocks))
+    return layers
+
+
+def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    # Pages of an anonymous mapping are zeros made on first touch: a large cache costs neither
+    # start-up time nor memory until it is used, where torch.zeros would write all of it.
+    memory = mmap.mmap(-1, size * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype)

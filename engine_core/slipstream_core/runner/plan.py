@@ -1,0 +1,144 @@
+"""What one step asks of a runner, and what a runner gives back.
+
+A plan is plain numpy columns and flags, no Python objects: every branch a runner takes is
+decided in the plan by the scheduler, so that a plan can become one packed buffer for other ranks.
+
+Rules:
+- Rows [0, num_decodes) compute one token each; the rows behind them are prefill chunks.
+- A row's tokens lie together in the token columns, rows in order.
+- `gather_slots` names the slot whose last sampled token is the input id; it is -1 where
+  `token_ids` holds the id. A runner executes steps in launch order, so it may read what the
+  step before left in its `last_token[slot]`.
+- Only rows with `samples` set are sampled; a prefill chunk that does not reach the end of what
+  is known of its request is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+UInt32s = npt.NDArray[np.uint32]
+Float32s = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One step over T tokens of R requests, of which S are sampled."""
+
+    step: int
+    num_decodes: int
+
+    # token columns, all [T]
+    token_ids: Int64s
+    gather_slots: Int64s
+    positions: Int64s
+    kv_slots: Int64s  # the token's place in the cache: block * block_size + offset
+
+    # request columns, all [R]
+    slots: Int64s
+    query_lens: Int32s
+    kv_lens: Int32s  # tokens in the cache once this step has run, this step's included
+    prompt_lens: Int32s
+    block_tables: Int32s  # [R, widest table], padded with the null block 0
+    samples: Bools
+
+    # sampling columns of the S sampled rows, in row order
+    temperatures: Float32s  # 0 is greedy
+    top_ks: Int32s  # 0 is off
+    top_ps: Float32s  # 1 is off
+    min_ps: Float32s  # 0 is off
+    seeds: Int64s
+    num_logprobs: Int32s  # -1 none; k >= 0: the sampled token and the k most likely
+
+    # ids that must not be sampled (stop ids while a request is under its min_tokens), as
+    # coordinates into [S, vocab]
+    masked_rows: Int64s
+    masked_ids: Int64s
+
+    # flags, so that no runner has to look at a column to know its branch
+    all_greedy: bool
+    any_truncation: bool  # some sampled row uses top_k, top_p or min_p
+    max_logprobs: int  # -1 none
+
+    @property
+    def num_tokens(self) -> int:
+        """T, the tokens this step computes."""
+        return len(self.token_ids)
+
+    @property
+    def num_requests(self) -> int:
+        """R, the rows of this step."""
+        return len(self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities of S sampled rows, column 0 the sampled token, then the most likely.
+
+    Wider than a row asked for: row i means its first 1 + num_logprobs[i] columns.
+    """
+
+    values: Float32s  # [S, 1 + max_logprobs], natural logarithm, of the raw logits
+    ids: UInt32s  # [S, 1 + max_logprobs]
+    ranks: UInt32s  # [S] rank of the sampled token, 1 is the most likely
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step sampled, in the order of the plan's sampled rows."""
+
+    step: int
+    token_ids: Int64s  # [S]
+    logprobs: Logprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the rest of the core needs to know of a loaded model."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int  # tokens, prompt and output together
+    eos_token_ids: tuple[int, ...]
+    block_bytes: int  # bytes of cache that one block of `block_size` tokens takes, all layers
+    block_size: int
+
+
+class StepFailed(Exception):  # noqa: N818  (an outcome of a step, named like the field's results)
+    """A step raised in the model; the runner itself goes on with the next one."""
+
+    def __init__(self, step: int, cause: BaseException) -> None:
+        super().__init__(f"step {step} failed in the model: {type(cause).__name__}: {cause}")
+        self.step = step
+
+
+class Runner(Protocol):
+    """Executes plans in launch order, one device behind it."""
+
+    info: ModelInfo
+    num_blocks: int  # of its cache, the null block included
+
+    def launch(self, plan: StepPlan) -> None:
+        """Enqueue a step. Returns at once."""
+
+    def collect(self) -> StepResult:
+        """The oldest launched step's result; waits for it. Raises StepFailed."""
+
+    def done(self) -> bool:
+        """Whether collect() would return without waiting."""
+
+    def fileno(self) -> int | None:
+        """A descriptor that is readable while a finished step waits to be collected, if any."""
+
+    def done_at(self) -> float | None:
+        """time.monotonic() at which the oldest step will be done, where that is known."""
+
+    def close(self) -> None:
+        """Stop the device's thread, free the cache. Idempotent."""

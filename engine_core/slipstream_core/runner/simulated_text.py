@@ -1,0 +1,226 @@
+"""Which token follows which history in the simulated model.
+
+Owns: the options of the MODEL string `simulated:…`, the hash of a history, and the choice of the
+next token from it. Pure: `expected_tokens` tells what any request must get, without a cache.
+
+Does not know: blocks, slots, time.
+
+Rules:
+- The hash of a history is h[p] = h[p - 1] + mix(token[p], p) modulo 2**64, so that a chunk is a
+  cumulative sum.
+- `playback` reads a text from a place chosen by hash(seed, h at the prompt's end): readable, and
+  as long as the prompt in the cache is whole, always the same.
+- `chain` chooses each token by hash(seed, h here, h at some earlier position that h here picks):
+  every token of the history, and every block that holds it, decides about all that follow.
+- Sampled ids are ordinary ones, never special. Temperature 0 takes no noise: its seed counts as 0.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta, Struct
+
+Int64s = npt.NDArray[np.int64]
+Float32s = npt.NDArray[np.float32]
+UInt32s = npt.NDArray[np.uint32]
+UInt64s = npt.NDArray[np.uint64]
+
+PREFIX = "simulated:"
+_DEFAULT_VOCAB_SIZE = 32_000
+_CORPUS_CHARS = 200_000  # enough that streams differ, encoded in a fraction of a second
+_SYNTHETIC_CORPUS_LEN = 65_536
+
+_NO_IDS: Int64s = np.empty(0, np.int64)
+
+
+class SimulatedOptions(Struct, frozen=True, kw_only=True):
+    """What stands behind `simulated:`."""
+
+    step_ms: Annotated[float, Meta(ge=0, le=1e6)] = 10.0
+    prefill_us: Annotated[float, Meta(ge=0, le=1e6)] = 20.0
+    vocab_size: Annotated[int, Meta(ge=2, le=2**31)] | None = None
+    tokenizer: str | None = None
+    max_model_len: Annotated[int, Meta(ge=2)] | None = None
+    mode: Literal["playback", "chain"] = "playback"
+
+
+_ALLOWED = {
+    "step_ms": "milliseconds that a step takes, 0 to 1000000",
+    "prefill_us": "microseconds that a prefill token adds, 0 to 1000000",
+    "vocab_size": "a whole number of at least 2",
+    "tokenizer": "a tokenizer.json or a folder with one",
+    "max_model_len": "a whole number of tokens, at least 2",
+    "mode": "playback or chain",
+}
+
+
+def parse_simulated(model: str) -> SimulatedOptions:
+    """The options of `simulated:name=value,…`. Raises ValueError with option and range."""
+    if not model.startswith(PREFIX):
+        raise ValueError(f"model is {model!r}; a simulated model begins with {PREFIX!r}")
+    types = typing.get_type_hints(SimulatedOptions, include_extras=True)
+    given: dict[str, object] = {}
+    for part in model.removeprefix(PREFIX).split(","):
+        if not part:
+            continue
+        name, _, value = part.partition("=")
+        if name not in _ALLOWED:
+            raise ValueError(f"{model}: unknown option {name!r}; known: {', '.join(_ALLOWED)}")
+        if name in given:
+            raise ValueError(f"{model}: option {name!r} is given twice")
+        try:
+            given[name] = msgspec.convert(value, types[name], strict=False)
+        except msgspec.ValidationError as error:
+            raise ValueError(
+                f"{model}: option {name!r} is {value!r}; allowed: {_ALLOWED[name]}"
+            ) from error
+        if value == "" or given[name] is None:
+            raise ValueError(f"{model}: option {name!r} is {value!r}; allowed: {_ALLOWED[name]}")
+    return SimulatedOptions(**given)  # type: ignore[arg-type]  # converted one by one above
+
+
+class SimulatedText:
+    """The choice of tokens; see the module for its two modes."""
+
+    def __init__(self, options: SimulatedOptions) -> None:
+        if options.tokenizer is None:
+            self.vocab_size = options.vocab_size or _DEFAULT_VOCAB_SIZE
+            self._ordinary: Int64s = np.arange(self.vocab_size)
+            places = np.arange(_SYNTHETIC_CORPUS_LEN, dtype=np.uint64)
+            corpus = (_scramble(places) % np.uint64(self.vocab_size)).astype(np.int64)
+        else:
+            self._ordinary, corpus, needed = _read_tokenizer(Path(options.tokenizer))
+            self.vocab_size = options.vocab_size or needed
+            if self.vocab_size < needed:
+                raise ValueError(
+                    f"option 'vocab_size' is {self.vocab_size}, but {options.tokenizer} has "
+                    f"ids up to {needed - 1}: give at least {needed}, or leave it out"
+                )
+        self._chain = options.mode == "chain"
+        self._source = self._ordinary if self._chain else corpus
+
+    def mix(self, token_ids: Int64s, positions: Int64s) -> UInt64s:
+        """What each token adds to its history's hash, [T]."""
+        return _scramble(_bits(token_ids) * _TOKEN_FACTOR + _bits(positions) * _POSITION_FACTOR)
+
+    def probe_position(self, here: UInt64s, kv_lens: Int64s) -> Int64s:
+        """The earlier position that is read too, [S]: any, so that no block goes unseen."""
+        return (_scramble(here) % _bits(kv_lens)).astype(np.int64)
+
+    def start(
+        self, *, seeds: Int64s, outputs: Int64s, here: UInt64s, prompt: UInt64s, probe: UInt64s
+    ) -> tuple[Int64s, UInt64s]:
+        """Where in the source each next token lies, and the hash that chose it, both [S].
+
+        `outputs` is the number of output tokens so far; `here`, `prompt` and `probe` are the
+        hashes at the last position, at the prompt's last one and at probe_position().
+        """
+        seeded = _scramble(_bits(seeds) + _SEED_OFFSET)
+        length = np.uint64(len(self._source))
+        if self._chain:
+            chosen = _scramble(here ^ seeded) + _scramble(probe ^ seeded)
+            return (chosen % length).astype(np.int64), chosen
+        chosen = _scramble(prompt ^ seeded)
+        return ((chosen % length).astype(np.int64) + outputs), here ^ seeded
+
+    def pick(self, start: Int64s, masked_rows: Int64s, masked_ids: Int64s) -> Int64s:
+        """The first id from `start` on that is not masked, [S]; the source is read as a ring."""
+        places = start.copy()
+        for _ in range(len(self._source)):
+            ids = self._source[places % len(self._source)]
+            hit = masked_rows[ids[masked_rows] == masked_ids]
+            if not len(hit):
+                return ids
+            places[hit] += 1
+        raise ValueError("every id that could be sampled is masked")
+
+    def logprobs(self, chosen: UInt64s, ids: Int64s, k: int) -> tuple[Float32s, UInt32s]:
+        """Made-up values and ids, both [S, 1 + k]: the sampled id is the likeliest of the k."""
+        ranks = np.arange(max(k, 1), dtype=np.uint64)
+        noise = _scramble(chosen[:, None] + ranks * _TOKEN_FACTOR) >> np.uint64(11)
+        share = 0.1 + 0.2 * noise / 2.0**53
+        share[:, 0] *= 2  # all of them together stay below 1
+        values = np.log(np.cumprod(share, axis=1))
+        places = np.searchsorted(self._ordinary, ids)[:, None] + ranks.astype(np.int64)
+        likeliest = self._ordinary[places % len(self._ordinary)]
+        columns = np.concatenate([[0], np.arange(k)])
+        return values[:, columns].astype(np.float32), likeliest[:, columns].astype(np.uint32)
+
+    def expected_tokens(
+        self,
+        prompt_ids: Sequence[int],
+        n: int,
+        *,
+        seed: int = 0,
+        min_tokens: int = 0,
+        stop_token_ids: tuple[int, ...] = (),
+    ) -> list[int]:
+        """The `n` ids that follow a prompt; `seed` is 0 for a request of temperature 0."""
+        ids = np.array(prompt_ids, np.int64)
+        prompt_len = len(ids)
+        hashes = np.zeros(prompt_len + n, np.uint64)
+        hashes[:prompt_len] = np.cumsum(self.mix(ids, np.arange(prompt_len)))
+        masked_ids = np.array(stop_token_ids, np.int64)
+        out: list[int] = []
+        for length in range(prompt_len, prompt_len + n):
+            here, lengths = hashes[length - 1 : length], np.array([length])
+            start, _ = self.start(
+                seeds=np.array([seed]),
+                outputs=lengths - prompt_len,
+                here=here,
+                prompt=hashes[prompt_len - 1 : prompt_len],
+                probe=hashes[self.probe_position(here, lengths)],
+            )
+            masked = masked_ids if len(out) < min_tokens else _NO_IDS
+            token = self.pick(start, np.zeros(len(masked), np.int64), masked)
+            hashes[length : length + 1] = here + self.mix(token, lengths)
+            out += token.tolist()
+        return out
+
+
+def _read_tokenizer(path: Path) -> tuple[Int64s, Int64s, int]:
+    """Ordinary ids ascending, a text's ids, and the number of ids, of a tokenizer.json."""
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"option 'tokenizer' is '{path}'; allowed: {_ALLOWED['tokenizer']}")
+    # Imported here: who simulates without a tokenizer starts without them.
+    from pydoc_data.topics import topics
+
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    added = tokenizer.get_added_tokens_decoder()
+    special = [token_id for token_id, token in added.items() if token.special]
+    vocab = np.array(sorted(tokenizer.get_vocab(with_added_tokens=True).values()), np.int64)
+    text = "\n\n".join(topics[name] for name in sorted(topics))[:_CORPUS_CHARS]
+    corpus = np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
+    corpus = corpus[~np.isin(corpus, special)]
+    ordinary = np.unique(vocab[~np.isin(vocab, special)])
+    if not len(corpus):
+        raise ValueError(f"option 'tokenizer' is '{path}', which encodes English text to nothing")
+    return ordinary, corpus, int(vocab[-1]) + 1
+
+
+# Odd factors spread small integers over 64 bits; the shifts and factors of _scramble are those
+# of the splitmix64 generator's output function (Steele, Lea and Flood, 2014).
+_TOKEN_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_POSITION_FACTOR = np.uint64(0xD1B54A32D192ED03)
+_SEED_OFFSET = np.uint64(0x632BE59BD9B4E019)
+
+
+def _scramble(values: UInt64s) -> UInt64s:
+    """A bijection of 64 bits in which every input bit decides about every output bit."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _bits(values: Int64s) -> UInt64s:
+    return values.astype(np.uint64)

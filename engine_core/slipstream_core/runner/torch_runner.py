@@ -1,0 +1,225 @@
+"""A Runner over a transformers model: one step is one forward of a flattened batch [1, T].
+
+Owns the order of a step's work and the tensors that outlive it: the cache and each slot's last
+sampled token. Knows no requests and decides nothing: what to compute is in the plan.
+
+Steps run one after another on the device's thread, so a step may be launched before the one
+before it is done: its input ids are gathered on the device from what that one left in
+`last_token`.
+
+Rules:
+- A launched plan's arrays belong to the runner until its step is collected; on the CPU they are
+  read in place, by another thread.
+- A step that raises leaves the runner as it was, but for cache slots and last tokens of its own
+  rows.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner import kv_cache
+from slipstream_core.runner.attention.cpu import SCRATCH_BYTES, CpuAttention, Scratch
+from slipstream_core.runner.context import ForwardContext
+from slipstream_core.runner.device import DeviceThread
+from slipstream_core.runner.loader import LoadedModel, ModelLoadError, load_model
+from slipstream_core.runner.plan import Logprobs, ModelInfo, StepFailed, StepPlan, StepResult
+from slipstream_core.runner.sampler import RawLogprobs, sample
+
+
+def load_runner(config: CoreConfig) -> TorchRunner:
+    """Load the model and size its cache. Raises ModelLoadError."""
+    model = load_model(
+        config.model,
+        dtype=config.dtype,
+        device=config.device,
+        max_model_len=config.max_model_len,
+    )
+    num_blocks = config.num_blocks
+    if num_blocks is None:
+        num_blocks = int(config.kv_cache_gib * 2**30) // block_bytes(model, config.block_size)
+    return TorchRunner(
+        model,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        threads=config.threads,
+    )
+
+
+def block_bytes(model: LoadedModel, block_size: int) -> int:
+    """Bytes of cache that one block takes over all layers."""
+    return block_size * sum(layer.bytes_per_token(model.dtype) for layer in model.geometry)
+
+
+def default_threads() -> int:
+    """Threads for torch's operators where the configuration names none.
+
+    One core is left to the other processes of the stack. Torch's threads meet at a barrier after
+    every operator; one of them waiting for its core makes all of them wait, and each burns its
+    own core meanwhile. Whoever set OMP_NUM_THREADS knows better.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        return torch.get_num_threads()
+    return max(1, torch.get_num_threads() - 1)
+
+
+class TorchRunner:
+    """Implements Runner."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        threads: int | None = None,
+    ) -> None:
+        if num_blocks < 2:
+            raise ModelLoadError(
+                model.name,
+                f"the cache has room for {num_blocks} blocks of {block_size} tokens, "
+                f"{block_bytes(model, block_size)} bytes each; it needs 2 at least, "
+                "the null block and another",
+            )
+        self.num_blocks = num_blocks
+        self.info = ModelInfo(
+            name=model.name,
+            vocab_size=model.vocab_size,
+            # a request that the whole cache could not hold would wait for ever
+            max_model_len=min(model.max_model_len, (num_blocks - 1) * block_size),
+            eos_token_ids=model.eos_token_ids,
+            block_bytes=block_bytes(model, block_size),
+            block_size=block_size,
+        )
+        self._module = model.module
+        self._device = model.device
+        self._block_size = block_size
+        self._layers = kv_cache.allocate(
+            model.geometry,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self._scratch = Scratch(model.dtype)
+        widest = max(layer.key_blocks[0].nbytes for layer in self._layers)
+        self._blocks_per_bucket = SCRATCH_BYTES // widest
+        # [max_num_seqs] int64: by slot, the last token sampled
+        self._last_token = torch.zeros(max_num_seqs, dtype=torch.int64, device=model.device)
+        self._vocab = torch.arange(model.vocab_size, dtype=torch.int32, device=model.device)
+        self._closed = False
+        self._thread: DeviceThread[StepResult] = DeviceThread(
+            "device", partial(torch.set_num_threads, threads or default_threads())
+        )
+
+    def launch(self, plan: StepPlan) -> None:
+        """Enqueue a step. Returns at once."""
+        self._thread.submit(partial(self._run, plan))
+
+    def collect(self) -> StepResult:
+        """The oldest launched step's result; waits for it. Raises StepFailed."""
+        return self._thread.collect()
+
+    def done(self) -> bool:
+        """Whether collect() would return without waiting."""
+        return self._thread.done()
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while a finished step waits to be collected."""
+        return self._thread.fileno()
+
+    def done_at(self) -> None:
+        """Not known beforehand."""
+        return
+
+    def close(self) -> None:
+        """Stop the device's thread, free the cache. Idempotent."""
+        self._thread.close()
+        self._layers = []
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        try:
+            with torch.inference_mode():
+                return self._step(plan)
+        except Exception as error:
+            raise StepFailed(plan.step, error) from error
+
+    def _step(self, plan: StepPlan) -> StepResult:
+        """On the device's thread: forward, sample, keep the tokens, bring them to the host."""
+        logits = self._forward(plan)
+        if len(logits) == 0:  # prefill chunks alone
+            return StepResult(plan.step, np.empty(0, np.int64), None)
+        token_ids, logprobs = sample(logits.float(), plan, self._vocab)
+        self._last_token.index_copy_(0, self._to(plan.slots[plan.samples]), token_ids)
+        return StepResult(
+            plan.step,
+            token_ids.cpu().numpy(),
+            None if logprobs is None else _on_host(logprobs, len(token_ids)),
+        )
+
+    def _forward(self, plan: StepPlan) -> torch.Tensor:
+        """Logits of the sampled rows' last tokens, [S, vocab] in the model's dtype."""
+        rows, tokens, last = _by_length(plan)
+        ids, sources = self._to(plan.token_ids[tokens]), self._to(plan.gather_slots[tokens])
+        ids = torch.where(sources < 0, ids, self._last_token[sources.clamp(min=0)])
+        attention = CpuAttention(
+            num_decodes=plan.num_decodes,
+            query_lens=plan.query_lens[rows],
+            kv_lens=plan.kv_lens[rows],
+            block_tables=plan.block_tables[rows],
+            block_size=self._block_size,
+            blocks_per_bucket=self._blocks_per_bucket,
+            scratch=self._scratch,
+        )
+        output = self._module(
+            input_ids=ids[None],
+            position_ids=self._to(plan.positions[tokens])[None],
+            use_cache=False,
+            logits_to_keep=self._to(last[plan.samples]),
+            paged=ForwardContext(self._layers, self._to(plan.kv_slots[tokens]), attention),
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _to(self, column: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(column).to(self._device, non_blocking=True)
+
+
+def _by_length(
+    plan: StepPlan,
+) -> tuple[slice | npt.NDArray[np.int64], slice | npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The order in which the model sees a step: decode rows by ascending length, as CpuAttention
+    wants them. Attention then finds its buckets side by side in every layer, and the way back
+    costs nothing, as the rows whose logits are kept are picked by index anyhow.
+
+    Returns what selects the rows, what selects the tokens, and for each row of the plan where
+    its last token has come to lie, [R].
+    """
+    last = np.cumsum(plan.query_lens, dtype=np.int64) - 1
+    decodes = plan.kv_lens[: plan.num_decodes]
+    if len(decodes) < 2 or bool((decodes[1:] >= decodes[:-1]).all()):
+        return slice(None), slice(None), last
+    order = np.argsort(decodes, kind="stable")
+    last[order] = np.arange(len(order))
+    rows = np.concatenate([order, np.arange(len(order), plan.num_requests)])
+    tokens = np.concatenate([order, np.arange(len(order), plan.num_tokens)])
+    return rows, tokens, last
+
+
+def _on_host(logprobs: RawLogprobs, num_rows: int) -> Logprobs:
+    """Spread the rows that asked over all S sampled rows."""
+    values = np.zeros((num_rows, logprobs.values.shape[1]), np.float32)
+    ids = np.zeros(values.shape, np.uint32)
+    ranks = np.zeros(num_rows, np.uint32)
+    values[logprobs.rows] = logprobs.values.cpu().numpy()
+    ids[logprobs.rows] = logprobs.ids.cpu().numpy()
+    ranks[logprobs.rows] = logprobs.ranks.cpu().numpy()
+    return Logprobs(values, ids, ranks)

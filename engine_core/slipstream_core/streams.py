@@ -1,0 +1,69 @@
+"""The streams a core knows, by id and by row, from admission until they are forgotten.
+
+Owns: registrations, rows, and the ends that tokens do not imply. Does not know: tokens, scheduling,
+sockets.
+
+Rules (STREAMS III):
+- A row is one stream's until it is forgotten; compute slot and cache are freed much earlier.
+- An end is stored once; whoever comes later changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipstream_ipc.messages import Admit, End
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One stream. `end` is set where it ended for a reason that its tokens do not imply."""
+
+    row: int
+    registration: Admit
+    prompt_len: int
+    worker: bytes  # identity of the worker that owns it
+    is_over: bool = False
+    end: End | None = None
+
+
+class StreamTable:
+    """Streams by id and by row."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[bytes, Stream] = {}
+        self._by_row: list[Stream | None] = []
+        self._free_rows: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, stream_id: bytes) -> Stream | None:
+        """The stream of this id, if it is known."""
+        return self._by_id.get(stream_id)
+
+    def at(self, row: int) -> Stream | None:
+        """The stream that has this row, if one has."""
+        return self._by_row[row] if row < len(self._by_row) else None
+
+    def of_worker(self, worker: bytes) -> list[Stream]:
+        """Every stream that this worker owns, oldest first."""
+        return [stream for stream in self._by_id.values() if stream.worker == worker]
+
+    def add(self, registration: Admit, worker: bytes) -> Stream:
+        """Give a new stream a row."""
+        assert registration.stream_id not in self._by_id
+        if not self._free_rows:
+            self._free_rows.append(len(self._by_row))
+            self._by_row.append(None)
+        row = self._free_rows.pop()
+        prompt_len = len(registration.prompt_ids) // 4
+        stream = Stream(row, registration, prompt_len, worker)
+        self._by_id[registration.stream_id] = self._by_row[row] = stream
+        return stream
+
+    def remove(self, stream: Stream) -> None:
+        """Forget a stream; its row goes to another."""
+        del self._by_id[stream.registration.stream_id]
+        self._by_row[stream.row] = None
+        self._free_rows.append(stream.row)

@@ -1,0 +1,216 @@
+"""The accepting end of a hop: one ROUTER socket, a session and a link for each peer.
+
+Owns: the socket, routes, sessions, acks, pings. Does not know: streams; its user answers each Hello
+with `welcome`, and drops the receipts of the life before.
+
+Rules (STREAMS II and V):
+- A party (an identity) has one session, that of its latest epoch; an older one's frames are stale.
+- A route without a session is told to attach. A gap ends a session: its peer is told to attach.
+- What cannot be read is answered with a Refusal to whoever sent it, and touches nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
+
+import zmq
+
+from slipstream_ipc.codec import Codec
+from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.link import Beat, Header, Link, Verdict
+from slipstream_ipc.messages import (
+    PROTOCOL_VERSION,
+    Fault,
+    Frame,
+    Hello,
+    ModelCard,
+    Ping,
+    Reattach,
+    Refusal,
+    Welcome,
+)
+from slipstream_ipc.sockets import is_numbered
+
+Out = TypeVar("Out")
+In = TypeVar("In")
+Receipt = TypeVar("Receipt")
+
+_MAX_IDENTITY_BYTES = 64
+
+
+@dataclass(eq=False, slots=True)
+class Session(Generic[Receipt]):
+    """One attach of one peer."""
+
+    route: bytes
+    identity: bytes
+    link: Link[Receipt]
+    fresh: bool
+    is_open: bool = True
+
+
+class Acceptor(Generic[Out, In, Receipt]):
+    """All peers of one ROUTER socket (bound by the caller, see `slipstream_ipc.sockets`)."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        codec: Codec[Out, In],
+        *,
+        window: int,
+        ping_after_s: float = 2.0,
+        dead_after_s: float = 8.0,
+    ) -> None:
+        self._socket = socket
+        self._codec = codec
+        self._window = window
+        self._ping_after_s = ping_after_s
+        self._dead_after_s = dead_after_s
+        self._routes: dict[bytes, Session[Receipt]] = {}
+        self._identities: dict[bytes, Session[Receipt]] = {}
+        self._heard: set[Session[Receipt]] = set()
+        self._lost: list[Session[Receipt]] = []
+
+    @property
+    def sessions(self) -> list[Session[Receipt]]:
+        """Every open session."""
+        return list(self._routes.values())
+
+    def receive(self, now: float) -> Iterator[tuple[Session[Receipt], In]]:
+        """Bodies that have arrived with their sessions, a new session's Hello first."""
+        while True:
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            if len(parts) != 2:
+                self._refuse(parts[0], "a message of one part expected")
+                continue
+            route, data = parts
+            try:
+                frame = self._codec.decode(data)
+            except ProtocolError as error:
+                self._refuse(route, str(error))
+                continue
+            session = self._judge(route, frame, now)
+            if session is not None and frame.body is not None:
+                yield session, frame.body
+        for session in self._heard:
+            if session.is_open and session.link.owes_ack:
+                self._send_control(session, None)
+        self._heard.clear()
+
+    def welcome(self, session: Session[Receipt], model: ModelCard) -> None:
+        """Answer a session's Hello."""
+        self._send_control(session, cast(Out, Welcome(PROTOCOL_VERSION, model)))
+
+    def send(self, session: Session[Receipt], body: Out, receipt: Receipt) -> bool:
+        """Send a numbered message, if the session is open and in credit."""
+        if not session.is_open or not session.link.has_credit:
+            return False
+        if not self._send(session.route, Frame(*session.link.next_header(), body)):
+            return False
+        session.link.sent(receipt)
+        return True
+
+    def reattach(self, session: Session[Receipt]) -> None:
+        """End a session, and tell its peer to begin another."""
+        self._send_control(session, cast(Out, Reattach()))
+        self.close(session)
+        self._lost.append(session)
+
+    def beat(self, now: float) -> None:
+        """Ping silent peers, give up those that stay silent. Call it now and then."""
+        for session in list(self._routes.values()):
+            beat = session.link.beat(now)
+            if beat is Beat.PING:
+                self._send_control(session, cast(Out, Ping()))
+            elif beat is Beat.DEAD:
+                self.close(session)
+                self._lost.append(session)
+
+    def take_lost(self) -> list[Session[Receipt]]:
+        """Sessions that ended by themselves since the last call, unless they were replaced."""
+        lost, self._lost = self._lost, []
+        return [s for s in lost if s.identity not in self._identities]
+
+    def close(self, session: Session[Receipt]) -> None:
+        """Forget a session. Idempotent."""
+        session.is_open = False
+        self._routes.pop(session.route, None)
+        if self._identities.get(session.identity) is session:
+            del self._identities[session.identity]
+
+    def _judge(self, route: bytes, frame: Frame[In], now: float) -> Session[Receipt] | None:
+        """The session that a frame is to be delivered for, if it is to be delivered."""
+        body = frame.body
+        if isinstance(body, Hello):
+            return self._open(route, frame.epoch, body, now)
+        session = self._routes.get(route)
+        if session is None:
+            self._send(route, Frame(frame.epoch, 0, 0, cast(Out, Reattach())))
+            return None
+        header = Header(frame.epoch, frame.seq, frame.ack)
+        verdict = session.link.receive(header, is_numbered(body), now)
+        if verdict is Verdict.GAP:
+            self.reattach(session)
+            return None
+        if verdict is Verdict.IGNORE:
+            return None
+        self._heard.add(session)
+        if isinstance(body, Ping):
+            self._send_control(session, None)
+            return None
+        return session
+
+    def _open(self, route: bytes, epoch: int, hello: Hello, now: float) -> Session[Receipt] | None:
+        if hello.version != PROTOCOL_VERSION:
+            mismatch = f"protocol version {hello.version}, spoken here: {PROTOCOL_VERSION}"
+            self._refuse(route, mismatch)
+            return None
+        if not 0 < len(hello.identity) <= _MAX_IDENTITY_BYTES:
+            self._refuse(route, f"an identity of 1 to {_MAX_IDENTITY_BYTES} bytes expected")
+            return None
+        before = self._identities.get(hello.identity)
+        if before is not None:
+            if epoch <= before.link.epoch:
+                return None
+            self.close(before)
+        link: Link[Receipt] = Link(
+            epoch,
+            now,
+            window=self._window,
+            ping_after_s=self._ping_after_s,
+            dead_after_s=self._dead_after_s,
+        )
+        session = Session(route, hello.identity, link, hello.fresh)
+        self._routes[route] = self._identities[hello.identity] = session
+        return session
+
+    def _refuse(self, route: bytes, why: str) -> None:
+        session = self._routes.get(route)
+        refusal = cast(Out, Refusal(Fault("bad_request", why)))
+        if session is not None:
+            self._send_control(session, refusal)
+        else:
+            self._send(route, Frame(0, 0, 0, refusal))
+
+    def _send_control(self, session: Session[Receipt], body: Out | None) -> None:
+        self._send(session.route, Frame(*session.link.control_header(), body))
+
+    def _send(self, route: bytes, frame: Frame[Out]) -> bool:
+        try:
+            self._socket.send_multipart((route, self._codec.encode(frame)), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            session = self._routes.get(route)
+            if session is not None:
+                self.close(session)
+                self._lost.append(session)
+            return False
+        return True

@@ -1,0 +1,172 @@
+"""The attaching end of a hop: a DEALER socket, its link, and a new one of both when they fail.
+
+Owns: the socket and the link of the current attach, the handshake, acks and pings. Does not know:
+streams; its user states positions after each Welcome and drops the receipts of the life before.
+
+Rules (STREAMS II):
+- Each attach has a fresh socket with a random routing id; the old one is closed with LINGER 0, so
+  nothing queued for one peer ever reaches another.
+- No Welcome within `welcome_within_s`, a gap, a Reattach or a missed heartbeat: attach anew.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Generic, TypeVar, cast
+
+import zmq
+
+from slipstream_ipc.codec import Codec
+from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.link import Beat, Header, Link, Verdict
+from slipstream_ipc.messages import (
+    PROTOCOL_VERSION,
+    Fault,
+    Frame,
+    Hello,
+    Ping,
+    Reattach,
+    Refusal,
+    Welcome,
+)
+from slipstream_ipc.sockets import is_numbered, new_dealer
+
+Out = TypeVar("Out")
+In = TypeVar("In")
+Receipt = TypeVar("Receipt")
+
+
+class Attacher(Generic[Out, In, Receipt]):
+    """Holds the hop to one accepting end. `poller` always has the current socket registered."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        codec: Codec[Out, In],
+        poller: zmq.Poller,
+        *,
+        identity: bytes,
+        now: float,
+        incarnation: int = 0,
+        welcome_within_s: float = 1.0,
+        fresh: bool = True,
+    ) -> None:
+        self._context = context
+        self._address = address
+        self._codec = codec
+        self._poller = poller
+        self._identity = identity
+        self._welcome_within_s = welcome_within_s
+        self._epoch = incarnation << 32
+        self._socket: zmq.Socket[bytes] | None = None
+        self.is_attached = False
+        self.attach(now, fresh=fresh)
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        """The socket of the current attach."""
+        assert self._socket is not None
+        return self._socket
+
+    @property
+    def epoch(self) -> int:
+        """The current attach; larger is later."""
+        return self._epoch
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether `send` would send."""
+        return self.is_attached and self._link.has_credit
+
+    @property
+    def num_unacked(self) -> int:
+        """Numbered messages of this attach that are not acknowledged."""
+        return self._link.num_unacked
+
+    def attach(self, now: float, *, fresh: bool = False) -> None:
+        """Begin a new epoch on a new socket. `fresh`: we know of no stream."""
+        self.close()
+        self._epoch += 1
+        self._socket = new_dealer(self._context, self._address, secrets.token_bytes(16))
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._link: Link[Receipt] = Link(self._epoch, now)
+        self._hello_at = now
+        hello = Hello(PROTOCOL_VERSION, self._identity, fresh)
+        self._send_control(cast(Out, hello))
+
+    def receive(self, now: float) -> Iterator[In]:
+        """Bodies that have arrived, the Welcome included; acknowledges when nothing is left."""
+        while True:
+            try:
+                data = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                frame = self._codec.decode(data)
+            except ProtocolError as error:
+                yield cast(In, Refusal(Fault("engine", f"the peer sent {error}")))
+                continue
+            body = frame.body
+            header = Header(frame.epoch, frame.seq, frame.ack)
+            if isinstance(body, Reattach):
+                if frame.epoch == self._epoch:
+                    self.attach(now)
+                continue
+            verdict = self._link.receive(header, is_numbered(body), now)
+            if verdict is Verdict.GAP:
+                self.attach(now)
+            elif verdict is Verdict.DELIVER and body is not None:
+                if isinstance(body, Ping):
+                    self._send_control(None)
+                    continue
+                if isinstance(body, Welcome):
+                    self.is_attached = True
+                yield body
+        if self._link.owes_ack:
+            self._send_control(None)
+
+    def send(self, body: Out, receipt: Receipt) -> bool:
+        """Send a numbered message, if attached and in credit."""
+        if not self.has_credit:
+            return False
+        frame = Frame(*self._link.next_header(), body)
+        if not self._send(frame):
+            return False
+        self._link.sent(receipt)
+        return True
+
+    def take_receipts(self) -> list[Receipt]:
+        """Receipts of the messages acknowledged since the last call."""
+        return self._link.take_receipts()
+
+    def beat(self, now: float) -> None:
+        """Ping a silent peer, attach anew to one that stays silent. Call it now and then."""
+        if not self.is_attached:
+            if now - self._hello_at >= self._welcome_within_s:
+                self.attach(now)
+            return
+        beat = self._link.beat(now)
+        if beat is Beat.PING:
+            self._send_control(cast(Out, Ping()))
+        elif beat is Beat.DEAD:
+            self.attach(now)
+
+    def close(self) -> None:
+        """Leave without a word."""
+        self.is_attached = False
+        if self._socket is not None:
+            self._poller.unregister(self._socket)
+            self._socket.close(linger=0)
+            self._socket = None
+
+    def _send_control(self, body: Out | None) -> None:
+        self._send(Frame(*self._link.control_header(), body))
+
+    def _send(self, frame: Frame[Out]) -> bool:
+        try:
+            self.socket.send(self._codec.encode(frame), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True

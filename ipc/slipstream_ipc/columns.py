@@ -1,0 +1,103 @@
+"""Columns of messages: bytes to numpy views and back, every length checked in one place.
+
+Owns: what a well-formed column is. Does not know: sockets, streams.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.messages import Deltas, LogprobColumns, Report, Step
+
+UInt32s = npt.NDArray[np.uint32]
+Float32s = npt.NDArray[np.float32]
+
+_U32 = np.dtype("<u4")
+_F32 = np.dtype("<f4")
+_U64 = np.dtype("<u8")
+
+
+def pack_u32(values: npt.ArrayLike) -> bytes:
+    """A u32 column of integers in [0, 2**32)."""
+    return np.asarray(values).astype(_U32, copy=False).tobytes()
+
+
+def pack_f32(values: npt.ArrayLike) -> bytes:
+    """An f32 column."""
+    return np.asarray(values).astype(_F32, copy=False).tobytes()
+
+
+def pack_u64(values: npt.ArrayLike) -> bytes:
+    """A u64 column."""
+    return np.asarray(values, np.uint64).astype(_U64, copy=False).tobytes()
+
+
+def u32(column: bytes, name: str = "column", length: int | None = None) -> UInt32s:
+    """A read-only view of a u32 column; ProtocolError unless it has `length` entries."""
+    return _view(column, _U32, name, length)
+
+
+def f32(column: bytes, name: str = "column", length: int | None = None) -> Float32s:
+    """A read-only view of an f32 column; ProtocolError unless it has `length` entries."""
+    return _view(column, _F32, name, length)
+
+
+def u64(column: bytes, name: str = "column", length: int | None = None) -> npt.NDArray[np.uint64]:
+    """A read-only view of a u64 column; ProtocolError unless it has `length` entries."""
+    return _view(column, _U64, name, length)
+
+
+def check_report(report: Report) -> None:
+    """ProtocolError where a Report's columns do not fit each other."""
+    u32(report.num_tokens, "num_tokens", len(u32(report.rows, "rows")))
+
+
+def check_step(step: Step) -> None:
+    """ProtocolError where a Step's columns do not fit each other."""
+    num_rows = len(u32(step.rows, "rows"))
+    total = num_rows
+    if step.counts:
+        total = int(u32(step.counts, "counts", num_rows).sum())
+        u32(step.starts, "starts", num_rows)
+    u32(step.token_ids, "token_ids", total)
+    if step.logprobs is not None:
+        _check_logprobs(step.logprobs, step.counts, num_rows)
+
+
+def check_deltas(deltas: Deltas) -> None:
+    """ProtocolError where Deltas' columns do not fit each other."""
+    num = len(deltas.texts)
+    u32(deltas.handles, "handles", num)
+    u32(deltas.chars, "chars", num)
+    u32(deltas.tokens, "tokens", num)
+    total = int(u32(deltas.counts, "counts", num).sum()) if deltas.counts else num
+    u32(deltas.token_ids, "token_ids", total)
+    ended = u32(deltas.ended, "ended", len(deltas.ends))
+    if len(ended) and int(ended.max()) >= num:
+        raise ProtocolError(f"ended: index {int(ended.max())} of {num} entries")
+    if deltas.logprobs is not None:
+        _check_logprobs(deltas.logprobs, deltas.counts, num)
+
+
+def _check_logprobs(columns: LogprobColumns, counts: bytes, num_entries: int) -> None:
+    per_entry = u32(counts, "counts", num_entries) if counts else np.ones(num_entries, _U32)
+    if columns.widths:
+        widths = u32(columns.widths, "widths", num_entries)
+    else:
+        widths = np.full(num_entries, columns.width, _U32)
+    total = int((per_entry.astype(np.int64) * widths).sum())
+    f32(columns.values, "logprobs.values", total)
+    u32(columns.ids, "logprobs.ids", total)
+    u32(columns.ranks, "logprobs.ranks", int(per_entry[widths > 0].sum()))
+
+
+def _view(column: bytes, dtype: np.dtype[Any], name: str, length: int | None) -> npt.NDArray[Any]:
+    if len(column) % dtype.itemsize:
+        raise ProtocolError(f"{name}: {len(column)} bytes are no whole number of {dtype} values")
+    if length is not None and len(column) != length * dtype.itemsize:
+        raise ProtocolError(f"{name}: {len(column) // dtype.itemsize} entries, expected {length}")
+    return np.frombuffer(column, dtype)

@@ -1,0 +1,119 @@
+"""How far one receiver has been sent, and has acknowledged, each row of a history.
+
+Owns: the cursor of STREAMS' "a history and a cursor", for token histories by row: which rows have
+something new, how much of it fits the next message, what an acknowledgement means for them.
+
+Does not know: messages, sockets, what a row is.
+
+Rules:
+- A message takes what lies between the cursor and the end of the history, and moves the cursor.
+- A message has a budget of tokens, shared evenly by the rows that wait; whoever was left out is
+  taken first the next time.
+- An attach moves cursors back to what the receiver states it has; nothing else moves them back.
+- A row that is opened again begins a new life: an acknowledgement of an earlier one is void, so a
+  row can be given to another stream while messages about the last one are still under way.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Portion(NamedTuple):
+    """What a message carries: of each row, `counts` positions from `starts` on."""
+
+    rows: Int64s
+    starts: Int64s
+    counts: Int64s
+    lives: Int64s  # the row's life (see Cursors.open) when the message was made
+
+
+class Cursors:
+    """Cursors by row; positions count from the row's own start."""
+
+    def __init__(self, rows: int = 64) -> None:
+        self._sent = np.zeros(rows, np.int64)
+        self._acked = np.zeros(rows, np.int64)
+        self._open = np.zeros(rows, np.bool_)
+        self._lives = np.zeros(rows, np.int64)
+        self._first = 0  # the row that is taken first where not all fit
+
+    @property
+    def acked(self) -> Int64s:
+        """Positions acknowledged, by row; a live view."""
+        return self._acked
+
+    def open(self, row: int, position: int) -> None:
+        """Begin (or, after an attach, begin again) to send `row` from `position` on."""
+        if row >= len(self._sent):
+            more = max(row + 1, 2 * len(self._sent)) - len(self._sent)
+            self._sent = np.pad(self._sent, (0, more))
+            self._acked = np.pad(self._acked, (0, more))
+            self._open = np.pad(self._open, (0, more))
+            self._lives = np.pad(self._lives, (0, more))
+        self._sent[row] = self._acked[row] = position
+        self._open[row] = True
+        self._lives[row] += 1
+
+    def close(self, row: int) -> None:
+        """Stop sending `row`."""
+        self._open[row] = False
+
+    def is_open(self, row: int) -> bool:
+        """Whether `row` is being sent."""
+        return row < len(self._open) and bool(self._open[row])
+
+    def sent(self, row: int) -> int:
+        """Positions of `row` sent so far."""
+        return int(self._sent[row])
+
+    def take(self, rows: Int64s, lengths: Int64s, budget: int) -> Portion:
+        """The next message's portion of `rows`, whose histories have `lengths`; moves the cursors.
+
+        At most `budget` positions altogether, at least one of some row if any has news.
+        """
+        starts = self._sent[rows]
+        counts = np.where(self._open[rows], lengths - starts, 0)
+        news = counts > 0
+        if not news.all():
+            rows, starts, counts = rows[news], starts[news], counts[news]
+        if counts.sum() > budget:
+            rows, starts, counts = self._share(rows, starts, counts, budget)
+        self._sent[rows] = starts + counts
+        return Portion(rows, starts, counts, self._lives[rows])
+
+    def untake(self, portion: Portion) -> None:
+        """The message of `portion`, the last one taken, did not leave: move the cursors back."""
+        self._sent[portion.rows] = portion.starts
+
+    def lags(self, rows: Int64s, lengths: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of `rows` are being sent and have not been sent all of their `lengths`."""
+        behind: npt.NDArray[np.bool_] = self._open[rows] & (self._sent[rows] < lengths)
+        return behind
+
+    def acknowledge(self, portion: Portion) -> None:
+        """The receiver has everything up to the end of `portion`."""
+        same = self._lives[portion.rows] == portion.lives
+        rows = portion.rows[same]
+        ends = (portion.starts + portion.counts)[same]
+        self._acked[rows] = np.maximum(self._acked[rows], ends)
+
+    def _share(
+        self, rows: Int64s, starts: Int64s, counts: Int64s, budget: int
+    ) -> tuple[Int64s, Int64s, Int64s]:
+        order = np.argsort(rows)
+        order = np.roll(order, -int(np.searchsorted(rows[order], self._first)))[:budget]
+        rows, starts, counts = rows[order], starts[order], counts[order]
+        self._first = int(rows[-1]) + 1
+        # the largest even share under which all fit: short rows leave theirs to the long ones
+        ascending = np.sort(counts)
+        left = budget - np.concatenate([[0], np.cumsum(ascending)[:-1]])
+        shares = left // np.arange(len(counts), 0, -1)
+        exceeds = ascending > shares
+        share = int(shares[np.argmax(exceeds)]) if exceeds.any() else int(ascending[-1])
+        return rows, starts, np.minimum(counts, max(share, 1))

@@ -1,0 +1,372 @@
+"""Every type that crosses between Slipstream's processes; types alone, no logic.
+
+Rules:
+- Immutable msgspec Structs, arrays on the wire, one tagged union per direction of each hop.
+- Fields are appended with defaults, never reordered; PROTOCOL_VERSION changes when that fails.
+- Whatever there is one of per request and step travels as a column: the bytes of a little-endian
+  numpy array, u32 unless its comment says otherwise. `slipstream_ipc.columns` checks and reads
+  them.
+
+A hop has an attaching end (worker towards core, client towards worker) and an accepting end.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, Literal, TypeVar
+
+from msgspec import Raw, Struct
+
+PROTOCOL_VERSION = 1
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+ErrorCode = Literal[
+    "bad_request",  # the caller's fault: a field is wrong
+    "conflict",  # the caller's fault: the stream id is taken by other content
+    "unknown_stream",  # no such stream here (any more)
+    "overloaded",  # nobody's fault: try again later
+    "diverged",  # a resumed stream is not the one the reader has part of
+    "engine",  # ours
+]
+
+Body = TypeVar("Body")
+
+
+class Frame(Struct, Generic[Body], array_like=True, gc=False, frozen=True):
+    """What every message is wrapped in; `slipstream_ipc.link` gives its numbers their meaning."""
+
+    epoch: int
+    seq: int
+    ack: int
+    body: Body | None = None  # None is a bare acknowledgement
+
+
+class Fault(Struct, array_like=True, frozen=True):
+    """What went wrong, and with which field of whose request."""
+
+    code: ErrorCode
+    message: str
+    field: str | None = None
+
+
+class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a request is sampled, ended and reported. Names and defaults are vLLM's.
+
+    temperature: 0 is greedy. top_k: 0 is off. top_p: in (0, 1]. min_p: in [0, 1].
+    seed: the same seed, prompt and model give the same tokens; None draws one per stream.
+    stop: strings that end the stream, themselves left out unless include_stop_str_in_output.
+    stop_token_ids: ids that end the stream besides the model's own end-of-sequence ids.
+    max_tokens: None is as many as the model's length allows.
+    logprobs: None is none; k is the sampled token's and the k most likely ones'.
+    stream_interval: tokens between two deltas; the first token and the end always leave at once.
+    detokenize: False leaves texts empty and forbids stop strings.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+    stream_interval: int = 1
+
+
+class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):
+    """One turn of a chat, as the model's chat template wants it."""
+
+    role: str
+    content: str
+
+
+class ModelCard(Struct, array_like=True, frozen=True):
+    """What a stack serves."""
+
+    name: str
+    path: str  # where the tokenizer is found: a folder or a hub id
+    vocab_size: int
+    max_model_len: int  # tokens, prompt and output together
+    eos_token_ids: tuple[int, ...]
+
+
+class End(Struct, array_like=True, frozen=True):
+    """How a stream ended. Every accepted stream gets exactly one."""
+
+    reason: FinishReason
+    num_tokens: int  # output tokens kept
+    stop_reason: int | str | None = None  # the stop id or string that ended it, None for EOS
+    fault: Fault | None = None
+
+
+class LogprobColumns(Struct, array_like=True, gc=False, frozen=True):
+    """Log-probabilities of all tokens of a batch, in its order; a token's first is its own.
+
+    `widths` is empty where all entries of the batch have `width` values to a token.
+    """
+
+    width: int
+    values: bytes  # f32
+    ids: bytes
+    ranks: bytes  # one to a token that has values; 1 is the most likely
+    widths: bytes = b""  # one to an entry of the batch
+
+
+# ---- both hops, either way -----------------------------------------------------------------
+
+
+class Hello(Struct, array_like=True, frozen=True, tag=0):
+    """Opens an epoch. `fresh`: the sender knows of no stream and wants everything replayed."""
+
+    version: int
+    identity: bytes  # stays the same over all attaches of one party's life
+    fresh: bool = True
+
+
+class Welcome(Struct, array_like=True, frozen=True, tag=1):
+    """The accepting end's answer to a Hello."""
+
+    version: int
+    model: ModelCard
+
+
+class Reattach(Struct, array_like=True, frozen=True, tag=2):
+    """The accepting end does not know this route: attach anew."""
+
+
+class Refusal(Struct, array_like=True, frozen=True, tag=3):
+    """The accepting end will not have this peer, or cannot read what it sent."""
+
+    fault: Fault
+
+
+class Ping(Struct, array_like=True, frozen=True, tag=4):
+    """Asks for a sign of life."""
+
+
+# ---- client -> worker ----------------------------------------------------------------------
+
+
+class Submit(Struct, array_like=True, frozen=True, tag=10):
+    """Ask for a stream. One of `text`, `token_ids`, `messages` is the prompt."""
+
+    handle: int  # the client's number for the stream within this session
+    stream_id: bytes  # 128 random bits
+    params: Raw  # a SamplingParams map, decoded apart so that its errors find their caller
+    text: str | None = None
+    token_ids: bytes = b""
+    messages: tuple[ChatMessage, ...] = ()
+    label: str = ""  # the user's own name for it; grants nothing
+    priority: int = 0  # lower runs first
+
+
+class Resume(Struct, array_like=True, frozen=True, tag=11):
+    """Go on with a stream from where the reader's copy ends."""
+
+    handle: int
+    stream_id: bytes
+    num_chars: int
+    num_tokens: int
+
+
+class Abort(Struct, array_like=True, frozen=True, tag=12):
+    """End a stream now."""
+
+    stream_id: bytes
+
+
+class Goodbye(Struct, array_like=True, frozen=True, tag=13):
+    """The client leaves for good: abort and forget what is its own."""
+
+
+# ---- worker -> client ----------------------------------------------------------------------
+
+
+class Accepted(Struct, array_like=True, frozen=True, tag=20):
+    """The stream runs; its prompt has this many tokens."""
+
+    handle: int
+    prompt_ids: bytes
+
+
+class Rejected(Struct, array_like=True, frozen=True, tag=21):
+    """The stream was never accepted, or what was asked of it cannot be done."""
+
+    handle: int
+    fault: Fault
+
+
+class Deltas(Struct, array_like=True, gc=False, frozen=True, tag=22):
+    """What is new of a client's streams. Entry i begins at `chars[i]` and `tokens[i]`."""
+
+    handles: bytes
+    chars: bytes  # characters before this entry's text
+    tokens: bytes  # tokens before this entry's ids
+    texts: list[str]
+    token_ids: bytes
+    counts: bytes = b""  # ids to an entry; empty: one each
+    ended: bytes = b""  # indices of entries that are their stream's last
+    ends: tuple[End, ...] = ()  # one to an index in `ended`
+    logprobs: LogprobColumns | None = None
+
+
+class UnknownStreams(Struct, array_like=True, frozen=True, tag=23):
+    """Resumed streams that the worker knows nothing of."""
+
+    handles: tuple[int, ...]
+
+
+# ---- worker -> core ------------------------------------------------------------------------
+
+
+class Admit(Struct, array_like=True, frozen=True, tag=30):
+    """A stream's whole registration: enough to run it, or to go on with it, from nothing."""
+
+    stream_id: bytes
+    prompt_ids: bytes
+    params: SamplingParams
+    stop_token_ids: tuple[int, ...]  # every id that ends it, the model's own included
+    seed: int
+    max_tokens: int
+    output_ids: bytes = b""
+    priority: int = 0
+    label: str = ""
+    owner: bytes = b""  # identity of the client that reads it
+    handle: int = 0  # and its number there
+
+
+class Report(Struct, array_like=True, gc=False, frozen=True, tag=31):
+    """The worker has checked everything up to `step`; these rows end, cut to so many tokens."""
+
+    step: int
+    rows: bytes = b""
+    num_tokens: bytes = b""
+
+
+class Withdraw(Struct, array_like=True, frozen=True, tag=32):
+    """End a stream for a reason that its tokens do not imply (abort, fault)."""
+
+    stream_id: bytes
+    end: End
+
+
+class Forget(Struct, array_like=True, frozen=True, tag=33):
+    """No reader will ask for these ended streams again."""
+
+    stream_ids: tuple[bytes, ...]
+
+
+class Positions(Struct, array_like=True, frozen=True, tag=34):
+    """After an attach: how much of which streams the worker has. `last`: no more follow."""
+
+    stream_ids: tuple[bytes, ...]
+    lengths: bytes  # output tokens
+    digests: bytes  # u64, of those tokens
+    last: bool
+
+
+# ---- core -> worker ------------------------------------------------------------------------
+
+
+class Admitted(Struct, array_like=True, frozen=True, tag=40):
+    """The stream has this row in the columns to come."""
+
+    stream_id: bytes
+    row: int
+
+
+class Registered(Struct, array_like=True, frozen=True, tag=41):
+    """Replays a stream to a worker that does not know it; its tokens follow as a catch-up."""
+
+    row: int
+    registration: Admit
+    end: End | None = None  # where it ended for a reason that its tokens do not imply
+
+
+class Refused(Struct, array_like=True, frozen=True, tag=42):
+    """The core did not take the stream, or had to end it."""
+
+    stream_id: bytes
+    fault: Fault
+
+
+class Step(Struct, array_like=True, gc=False, frozen=True, tag=43):
+    """New tokens by row: what lies between the worker's cursor and the end of the history."""
+
+    step: int  # everything sampled up to this step has been sent with this message
+    rows: bytes
+    token_ids: bytes
+    counts: bytes = b""  # tokens to a row; empty: one each
+    starts: bytes = b""  # where in the history, prompt included; sent where counts are
+    logprobs: LogprobColumns | None = None
+
+
+class Unknown(Struct, array_like=True, frozen=True, tag=44):
+    """Streams that the worker stated and the core knows nothing of."""
+
+    stream_ids: tuple[bytes, ...]
+
+
+class SyncDone(Struct, array_like=True, frozen=True, tag=45):
+    """Every registration this attach calls for has been sent."""
+
+
+ClientToWorker = Hello | Ping | Submit | Resume | Abort | Goodbye
+WorkerToClient = Welcome | Reattach | Refusal | Ping | Accepted | Rejected | Deltas | UnknownStreams
+WorkerToCore = Hello | Ping | Admit | Report | Withdraw | Forget | Positions
+CoreToWorker = (
+    Welcome
+    | Reattach
+    | Refusal
+    | Ping
+    | Admitted
+    | Registered
+    | Refused
+    | Step
+    | Unknown
+    | SyncDone
+)
+
+
+# ---- worker <-> its prompt process, supervisor <- every process ------------------------------
+
+
+class Render(Struct, array_like=True, frozen=True):
+    """Turn a prompt into token ids. One of `text` and `messages` is given."""
+
+    key: int
+    text: str | None = None
+    messages: tuple[ChatMessage, ...] = ()
+
+
+class Rendered(Struct, array_like=True, frozen=True, tag=0):
+    """The ids of a prompt, or why there are none."""
+
+    key: int
+    token_ids: bytes = b""
+    fault: Fault | None = None
+
+
+class PromptReady(Struct, array_like=True, frozen=True, tag=1):
+    """The tokenizer is loaded. `table_path` is "" where its decoder does not compile."""
+
+    tokenizer_path: str  # its tokenizer.json
+    table_path: str
+    why_not: str = ""
+    error: str = ""  # it could not be loaded at all
+
+
+FromPromptProcess = Rendered | PromptReady
+
+
+class Status(Struct, frozen=True):
+    """A line a child writes to its supervisor."""
+
+    ready: bool = False
+    detail: str = ""
+    error: str = ""

@@ -1,0 +1,129 @@
+"""What a request may ask for: the checks that a client makes early and the worker makes again.
+
+Owns: the allowed values of SamplingParams and prompts. Does not know: sockets, models' weights.
+Every refusal is a BadRequest that names the field, the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from slipstream_ipc.columns import UInt32s
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.messages import ModelCard, SamplingParams
+
+MAX_LOGPROBS = 20
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_SEED = 2**63 - 1
+
+
+def params_from(options: Mapping[str, Any]) -> SamplingParams:
+    """SamplingParams of keyword options; BadRequest for an unknown name or a wrong type."""
+    for name, value in options.items():
+        if name not in SamplingParams.__struct_fields__:
+            allowed = "one of " + ", ".join(sorted(SamplingParams.__struct_fields__))
+            raise BadRequest("parameter", f"{name}={value!r}", allowed)
+        try:
+            msgspec.convert({name: value}, SamplingParams)
+        except msgspec.ValidationError as error:
+            raise BadRequest(name, value, str(error).split(" - at")[0]) from error
+    return msgspec.convert(dict(options), SamplingParams)
+
+
+def stop_strings(params: SamplingParams) -> tuple[str, ...]:
+    """The stop strings as a tuple, whichever way they were given."""
+    return (params.stop,) if isinstance(params.stop, str) else params.stop
+
+
+def check_params(params: SamplingParams) -> None:
+    """BadRequest for the first field whose value is not allowed."""
+    _number("temperature", params.temperature, 0, math.inf, "a finite number >= 0")
+    _number("top_p", params.top_p, 0, 1, "a number in (0, 1]", open_below=True)
+    _number("min_p", params.min_p, 0, 1, "a number in [0, 1]")
+    _integer("top_k", params.top_k, -1, 2**31 - 1, "an integer >= 0, 0 or -1 is off")
+    if params.seed is not None:
+        _integer("seed", params.seed, -MAX_SEED - 1, MAX_SEED, "a 64-bit integer, or None")
+    if params.max_tokens is not None:
+        _integer("max_tokens", params.max_tokens, 1, 2**31 - 1, "an integer >= 1, or None")
+    most = 2**31 - 1 if params.max_tokens is None else params.max_tokens
+    _integer("min_tokens", params.min_tokens, 0, most, "an integer in [0, max_tokens]")
+    if params.logprobs is not None:
+        allowed = f"an integer in [0, {MAX_LOGPROBS}], or None"
+        _integer("logprobs", params.logprobs, 0, MAX_LOGPROBS, allowed)
+    _integer("stream_interval", params.stream_interval, 1, 2**31 - 1, "an integer >= 1")
+    _check_stops(params)
+
+
+def check_prompt(token_ids: UInt32s, params: SamplingParams, card: ModelCard) -> int:
+    """How many tokens the request may produce; BadRequest where its prompt cannot be run."""
+    num = len(token_ids)
+    if not num:
+        raise BadRequest("prompt", "an empty prompt", "at least one token")
+    largest = int(token_ids.max())
+    if largest >= card.vocab_size:
+        allowed = f"token ids in [0, {card.vocab_size})"
+        raise BadRequest("prompt_token_ids", largest, allowed)
+    if num >= card.max_model_len:
+        allowed = f"at most {card.max_model_len - 1} (max_model_len {card.max_model_len} less one)"
+        raise BadRequest("prompt", f"{num} tokens", allowed)
+    room = card.max_model_len - num
+    for token_id in params.stop_token_ids:
+        if not 0 <= token_id < card.vocab_size:
+            raise BadRequest("stop_token_ids", token_id, f"ids in [0, {card.vocab_size})")
+    if params.max_tokens is None:
+        return room
+    if params.max_tokens > room:
+        allowed = f"at most {room} (max_model_len {card.max_model_len} less the prompt's {num})"
+        raise BadRequest("max_tokens", params.max_tokens, allowed)
+    return params.max_tokens
+
+
+def token_ids_from(ids: Any) -> UInt32s:
+    """Token ids given as a sequence of integers, as a u32 array; BadRequest for anything else."""
+    allowed = "a sequence of integers in [0, 2**32)"
+    try:
+        array = np.asarray(ids)
+    except ValueError as error:
+        raise BadRequest("prompt_token_ids", ids, allowed) from error
+    if array.size == 0:
+        return np.zeros(0, np.uint32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise BadRequest("prompt_token_ids", ids, allowed)
+    for value in (array.min(), array.max()):
+        if not 0 <= int(value) < 2**32:
+            raise BadRequest("prompt_token_ids", int(value), allowed)
+    return array.astype(np.uint32)
+
+
+def _check_stops(params: SamplingParams) -> None:
+    stops = stop_strings(params)
+    if len(stops) > MAX_STOPS:
+        raise BadRequest("stop", f"{len(stops)} strings", f"at most {MAX_STOPS}")
+    for stop in stops:
+        if not stop or len(stop) > MAX_STOP_CHARS:
+            raise BadRequest("stop", stop, f"strings of 1 to {MAX_STOP_CHARS} characters")
+    if stops and not params.detokenize:
+        raise BadRequest("stop", stops, "no stop strings where detokenize is False")
+    num_ids = len(params.stop_token_ids)
+    if num_ids > MAX_STOP_TOKEN_IDS:
+        raise BadRequest("stop_token_ids", f"{num_ids} ids", f"at most {MAX_STOP_TOKEN_IDS}")
+
+
+def _number(
+    field: str, value: float, low: float, high: float, allowed: str, *, open_below: bool = False
+) -> None:
+    above = value > low if open_below else value >= low
+    if not (math.isfinite(value) and above and value <= high):
+        raise BadRequest(field, value, allowed)
+
+
+def _integer(field: str, value: int, low: int, high: int, allowed: str) -> None:
+    if not low <= value <= high:
+        raise BadRequest(field, value, allowed)

@@ -1,0 +1,95 @@
+"""The text half of STREAMS' `Log`: what a stream has released, with opaque positions.
+
+Owns: the units of text and tokens in which a stream becomes readable, and reading from any unit
+on. Does not know: readers, intervals, stop rules, token ids (they lie beside, by token position).
+
+Rules:
+- A unit is text together with the tokens that produced it; neither is readable without the other.
+- Units are a pure function of the token history, so every life of a worker cuts the same ones and
+  a position (chars, tokens) that one life handed out means the same in the next.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+
+class Cursor(NamedTuple):
+    """A position between two units."""
+
+    unit: int
+    num_chars: int
+    num_tokens: int
+
+
+START = Cursor(0, 0, 0)
+
+
+class TextLog:
+    """Append-only units of one stream."""
+
+    __slots__ = ("_num_chars", "_texts", "_token_ends")
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._token_ends: list[int] = []
+        self._num_chars = 0
+
+    @property
+    def end(self) -> Cursor:
+        """The position behind everything released."""
+        return Cursor(len(self._texts), self._num_chars, self.num_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens released."""
+        return self._token_ends[-1] if self._token_ends else 0
+
+    def append(self, text: str, num_tokens: int) -> None:
+        """Release `text` together with all tokens up to the `num_tokens`-th."""
+        self._texts.append(text)
+        self._token_ends.append(num_tokens)
+        self._num_chars += len(text)
+
+    @property
+    def num_units(self) -> int:
+        """Units released."""
+        return len(self._texts)
+
+    def advance(self, cursor: Cursor, max_chars: int) -> Cursor:
+        """The end, or as far as `max_chars` reach from `cursor`, though at least one unit."""
+        end = self.end
+        if end.num_chars - cursor.num_chars <= max_chars or end.unit - cursor.unit <= 1:
+            return end
+        unit, num_chars = cursor.unit, cursor.num_chars
+        while unit < end.unit:
+            more = len(self._texts[unit])
+            if unit > cursor.unit and num_chars + more - cursor.num_chars > max_chars:
+                break
+            num_chars += more
+            unit += 1
+        return Cursor(unit, num_chars, self._token_ends[unit - 1])
+
+    def text_between(self, start: Cursor, stop: Cursor) -> str:
+        """The text released between two cursors."""
+        if stop.unit - start.unit == 1:
+            return self._texts[start.unit]
+        return "".join(self._texts[start.unit : stop.unit])
+
+    def find(self, num_chars: int, num_tokens: int) -> Cursor | None:
+        """The cursor at a reader's position; None where this stream never had such a one."""
+        if num_tokens == 0:
+            unit = 0
+        else:
+            unit = bisect_left(self._token_ends, num_tokens) + 1
+            if unit > len(self._token_ends) or self._token_ends[unit - 1] != num_tokens:
+                return None
+        # the last unit may have released text alone (a flush at the end): both are positions
+        for end in range(unit, len(self._token_ends) + 1):
+            tokens = self._token_ends[end - 1] if end else 0
+            if tokens != num_tokens:
+                break
+            if sum(map(len, self._texts[:end])) == num_chars:
+                return Cursor(end, num_chars, num_tokens)
+        return None

@@ -1,0 +1,1 @@
+"""The output worker: the front door of a stack; knows only text."""

@@ -1,0 +1,28 @@
+"""The worker's one configuration object, validated where it is made."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+
+class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one output worker; unknown names and values out of range are refused.
+
+    grace_s: how long an ended stream can still be read, and how long a stream whose client has
+    vanished goes on. client_timeout_s: silence after which a client is asked, and again as long
+    until it counts as gone.
+    """
+
+    tokenizer: str  # a folder or a hub id
+    client_address: str  # ipc:// endpoint that clients connect to
+    core_address: str  # ipc:// endpoint of the core
+    runtime_dir: str  # private folder for the worker's own sockets
+    cache_dir: str  # compiled token tables are kept here
+    index: Annotated[int, Meta(ge=0)] = 0
+    incarnation: Annotated[int, Meta(ge=0)] = 0
+    stream_interval: Annotated[int, Meta(ge=1)] = 1
+    client_timeout_s: Annotated[float, Meta(gt=0)] = 5.0
+    grace_s: Annotated[float, Meta(ge=0)] = 60.0
+    trust_remote_code: bool = False

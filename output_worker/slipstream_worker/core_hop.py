@@ -1,0 +1,103 @@
+"""The worker's end of the hop to its core.
+
+Owns: the attach to the core, the states that wait for credit, the report that is due. Does not
+know: what streams are; the worker states them anew after each attach.
+
+Rules (STREAMS I):
+- States leave in the order they were made. A report says how far everything has been checked;
+  while it waits for credit, a later one takes its place and adds its rows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import zmq
+
+from slipstream_ipc.attach import Attacher
+from slipstream_ipc.codec import worker_codec
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.messages import CoreToWorker, Report, WorkerToCore
+
+
+class CoreHop:
+    """What goes to the core and comes from it."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        poller: zmq.Poller,
+        *,
+        identity: bytes,
+        incarnation: int,
+        now: float,
+    ) -> None:
+        self._attacher: Attacher[WorkerToCore, CoreToWorker, None] = Attacher(
+            context,
+            address,
+            worker_codec(),
+            poller,
+            identity=identity,
+            incarnation=incarnation,
+            now=now,
+        )
+        self._states: deque[WorkerToCore] = deque()
+        self._ended_rows: list[int] = []
+        self._ended_lens: list[int] = []
+        self._checked_step = 0
+        self._report_due = False
+
+    @property
+    def epoch(self) -> int:
+        """The current attach."""
+        return self._attacher.epoch
+
+    def receive(self, now: float) -> Iterator[CoreToWorker]:
+        """What has arrived, the Welcome of each attach included."""
+        return self._attacher.receive(now)
+
+    def restart(self) -> None:
+        """After an attach: nothing that waited means anything."""
+        self._states.clear()
+        self._ended_rows.clear()
+        self._ended_lens.clear()
+        self._report_due = False
+
+    def state(self, body: WorkerToCore) -> None:
+        """Queue a state."""
+        self._states.append(body)
+
+    def ended(self, row: int, num_tokens: int) -> None:
+        """The next report says that this row ends."""
+        self._ended_rows.append(row)
+        self._ended_lens.append(num_tokens)
+        self._report_due = True
+
+    def checked(self, step: int) -> None:
+        """Everything up to `step` has been checked."""
+        self._checked_step = step
+        self._report_due = True
+
+    def flush(self) -> None:
+        """Send what credit allows, the report first: the device may be waiting for it."""
+        self._attacher.take_receipts()
+        if self._report_due:
+            report = Report(
+                self._checked_step, pack_u32(self._ended_rows), pack_u32(self._ended_lens)
+            )
+            if self._attacher.send(report, None):
+                self._ended_rows.clear()
+                self._ended_lens.clear()
+                self._report_due = False
+        while self._states and self._attacher.send(self._states[0], None):
+            self._states.popleft()
+
+    def beat(self, now: float) -> None:
+        """Look for signs of life."""
+        self._attacher.beat(now)
+
+    def close(self) -> None:
+        """Leave."""
+        self._attacher.close()

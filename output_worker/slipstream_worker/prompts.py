@@ -1,0 +1,118 @@
+"""The worker's side of its prompt process.
+
+Owns: the child, the socket to it, the prompts it has yet to answer. Does not know: streams.
+
+Rules:
+- A child that dies is started again, and asked again what it had not answered once it is ready; a
+  prompt that was being rendered in two deaths is refused.
+- Nothing blocks: what cannot be sent while there is no child is sent when there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import msgspec
+import zmq
+
+from slipstream_ipc.child import STATUS_FD_VARIABLE
+from slipstream_ipc.messages import Fault, FromPromptProcess, PromptReady, Render, Rendered
+
+logger = logging.getLogger(__name__)
+
+_STOP_WITHIN_S = 1.0
+
+
+class Prompts:
+    """Sends prompts to be rendered, brings their ids back."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, config: dict[str, object]
+    ) -> None:
+        """`config`: the fields of a PromptConfig but the address."""
+        self._config = msgspec.json.encode({**config, "address": address})
+        self._socket = context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(address)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decoder = msgspec.msgpack.Decoder[FromPromptProcess](FromPromptProcess)
+        self._waiting: dict[int, Render] = {}  # oldest first: the first is being rendered
+        self._strikes: dict[int, int] = {}
+        self._next_key = 0
+        self._is_ready = False
+        self._child = self._start()
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        """For the poller."""
+        return self._socket
+
+    def ask(self, request: Render) -> int:
+        """Have a prompt rendered; the key under which its ids will come (`request.key` is void)."""
+        self._next_key += 1
+        request = msgspec.structs.replace(request, key=self._next_key)
+        self._waiting[request.key] = request
+        if self._is_ready:
+            self._send(request)
+        return request.key
+
+    def receive(self) -> Iterator[Rendered | PromptReady]:
+        """What has arrived."""
+        while self._socket.poll(0):
+            answer = self._decoder.decode(self._socket.recv())
+            if isinstance(answer, Rendered):
+                self._strikes.pop(answer.key, None)
+                if self._waiting.pop(answer.key, None) is None:
+                    continue
+            else:
+                self._is_ready = True
+                for request in self._waiting.values():
+                    self._send(request)
+            yield answer
+
+    def beat(self) -> Iterator[Rendered]:
+        """Start a dead child again; the prompts that it will not be asked any more."""
+        if self._child.poll() is None:
+            return
+        logger.error("the prompt process died (code %s); starting another", self._child.returncode)
+        if self._waiting:
+            first = next(iter(self._waiting))
+            self._strikes[first] = self._strikes.get(first, 0) + 1
+            if self._strikes[first] > 1:
+                del self._waiting[first], self._strikes[first]
+                fault = Fault("engine", "the prompt process died twice of this prompt")
+                yield Rendered(first, fault=fault)
+        self._is_ready = False
+        self._child = self._start()
+
+    def close(self) -> None:
+        """End the child and remove the socket."""
+        self._child.terminate()
+        try:
+            self._child.wait(_STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        self._socket.close()
+
+    def _send(self, request: Render) -> None:
+        # where the child is gone unnoticed, the request is sent again to the next one
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(self._encode(request), zmq.NOBLOCK)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        environment = {k: v for k, v in os.environ.items() if k != STATUS_FD_VARIABLE}
+        child = subprocess.Popen(
+            [sys.executable, "-m", "slipstream_worker.prompt_process"],
+            stdin=subprocess.PIPE,
+            env=environment,
+        )
+        assert child.stdin is not None
+        child.stdin.write(self._config)
+        child.stdin.close()
+        return child

@@ -1,0 +1,100 @@
+"""The compiled token table as data, and its file in the cache.
+
+Owns: `TokenTable` (token id -> bytes, and which ids are special), and how it is written to disk
+and read back.
+
+Does not know: tokenizers (`compile_table` makes the tables), text, streams. It imports msgspec
+and the standard library alone, because a worker that is born again waits for this module.
+
+Rules:
+- A file is its header line, a checksum of the body, the body (msgpack). The header carries
+  FORMAT_VERSION: whoever adds a mode or a field raises it, and older files count as foreign.
+- A file appears whole or not at all: it is written beside its place and moved there.
+- What `load_table` returns is what `save_table` got. For a reader of the cache a foreign or broken
+  file is a missing one: catch `(FileNotFoundError, TableFileError)` and compile anew.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+__all__ = [
+    "FORMAT_VERSION",
+    "TableFileError",
+    "TokenTable",
+    "cache_path",
+    "load_table",
+    "save_table",
+]
+
+FORMAT_VERSION = 1
+
+_HEADER = b"slipstream token table %d\n" % FORMAT_VERSION
+_CHECKSUM_BYTES = 16
+
+
+class TableFileError(ValueError):
+    """The file is no token table of this format version, or it is damaged."""
+
+
+class TokenTable(msgspec.Struct, frozen=True, gc=False):
+    """What each token id stands for, for one way of decoding (`mode`).
+
+    "bytelevel": the text of a sequence is the UTF-8 decoding of its pieces joined, with one U+FFFD
+    for each byte or run of bytes that is the beginning of no character.
+    """
+
+    mode: Literal["bytelevel"]
+    pieces: tuple[bytes, ...]  # [vocab_size]; an id that no token has is b""
+    special: tuple[int, ...]  # ids that skip_special_tokens drops, ascending
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+        return len(self.pieces)
+
+
+def cache_path(cache_dir: Path, tokenizer_json: bytes) -> Path:
+    """Where the table of this tokenizer.json lies: one file for each content and format version."""
+    digest = blake2b(tokenizer_json, digest_size=_CHECKSUM_BYTES).hexdigest()
+    return cache_dir / f"token-table-v{FORMAT_VERSION}-{digest}.msgpack"
+
+
+def save_table(path: Path, table: TokenTable) -> None:
+    """Write `table` to `path`, in one move; makes the folder. Raises OSError."""
+    body = msgspec.msgpack.encode(table)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A name of its own for each writer: two workers may compile the same tokenizer at once.
+    handle, name = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(_HEADER + _checksum(body) + body)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def load_table(path: Path) -> TokenTable:
+    """Read the table at `path`. Raises OSError, or TableFileError for a foreign or damaged file."""
+    content = path.read_bytes()
+    if not content.startswith(_HEADER):
+        raise TableFileError(f"{path} is no token table of format version {FORMAT_VERSION}")
+    body_at = len(_HEADER) + _CHECKSUM_BYTES
+    checksum, body = content[len(_HEADER) : body_at], content[body_at:]
+    if checksum != _checksum(body):
+        raise TableFileError(f"{path} is damaged: its checksum does not match; delete it")
+    try:
+        return msgspec.msgpack.decode(body, type=TokenTable)
+    except msgspec.DecodeError as error:
+        raise TableFileError(f"{path} holds no token table: {error}") from error
+
+
+def _checksum(body: bytes) -> bytes:
+    return blake2b(body, digest_size=_CHECKSUM_BYTES).digest()

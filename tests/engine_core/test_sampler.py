@@ -1,0 +1,279 @@
+"""The sampler against distributions worked out by a sort in float64, and against itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream_core.runner import sampler
+from slipstream_core.runner.plan import StepPlan
+from slipstream_core.runner.sampler import RawLogprobs, sample
+
+torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
+
+
+@dataclass(frozen=True)
+class Row:
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    position: int = 1
+    num_logprobs: int = -1
+    masked: tuple[int, ...] = ()
+
+    @property
+    def truncates(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+def plan_of(rows: Sequence[Row]) -> StepPlan:
+    count = len(rows)
+    positions = np.array([row.position for row in rows], np.int32)
+    masked = [(i, token) for i, row in enumerate(rows) for token in row.masked]
+    return StepPlan(
+        step=1,
+        num_decodes=count,
+        token_ids=np.zeros(count, np.int64),
+        gather_slots=np.full(count, -1, np.int64),
+        positions=positions.astype(np.int64) - 1,
+        kv_slots=np.arange(count),
+        slots=np.arange(count),
+        query_lens=np.ones(count, np.int32),
+        kv_lens=positions,
+        prompt_lens=np.ones(count, np.int32),
+        block_tables=np.ones((count, 1), np.int32),
+        samples=np.ones(count, np.bool_),
+        temperatures=np.array([row.temperature for row in rows], np.float32),
+        top_ks=np.array([row.top_k for row in rows], np.int32),
+        top_ps=np.array([row.top_p for row in rows], np.float32),
+        min_ps=np.array([row.min_p for row in rows], np.float32),
+        seeds=np.array([row.seed for row in rows], np.int64),
+        num_logprobs=np.array([row.num_logprobs for row in rows], np.int32),
+        masked_rows=np.array([i for i, _ in masked], np.int64),
+        masked_ids=np.array([token for _, token in masked], np.int64),
+        all_greedy=all(row.temperature == 0 for row in rows),
+        any_truncation=any(row.truncates for row in rows),
+        max_logprobs=max(row.num_logprobs for row in rows),
+    )
+
+
+def run(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[list[int], RawLogprobs | None]:
+    vocab = torch.arange(logits.shape[1], dtype=torch.int32)
+    before = logits.clone()
+    token_ids, logprobs = sample(logits, plan_of(rows), vocab)
+    assert torch.equal(logits, before)
+    return token_ids.tolist(), logprobs
+
+
+def logits_of(vocab_size: int, scale: float, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(vocab_size, generator=generator) * scale
+
+
+def distribution(logits: torch.Tensor, row: Row) -> torch.Tensor:
+    """What a row should sample from, float64 [vocab], by sorting everything."""
+    logits = logits.double()
+    logits[list(row.masked)] = -torch.inf
+    probs, order = (logits / row.temperature).softmax(-1).sort(descending=True, stable=True)
+    if row.top_k:
+        probs[row.top_k :] = 0
+    probs = probs / probs.sum()
+    kept = (probs.cumsum(-1) - probs < row.top_p) & (probs >= row.min_p * probs[0])
+    probs = torch.where(kept, probs, 0)
+    return torch.zeros_like(probs).scatter(0, order, probs / probs.sum())
+
+
+def draw(logits: torch.Tensor, row: Row, count: int) -> torch.Tensor:
+    """`count` draws of one row, by position, in a few large batches; counts by token."""
+    counts = torch.zeros(len(logits), dtype=torch.int64)
+    for start in range(1, count + 1, 2000):
+        rows = [replace(row, position=p) for p in range(start, min(start + 2000, count + 1))]
+        token_ids, _ = run(logits.expand(len(rows), -1), rows)
+        counts += torch.bincount(torch.tensor(token_ids), minlength=len(logits))
+    return counts
+
+
+def assert_follows(counts: torch.Tensor, probs: torch.Tensor) -> None:
+    """Nothing outside the support; inside, chi-square within 4.5 standard deviations."""
+    assert int(counts[probs == 0].sum()) == 0
+    expected = probs * counts.sum()
+    rare = expected < 5  # pooled, as chi-square wants it
+    expected = torch.cat([expected[~rare], expected[rare].sum()[None]])
+    observed = torch.cat([counts[~rare], counts[rare].sum()[None]])
+    observed, expected = observed[expected > 0], expected[expected > 0]
+    freedom = len(expected) - 1
+    chi_square = float(((observed - expected) ** 2 / expected).sum())
+    assert chi_square < freedom + 4.5 * (2 * freedom) ** 0.5 + 4.5, (chi_square, freedom)
+
+
+SMALL = [
+    Row(),
+    Row(temperature=0.5),
+    Row(temperature=1.7, seed=2**40 + 3),
+    Row(top_k=1),
+    Row(top_k=7),
+    Row(top_p=0.6),
+    Row(top_p=0.01),
+    Row(min_p=0.1),
+    Row(temperature=1.3, top_k=20, top_p=0.8),
+    Row(temperature=0.8, top_k=30, top_p=0.9, min_p=0.05, seed=-5),
+    Row(top_p=0.9, masked=(3, 5, 8)),
+    Row(masked=(0, 1, 2, 3, 4, 5, 6, 7)),
+    Row(top_k=500),  # more than there are: off
+]
+
+
+@pytest.mark.parametrize("row", SMALL, ids=str)
+def test_small_vocabulary_follows_the_distribution(row: Row) -> None:
+    logits = logits_of(60, 1.5)
+    assert_follows(draw(logits, row, 20_000), distribution(logits, row))
+
+
+# Flat enough that 256 candidates do not hold what is kept; the last ones are covered again.
+LARGE = [
+    Row(),
+    Row(top_p=0.9, seed=1),
+    Row(top_p=0.8, seed=2),
+    Row(min_p=0.05, seed=3),
+    Row(top_k=300, seed=4),
+    Row(top_k=500, top_p=0.7, seed=5),
+    Row(temperature=1.5, top_k=600, top_p=0.95, min_p=0.1, seed=6),
+    Row(top_p=0.95, min_p=0.02, masked=tuple(range(100)), seed=7),
+    Row(top_p=0.1, seed=8),
+    Row(top_k=256, top_p=0.9, seed=9),
+    Row(min_p=0.6, seed=10),
+]
+
+
+@pytest.mark.parametrize("row", LARGE, ids=str)
+def test_large_vocabulary_follows_the_distribution(row: Row) -> None:
+    logits = logits_of(700, 0.7, seed=1)
+    assert_follows(draw(logits, row, 15_000), distribution(logits, row))
+
+
+def test_the_cases_above_take_the_rejection_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = logits_of(700, 0.7, seed=1)
+    taken = []
+    original = sampler._draw_by_rejection
+
+    def spy(limits: sampler._Limits, *others: object) -> torch.Tensor:
+        taken.append(len(limits.scaled))
+        return original(limits, *others)
+
+    monkeypatch.setattr(sampler, "_draw_by_rejection", spy)
+    paths = []
+    for row in LARGE:
+        taken.clear()
+        run(logits[None], [row])
+        paths.append(bool(taken))
+    assert paths == [False] + [True] * 7 + [False] * 3
+
+
+def test_rejection_ends_where_little_is_kept() -> None:
+    # 257 of 100,000 equal tokens: one in 400 draws would do, were nothing learned from the others
+    logits = logits_of(100_000, 0.01)
+    rows = [Row(top_k=257, seed=seed, top_p=0.99) for seed in range(8)]
+    token_ids, _ = run(logits.expand(8, -1), rows)
+    kept = set(logits.topk(257).indices.tolist())
+    assert set(token_ids) <= kept
+    assert len(set(token_ids)) > 4
+
+
+def test_rejection_of_equal_logits_ends() -> None:
+    token_ids, _ = run(torch.zeros(8, 5000), [Row(top_p=0.2, seed=seed) for seed in range(8)])
+    assert len(set(token_ids)) > 4
+
+
+@st.composite
+def batches(draw_from: st.DrawFn) -> tuple[list[Row], int, float, int]:
+    rows = draw_from(
+        st.lists(
+            st.builds(
+                Row,
+                temperature=st.sampled_from([0.0, 1e-7, 0.7, 1.0, 2.0]),
+                top_k=st.sampled_from([0, 0, 1, 5, 200, 300, 5000]),
+                top_p=st.sampled_from([1.0, 1.0, 0.95, 0.5, 0.01]),
+                min_p=st.sampled_from([0.0, 0.0, 0.05, 0.9]),
+                seed=st.integers(-(2**63), 2**63 - 1),
+                position=st.integers(1, 2**31 - 1),
+                num_logprobs=st.sampled_from([-1, -1, 0, 3]),
+                masked=st.sampled_from([(), (), (0, 1), tuple(range(40))]),
+            ),
+            min_size=1,
+            max_size=7,
+        )
+    )
+    size = draw_from(st.sampled_from([50, 700]))
+    return rows, size, draw_from(st.sampled_from([0.3, 1.0, 4.0])), draw_from(st.integers(0, 99))
+
+
+@given(batches(), st.randoms(use_true_random=False))
+def test_a_row_gets_the_same_token_in_any_batch(
+    batch: tuple[list[Row], int, float, int], random: object
+) -> None:
+    rows, vocab_size, scale, seed = batch
+    logits = torch.stack([logits_of(vocab_size, scale, seed + i) for i in range(len(rows))])
+    alone = [run(logits[i : i + 1], [row])[0][0] for i, row in enumerate(rows)]
+    order = list(range(len(rows)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    together, logprobs = run(logits[order], [rows[i] for i in order])
+    assert together == [alone[i] for i in order]
+    for i, row in enumerate(rows):
+        assert alone[i] not in row.masked
+        allowed = logits[i].clone()
+        allowed[list(row.masked)] = -torch.inf
+        if row.temperature <= 1e-7 or row.top_k == 1:
+            assert alone[i] == int(allowed.argmax())
+        elif row.truncates or row.masked:
+            assert distribution(logits[i], row)[alone[i]] > 0
+    assert (logprobs is None) == all(row.num_logprobs < 0 for row in rows)
+
+
+def test_greedy_rows_in_a_mixed_batch() -> None:
+    logits = torch.stack([logits_of(60, 1.0, seed) for seed in range(40)])
+    rows = [Row(temperature=(0.0, 1.0)[i % 2], top_p=(1.0, 0.9)[i % 3 == 0], seed=i) for i in range(40)]
+    token_ids, _ = run(logits, rows)
+    best = logits.argmax(-1).tolist()
+    assert token_ids[::2] == best[::2]
+    assert token_ids[1::2] != best[1::2]
+
+
+def test_logprobs_are_raw_and_ranked() -> None:
+    logits = torch.stack([logits_of(300, 2.0, seed) for seed in range(5)])
+    rows = [
+        Row(temperature=0.3, num_logprobs=4, seed=1),
+        Row(num_logprobs=-1),
+        Row(num_logprobs=2, masked=(int(logits[2].argmax()),), temperature=0.0),
+        Row(num_logprobs=0, top_k=3),
+        Row(),
+    ]
+    token_ids, logprobs = run(logits, rows)
+    assert logprobs is not None
+    assert logprobs.rows.tolist() == [0, 2, 3]
+    assert logprobs.values.shape == logprobs.ids.shape == (3, 5)
+    expected = logits.log_softmax(-1)
+    for place, row in enumerate(logprobs.rows.tolist()):
+        assert logprobs.ids[place].tolist() == [
+            token_ids[row],
+            *expected[row].topk(4).indices.tolist(),
+        ]
+        torch.testing.assert_close(logprobs.values[place], expected[row, logprobs.ids[place]])
+        rank = int((expected[row] > expected[row, token_ids[row]]).sum()) + 1
+        assert int(logprobs.ranks[place]) == rank
+    assert int(logprobs.ranks[1]) == 2  # the most likely was masked, and still counts
+
+
+def test_log_probability_of_the_sampled_token_alone() -> None:
+    logits = logits_of(300, 2.0)[None]
+    token_ids, logprobs = run(logits, [Row(num_logprobs=0)])
+    assert logprobs is not None
+    assert logprobs.ids.tolist() == [token_ids]
+    torch.testing.assert_close(logprobs.values[0, 0], logits.log_softmax(-1)[0, token_ids[0]])

@@ -1,0 +1,630 @@
+"""The scheduler against the simulated model, whose text a wrong column would change."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner.plan import StepPlan
+from slipstream_core.runner.simulated import load_simulated
+from slipstream_core.scheduler import NewRequest, Sampled, Scheduler
+from slipstream_ipc.log import PagedLog
+
+VOCAB_SIZE = 40
+MAX_ROWS = 64
+
+
+@dataclass
+class Stream:
+    """What the harness remembers of a request."""
+
+    request: NewRequest
+    prompt: list[int]
+    want: list[int]
+
+
+@dataclass
+class Limits:
+    num_blocks: int = 40
+    block_size: int = 4
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 32
+    max_model_len: int = 64
+    max_unacked: int = 1000
+
+
+@dataclass
+class Harness:
+    """The engine's part: histories, acknowledgements, a device that lags by some steps."""
+
+    limits: Limits = field(default_factory=Limits)
+    mode: str = "chain"
+
+    def __post_init__(self) -> None:
+        limits = self.limits
+        model = f"simulated:step_ms=0,prefill_us=0,vocab_size={VOCAB_SIZE},mode={self.mode}"
+        self.runner = load_simulated(
+            CoreConfig(
+                model=model,
+                address="unused",
+                max_num_seqs=limits.max_num_seqs,
+                max_model_len=limits.max_model_len,
+                block_size=limits.block_size,
+                num_blocks=limits.num_blocks,
+            )
+        )
+        self.log = PagedLog(np.uint32, rows=2)
+        self.scheduler = Scheduler(tokens=self.log, **vars(limits))
+        self.acked = np.zeros(MAX_ROWS, np.int64)
+        self.streams: dict[int, Stream] = {}
+        self.launched: deque[StepPlan] = deque()
+
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int = 8,
+        *,
+        outputs: int = 0,
+        row: int | None = None,
+        **params: Any,
+    ) -> int:
+        """Admit a request; `outputs` of its tokens are there already, as after a core's death."""
+        row = min(set(range(MAX_ROWS)) - self.streams.keys()) if row is None else row
+        fields = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": row} | params
+        request = NewRequest(row=row, prompt_len=len(prompt), max_tokens=max_tokens, **fields)
+        want = self.runner.text.expected_tokens(
+            prompt,
+            min(max_tokens, self.limits.max_model_len - len(prompt)),
+            seed=request.seed if request.temperature else 0,
+            min_tokens=request.min_tokens,
+            stop_token_ids=request.stop_token_ids,
+        )
+        self.log.open(row)
+        self.log.extend(row, np.array(prompt + want[: min(outputs, len(want) - 1)], np.uint32))
+        self.scheduler.add(request)
+        self.streams[row] = Stream(request, prompt, want)
+        return row
+
+    def forget(self, row: int) -> None:
+        del self.streams[row]
+        self.log.drop(row)
+        self.acked[row] = 0
+
+    def abort(self, row: int) -> None:
+        self.scheduler.remove(row)
+        self.forget(row)
+
+    def acknowledge(self, rows: list[int] | None = None) -> None:
+        for row in self.streams if rows is None else rows:
+            self.acked[row] = self.log.length(row)
+
+    def outputs(self, row: int) -> list[int]:
+        prompt_len = len(self.streams[row].prompt)
+        ids: list[int] = self.log.read(row, prompt_len, self.log.length(row)).tolist()
+        return ids
+
+    def launch(self) -> StepPlan | None:
+        known = {row: self.log.length(row) for row in self.streams}
+        plan = self.scheduler.schedule(self.acked)
+        if plan is not None:
+            self.check(plan, known)
+            self.runner.launch(plan)
+            self.launched.append(plan)
+        return plan
+
+    def collect(self) -> Sampled:
+        """Take in the oldest step; who has ended must have what the model says."""
+        plan = self.launched.popleft()
+        sampled = self.scheduler.complete(plan, self.runner.collect().token_ids)
+        for row, token in zip(sampled.rows.tolist(), sampled.token_ids.tolist(), strict=True):
+            assert self.outputs(row)[-1] == token
+        for row in sampled.ended.tolist():
+            assert self.outputs(row) == self.streams[row].want
+            self.forget(row)
+        return sampled
+
+    def finish(self, ahead: int = 1) -> int:
+        """Run until nothing is left; returns the steps taken."""
+        steps = 0
+        while self.scheduler.has_work or self.launched:
+            self.acknowledge()
+            plan = self.launch()
+            steps += plan is not None
+            assert steps < 5_000, "somebody starves"
+            assert plan is not None or self.launched, "work is left, but nobody can run"
+            while len(self.launched) > (ahead if plan is not None else 0):
+                self.collect()
+        assert not self.streams
+        assert self.scheduler.num_free_blocks == self.limits.num_blocks - 1
+        return steps
+
+    def check(self, plan: StepPlan, host_lens: dict[int, int]) -> None:
+        """What must be true of any plan's columns."""
+        size = self.limits.block_size
+        num_requests, num_sampled = plan.num_requests, int(plan.samples.sum())
+        assert 0 < plan.num_tokens == plan.query_lens.sum() <= self.limits.max_num_batched_tokens
+        assert (plan.query_lens[: plan.num_decodes] == 1).all()
+        assert (plan.query_lens > 0).all()
+        assert len(set(plan.slots.tolist())) == num_requests
+        assert len(set(plan.kv_slots.tolist())) == plan.num_tokens
+        assert plan.slots.max() < self.limits.max_num_seqs
+        for column in (plan.query_lens, plan.kv_lens, plan.prompt_lens, plan.block_tables):
+            assert len(column) == num_requests
+            assert column.dtype == np.int32
+        for column in (plan.token_ids, plan.gather_slots, plan.positions, plan.kv_slots):
+            assert len(column) == plan.num_tokens
+            assert column.dtype == np.int64
+        sampling = (
+            plan.temperatures,
+            plan.top_ks,
+            plan.top_ps,
+            plan.min_ps,
+            plan.seeds,
+            plan.num_logprobs,
+        )
+        assert all(len(column) == num_sampled for column in sampling)
+        assert plan.all_greedy == (plan.temperatures == 0).all()
+        assert plan.max_logprobs == plan.num_logprobs.max(initial=-1)
+
+        owners = {stream.request.seed: stream for stream in self.streams.values()}
+        masked: list[tuple[int, int]] = []
+        end = nth = 0
+        for i in range(num_requests):
+            begin, end = end, end + int(plan.query_lens[i])
+            positions = plan.positions[begin:end]
+            kv_len = int(plan.kv_lens[i])
+            assert positions.tolist() == list(range(kv_len - len(positions), kv_len))
+            assert kv_len < self.limits.max_model_len
+            blocks = plan.block_tables[i][positions // size]
+            assert (blocks > 0).all()
+            assert (plan.kv_slots[begin:end] == blocks * size + positions % size).all()
+            gathered = plan.gather_slots[begin:end]
+            if (gathered >= 0).any():
+                assert i < plan.num_decodes
+                assert gathered.tolist() == [plan.slots[i]]
+            if plan.samples[i]:
+                # seeds are unique in every test that checks masks and history
+                stream = owners[int(plan.seeds[nth])]
+                row, request = stream.request.row, stream.request
+                outputs = kv_len - request.prompt_len
+                assert outputs < request.max_tokens
+                assert (gathered[-1] >= 0) == (kv_len > host_lens[row])
+                if gathered[-1] < 0:
+                    history = self.log.read(row, kv_len - len(positions), kv_len)
+                    assert plan.token_ids[begin:end].tolist() == history.tolist()
+                if request.worker_ends:
+                    behind = kv_len - max(int(self.acked[row]), request.prompt_len)
+                    assert behind < self.limits.max_unacked
+                if outputs < request.min_tokens:
+                    masked += [(nth, token) for token in request.stop_token_ids]
+                nth += 1
+        coordinates = zip(plan.masked_rows.tolist(), plan.masked_ids.tolist(), strict=True)
+        assert list(coordinates) == masked
+
+
+def prompt_of(length: int, salt: int = 0) -> list[int]:
+    return [(7 * i + 3 * salt + 1) % VOCAB_SIZE for i in range(length)]
+
+
+def rows_of(plan: StepPlan | None) -> list[int]:
+    """The rows that a plan samples, by their seeds (add() makes them equal)."""
+    assert plan is not None
+    rows: list[int] = plan.seeds.tolist()
+    return rows
+
+
+# --- the budget and the order -------------------------------------------------------------------
+
+
+def test_a_prompt_is_computed_in_chunks_and_sampled_at_its_end() -> None:
+    harness = Harness(Limits(max_num_batched_tokens=10))
+    harness.add(prompt_of(25), 3)
+    plans = [harness.launch() for _ in range(3)]
+    assert [plan and plan.num_tokens for plan in plans] == [10, 10, 5]
+    assert [plan and plan.samples.tolist() for plan in plans] == [[False], [False], [True]]
+    assert [len(harness.collect().rows) for _ in plans] == [0, 0, 1]
+    harness.finish()
+
+
+def test_running_requests_come_before_waiting_ones() -> None:
+    harness = Harness(Limits(max_num_batched_tokens=8))
+    first = harness.add(prompt_of(4), 8)
+    harness.launch()
+    second = harness.add(prompt_of(20, 1), 8)
+    plan = harness.launch()
+    assert plan is not None
+    assert plan.query_lens.tolist() == [1, 7]
+    assert (plan.num_decodes, rows_of(plan)) == (1, [first])
+    harness.launch()
+    assert rows_of(harness.launch()) == [first, second]
+    harness.finish()
+
+
+def test_lower_priority_values_then_earlier_arrivals_run_first() -> None:
+    harness = Harness(Limits(max_num_seqs=1))
+    for priority in (1, 0, 1, -1, 0):
+        harness.add(prompt_of(3), 1, priority=priority)
+    order = [rows_of(harness.launch()) for _ in range(1)]
+    while harness.launched:
+        harness.collect()
+        if harness.scheduler.has_work:
+            order.append(rows_of(harness.launch()))
+    assert order == [[3], [1], [4], [0], [2]]
+
+
+def test_a_budget_below_the_running_requests_goes_to_the_first_of_them() -> None:
+    harness = Harness(Limits(max_num_batched_tokens=2, max_unacked=1))
+    harness.add([1], 6)
+    harness.add([2], 6, priority=-1, worker_ends=False)
+    harness.launch()
+    harness.add([3], 6, priority=-2, worker_ends=False)
+    assert rows_of(harness.launch()) == [1, 2]  # row 0 waits for its worker
+    harness.collect()
+    harness.acknowledge()  # now all three could go on
+    assert rows_of(harness.launch()) == [2, 1]
+    harness.finish()
+
+
+# --- one step ahead -----------------------------------------------------------------------------
+
+
+def test_ids_in_flight_are_gathered_by_slot() -> None:
+    harness = Harness()
+    harness.add(prompt_of(5), 4)
+    harness.launch()
+    ahead = harness.launch()
+    assert ahead is not None
+    assert ahead.gather_slots.tolist() == ahead.slots.tolist() == [0]
+    harness.collect()
+    harness.collect()
+    late = harness.launch()
+    assert late is not None
+    assert late.gather_slots.tolist() == [-1]
+    assert late.token_ids.tolist() == [harness.outputs(0)[-1]]
+    harness.finish()
+
+
+def test_a_length_limit_is_never_overrun() -> None:
+    harness = Harness(Limits(max_model_len=12))
+    harness.add(prompt_of(5), 2)
+    harness.add(prompt_of(9, 1), 50)  # ended by max_model_len
+    plans = []
+    while (plan := harness.launch()) is not None:
+        plans.append(rows_of(plan))
+    assert plans == [[0, 1], [0, 1], [1]]
+    harness.finish()
+
+
+def test_an_old_token_reaches_neither_a_reused_slot_nor_a_reused_row() -> None:
+    harness = Harness(Limits(max_num_seqs=1))
+    harness.add(prompt_of(5), 8, row=0)
+    harness.launch()
+    harness.abort(0)
+    harness.add(prompt_of(7, 1), 8, row=0)
+    plan = harness.launch()
+    assert plan is not None
+    assert plan.slots.tolist() == [0]
+    assert harness.collect().rows.tolist() == []
+    assert harness.log.length(0) == 7
+    assert harness.collect().rows.tolist() == [0]
+    harness.finish()
+
+
+def test_the_index_points_at_the_sampled_rows_that_live() -> None:
+    harness = Harness()
+    for salt in range(3):
+        harness.add(prompt_of(4 + salt, salt), 8)
+    harness.launch()
+    harness.abort(1)
+    sampled = harness.collect()
+    assert sampled.rows.tolist() == [0, 2]
+    assert sampled.index.tolist() == [0, 2]
+    assert sampled.token_ids.dtype == np.uint32
+    harness.finish()
+
+
+def test_steps_are_answered_in_order() -> None:
+    harness = Harness()
+    harness.add(prompt_of(4), 8)
+    harness.launch()
+    second = harness.launch()
+    assert second is not None
+    with pytest.raises(AssertionError, match="step 2 answered before 1"):
+        harness.scheduler.complete(second, np.zeros(1, np.int64))
+
+
+def test_who_is_too_far_ahead_of_its_worker_waits() -> None:
+    harness = Harness(Limits(max_unacked=3))
+    harness.add(prompt_of(4), 8)
+    harness.add(prompt_of(4, 1), 8, worker_ends=False)
+    steps = []
+    while (plan := harness.launch()) is not None:
+        steps.append(rows_of(plan))
+        harness.collect()
+    assert steps == [[0, 1]] * 3 + [[1]] * 5
+    harness.acked[0] = 5  # one output acknowledged: one more may run
+    assert rows_of(harness.launch()) == [0]
+    assert harness.launch() is None
+    harness.finish()
+
+
+# --- few blocks ---------------------------------------------------------------------------------
+
+
+def tight() -> Harness:
+    """Two requests of three blocks each in a cache that has five."""
+    harness = Harness(Limits(num_blocks=6, block_size=4, max_model_len=20))
+    harness.add(prompt_of(11), 9)
+    harness.add(prompt_of(7, 1), 12)
+    harness.launch()
+    return harness
+
+
+def test_the_last_in_order_gives_way_and_is_right_in_the_end() -> None:
+    harness = tight()
+    assert harness.scheduler.num_free_blocks == 0
+    harness.launch()
+    assert harness.scheduler.num_preemptions == 0
+    plan = harness.launch()  # both are at a block's end
+    assert rows_of(plan) == [0]
+    scheduler = harness.scheduler
+    assert (scheduler.num_preemptions, scheduler.num_running, scheduler.num_waiting) == (1, 1, 1)
+    harness.finish()
+
+
+def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
+    harness = tight()
+    harness.launch()
+    harness.add([1], 1, priority=-1)
+    assert rows_of(harness.launch()) == [0]
+    assert rows_of(harness.launch()) == [0, 2]
+    harness.finish()
+
+
+def test_a_higher_priority_makes_the_older_give_way() -> None:
+    harness = Harness(Limits(num_blocks=6, block_size=4, max_model_len=20))
+    harness.add(prompt_of(11), 9, priority=1)
+    harness.add(prompt_of(7, 1), 12, priority=0)
+    harness.launch()
+    harness.launch()
+    assert rows_of(harness.launch()) == [1]
+    harness.finish()
+
+
+def test_a_preempted_request_waits_for_its_tokens_in_flight() -> None:
+    harness = tight()
+    harness.launch()
+    harness.launch()  # preempts row 1, two of whose tokens are in flight
+    harness.abort(0)
+    assert harness.launch() is None
+    harness.collect()
+    assert harness.launch() is None
+    harness.collect()
+    plan = harness.launch()
+    assert plan is not None
+    assert plan.query_lens.tolist() == [9]
+    assert harness.collect().rows.tolist() == []  # row 0's last step
+    harness.finish()
+
+
+def test_a_preempted_request_may_end_while_it_waits() -> None:
+    harness = Harness(Limits(num_blocks=6, block_size=4, max_model_len=20))
+    harness.add(prompt_of(11), 9)
+    harness.add(prompt_of(7, 1), 2)
+    for _ in range(3):
+        harness.launch()
+    assert harness.scheduler.num_waiting == 1
+    harness.collect()
+    assert harness.collect().ended.tolist() == [1]
+    assert harness.scheduler.num_waiting == 0
+    harness.finish()
+
+
+def test_who_alone_fills_the_cache_finishes() -> None:
+    harness = Harness(Limits(num_blocks=6, block_size=4, max_model_len=20))
+    for salt in range(4):
+        harness.add(prompt_of(1, salt), 19)
+    harness.finish()
+    assert harness.scheduler.num_preemptions > 0
+
+
+# --- ends and errors ----------------------------------------------------------------------------
+
+
+def test_removing_is_idempotent_and_frees_at_once() -> None:
+    harness = Harness(Limits(max_num_seqs=1))
+    harness.add(prompt_of(9), 8)
+    harness.add(prompt_of(9, 1), 8)
+    harness.launch()
+    scheduler = harness.scheduler
+    assert (scheduler.num_running, scheduler.num_waiting) == (1, 1)
+    assert scheduler.num_waiting_tokens == 9
+    for row in (1, 0, 0, 5, MAX_ROWS * 100):
+        scheduler.remove(row)
+    assert not scheduler.has_work
+    assert scheduler.num_free_blocks == scheduler.num_blocks - 1
+    assert scheduler.schedule(harness.acked) is None
+    assert harness.collect().rows.tolist() == []
+
+
+def test_a_failed_step_ends_those_of_its_requests_that_live() -> None:
+    harness = Harness(Limits(max_num_batched_tokens=12))
+    for salt in range(3):
+        harness.add(prompt_of(5, salt), 8)
+    harness.launch()  # the third is in it with a chunk that is not sampled
+    harness.abort(0)
+    harness.add(prompt_of(3, 4), 8, row=0)
+    harness.launch()
+    plan = harness.launched.popleft()
+    harness.runner.collect()
+    assert harness.scheduler.fail(plan).tolist() == [1, 2]
+    for row in (1, 2):
+        harness.forget(row)
+    assert harness.collect().rows.tolist() == [0]
+    harness.finish()
+
+
+@pytest.mark.parametrize("prompt_len", [0, 6])
+def test_a_prompt_must_lie_in_the_history(prompt_len: int) -> None:
+    harness = Harness()
+    harness.log.open(0)
+    harness.log.extend(0, np.arange(5))
+    request = NewRequest(
+        row=0, prompt_len=prompt_len, max_tokens=1, temperature=0, top_k=0, top_p=1, min_p=0, seed=0
+    )
+    with pytest.raises(ValueError, match=f"prompt_len is {prompt_len}; row 0 holds 5 tokens"):
+        harness.scheduler.add(request)
+
+
+@pytest.mark.parametrize(("length", "prompt_len"), [(7, 5), (64, 64)])
+def test_a_request_must_have_something_to_compute(length: int, prompt_len: int) -> None:
+    harness = Harness()
+    harness.log.open(0)
+    harness.log.extend(0, np.arange(length))
+    request = NewRequest(
+        row=0,
+        prompt_len=prompt_len,
+        max_tokens=2,
+        temperature=0,
+        top_k=0,
+        top_p=1,
+        min_p=0,
+        seed=0,
+    )
+    with pytest.raises(ValueError, match="nothing to compute"):
+        harness.scheduler.add(request)
+
+
+def test_the_cache_must_hold_the_longest_request() -> None:
+    with pytest.raises(ValueError, match="give at least 17, or a smaller max_model_len"):
+        Harness(Limits(num_blocks=16, block_size=4, max_model_len=64))
+
+
+def test_stop_ids_are_masked_until_min_tokens() -> None:
+    harness = Harness()
+    stops = tuple(range(0, VOCAB_SIZE, 2))
+    harness.add(prompt_of(4), 9, min_tokens=6, stop_token_ids=stops)
+    harness.add(prompt_of(4, 1), 9, stop_token_ids=stops)
+    harness.add(prompt_of(4, 2), 9, min_tokens=2, stop_token_ids=(5,), outputs=1)
+    first = harness.streams[0].want
+    assert all(token not in stops for token in first[:6])
+    assert any(token in stops for token in first[6:])
+    harness.finish()  # check() compares the coordinates of every plan
+
+
+# --- anything at any time -----------------------------------------------------------------------
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Requests come and go, acknowledgements lag, steps are up to two ahead and may fail."""
+
+    @initialize(
+        block_size=st.sampled_from([1, 3, 4, 16]),
+        max_model_len=st.integers(8, 40),
+        spare_blocks=st.integers(0, 12),
+        max_num_seqs=st.integers(1, 6),
+        max_num_batched_tokens=st.sampled_from([1, 2, 5, 16, 64]),
+        max_unacked=st.sampled_from([1, 4, 1000]),
+    )
+    def start(self, block_size: int, max_model_len: int, spare_blocks: int, **limits: int) -> None:
+        num_blocks = -(-max_model_len // block_size) + 1 + spare_blocks
+        self.harness = Harness(
+            Limits(
+                num_blocks=num_blocks, block_size=block_size, max_model_len=max_model_len, **limits
+            )
+        )
+        self.seed = 0
+
+    @rule(
+        prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=20),
+        max_tokens=st.integers(1, 30),
+        outputs=st.integers(0, 10),
+        priority=st.integers(-1, 1),
+        min_tokens=st.integers(0, 4),
+        worker_ends=st.booleans(),
+        num_logprobs=st.sampled_from([-1, 0, 2]),
+    )
+    def add(self, prompt: list[int], **params: Any) -> None:
+        prompt = prompt[: self.harness.limits.max_model_len - 1]
+        self.seed += 1
+        self.harness.add(prompt, seed=self.seed, stop_token_ids=(1, 2, 3), **params)
+
+    @precondition(lambda self: self.harness.streams)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.harness.abort(data.draw(st.sampled_from(sorted(self.harness.streams))))
+
+    @precondition(lambda self: self.harness.streams)
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        rows = sorted(self.harness.streams)
+        self.harness.acknowledge(data.draw(st.lists(st.sampled_from(rows))))
+
+    @precondition(lambda self: len(self.harness.launched) < 3)
+    @rule()
+    def launch(self) -> None:
+        self.harness.launch()
+
+    @precondition(lambda self: self.harness.launched)
+    @rule()
+    def collect(self) -> None:
+        self.harness.collect()
+
+    @rule(steps=st.integers(1, 12))
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.harness.acknowledge()
+            self.harness.launch()
+            while len(self.harness.launched) > 1:
+                self.harness.collect()
+
+    @precondition(lambda self: self.harness.launched)
+    @rule()
+    def fail(self) -> None:
+        plan = self.harness.launched.popleft()
+        self.harness.runner.collect()
+        for row in self.harness.scheduler.fail(plan).tolist():
+            self.harness.forget(row)
+
+    @invariant()
+    def blocks_have_one_owner(self) -> None:
+        scheduler = self.harness.scheduler
+        slots = scheduler._slots
+        owned: list[int] = []
+        for slot, row in enumerate(slots.row.tolist()):
+            table = slots.tables[slot]
+            blocks = table[: slots.num_blocks[slot]].tolist()
+            assert not table[len(blocks) :].any()
+            assert (len(blocks) > 0) == (row >= 0)
+            owned += blocks
+        assert len(set(owned)) == len(owned)
+        assert 0 not in owned
+        assert len(owned) + scheduler.num_free_blocks == scheduler.num_blocks - 1
+        assert scheduler.num_running + scheduler.num_waiting == len(self.harness.streams)
+
+    def teardown(self) -> None:
+        if hasattr(self, "harness"):
+            self.harness.finish(ahead=self.seed % 3)
+
+
+AnyOrder.TestCase.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestAnyOrder = AnyOrder.TestCase

@@ -1,0 +1,414 @@
+"""The torch runner against transformers' generate: the same tokens, however steps are cut.
+
+A toy scheduler of a few lines drives it: it hands out blocks at random, cuts prompts into chunks
+and keeps one step in flight.
+"""
+
+from __future__ import annotations
+
+import random
+import select
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner.attention import cpu
+from slipstream_core.runner.loader import LoadedModel, ModelLoadError, load_model
+from slipstream_core.runner.plan import StepFailed, StepPlan, StepResult
+from slipstream_core.runner.torch_runner import TorchRunner, load_runner
+
+VOCAB = 199
+BLOCK = 4
+
+
+def save_model(folder: Path, kind: str = "llama") -> Path:
+    settings: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.15,  # wide, so that outputs are diverse
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    torch.manual_seed(0)
+    if kind == "llama":
+        LlamaForCausalLM(LlamaConfig(**settings)).save_pretrained(folder)
+    else:
+        MistralForCausalLM(MistralConfig(**settings, sliding_window=7)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
+def llama_model(llama: Path) -> LoadedModel:
+    return load_model(str(llama), device="cpu")
+
+
+@pytest.fixture
+def runner(llama_model: LoadedModel) -> Iterator[TorchRunner]:
+    runner = TorchRunner(llama_model, num_blocks=400, block_size=BLOCK, max_num_seqs=16)
+    yield runner
+    runner.close()
+
+
+@dataclass
+class Request:
+    prompt: list[int]
+    max_tokens: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    num_logprobs: int = -1
+    output: list[int] = field(default_factory=list)
+    logprobs: list[tuple[list[float], list[int], int]] = field(default_factory=list)
+    slot: int = -1
+    table: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    num_launched: int = 0  # output tokens, sampled or being sampled
+
+    @property
+    def pending(self) -> int:
+        """Tokens known or about to be, and not yet computed."""
+        if self.num_launched == self.max_tokens:
+            return 0
+        return len(self.prompt) + self.num_launched - self.num_computed
+
+
+class Driver:
+    """Schedules toy steps onto a runner, `depth` of them in flight."""
+
+    def __init__(
+        self, runner: TorchRunner, *, budget: int = 16, depth: int = 1, seed: int = 0
+    ) -> None:
+        self.runner = runner
+        self.budget = budget
+        self.depth = depth
+        self.random = random.Random(seed)
+        self.free_blocks = list(range(1, runner.num_blocks))
+        self.random.shuffle(self.free_blocks)
+        self.in_flight: deque[list[Request]] = deque()
+        self.num_steps = 0
+        self.num_mixed = 0
+
+    def run(self, requests: Sequence[Request], arrivals_per_step: int = 2) -> None:
+        waiting, running = deque(requests), list[Request]()
+        slots = list(range(len(requests)))
+        self.random.shuffle(slots)
+        while waiting or any(r.pending for r in running) or self.in_flight:
+            for _ in range(min(arrivals_per_step, len(waiting))):
+                request = waiting.popleft()
+                request.slot = slots.pop()
+                running.append(request)
+            if any(r.pending for r in running):
+                self.launch(running)
+            if len(self.in_flight) > self.depth or not any(r.pending for r in running):
+                self.collect()
+
+    def launch(self, running: list[Request]) -> None:
+        left = self.budget
+        rows: list[tuple[Request, int]] = []
+        # decodes first; in shuffled order, so that lengths are not sorted by chance
+        for request in sorted(running, key=lambda r: (r.pending != 1, self.random.random())):
+            if count := min(left, request.pending):
+                rows.append((request, count))
+                left -= count
+        num_decodes = sum(request.pending == 1 for request, _ in rows)
+        self.num_mixed += 0 < num_decodes < len(rows)
+        self.runner.launch(self.plan(rows, num_decodes))
+
+    def plan(self, rows: list[tuple[Request, int]], num_decodes: int) -> StepPlan:
+        tokens: list[tuple[int, int, int, int]] = []  # id, gather slot, position, kv slot
+        sampled: list[Request] = []
+        for request, count in rows:
+            known = request.prompt + request.output
+            for position in range(request.num_computed, request.num_computed + count):
+                if position // BLOCK == len(request.table):
+                    request.table.append(self.free_blocks.pop())
+                here = position < len(known)
+                tokens.append(
+                    (
+                        known[position] if here else 0,
+                        -1 if here else request.slot,
+                        position,
+                        request.table[position // BLOCK] * BLOCK + position % BLOCK,
+                    )
+                )
+            request.num_computed += count
+            if not request.pending:
+                sampled.append(request)
+        samples = [request in sampled for request, _ in rows]
+        for request in sampled:
+            request.num_launched += 1
+        self.in_flight.append(sampled)
+        self.num_steps += 1
+        tables = [request.table for request, _ in rows]
+        columns = [np.array(column, np.int64) for column in zip(*tokens, strict=True)]
+        widest = max(map(len, tables))
+        return StepPlan(
+            step=self.num_steps,
+            num_decodes=num_decodes,
+            token_ids=columns[0],
+            gather_slots=columns[1],
+            positions=columns[2],
+            kv_slots=columns[3],
+            slots=np.array([request.slot for request, _ in rows], np.int64),
+            query_lens=np.array([count for _, count in rows], np.int32),
+            kv_lens=np.array([request.num_computed for request, _ in rows], np.int32),
+            prompt_lens=np.array([len(request.prompt) for request, _ in rows], np.int32),
+            block_tables=np.array([t + [0] * (widest - len(t)) for t in tables], np.int32),
+            samples=np.array(samples),
+            temperatures=np.array([r.temperature for r in sampled], np.float32),
+            top_ks=np.array([r.top_k for r in sampled], np.int32),
+            top_ps=np.array([r.top_p for r in sampled], np.float32),
+            min_ps=np.zeros(len(sampled), np.float32),
+            seeds=np.array([r.seed for r in sampled], np.int64),
+            num_logprobs=np.array([r.num_logprobs for r in sampled], np.int32),
+            masked_rows=np.empty(0, np.int64),
+            masked_ids=np.empty(0, np.int64),
+            all_greedy=all(r.temperature == 0 for r in sampled),
+            any_truncation=any(r.top_k > 0 or r.top_p < 1 for r in sampled),
+            max_logprobs=max((r.num_logprobs for r in sampled), default=-1),
+        )
+
+    def collect(self) -> StepResult:
+        sampled = self.in_flight.popleft()
+        result = self.runner.collect()
+        assert len(result.token_ids) == len(sampled)
+        for row, request in enumerate(sampled):
+            request.output.append(int(result.token_ids[row]))
+            if request.num_logprobs >= 0:
+                assert result.logprobs is not None
+                width = 1 + request.num_logprobs
+                request.logprobs.append(
+                    (
+                        result.logprobs.values[row, :width].tolist(),
+                        result.logprobs.ids[row, :width].tolist(),
+                        int(result.logprobs.ranks[row]),
+                    )
+                )
+        return result
+
+
+def prompts_of(*lengths: int, seed: int = 1) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(3, VOCAB) for _ in range(n)] for n in lengths]
+
+
+def generate(folder: Path, prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
+    """What transformers says, one prompt at a time."""
+    torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
+    kind = MistralForCausalLM if "mistral" in folder.name else LlamaForCausalLM
+    model = kind.from_pretrained(folder, attn_implementation="eager").eval()
+    return [
+        model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=num_tokens,
+            min_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+        for prompt in prompts
+    ]
+
+
+PROMPTS = prompts_of(5, 23, 1, 41, 12, 64, 3, 30)
+NUM_TOKENS = 20
+
+
+@pytest.fixture(scope="session")
+def expected(llama: Path) -> list[list[int]]:
+    outputs = generate(llama, PROMPTS, NUM_TOKENS)
+    assert len({token for output in outputs for token in output}) > 40  # not one token for ever
+    return outputs
+
+
+def test_alone_equals_generate(runner: TorchRunner, expected: list[list[int]]) -> None:
+    requests = [Request(prompt, NUM_TOKENS) for prompt in PROMPTS[:3]]
+    for request in requests:
+        Driver(runner, budget=1000, depth=0).run([request])
+    assert [r.output for r in requests] == expected[:3]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("budget", [9, 32, 1000])
+def test_batches_with_chunks_equal_generate(
+    runner: TorchRunner, expected: list[list[int]], depth: int, budget: int
+) -> None:
+    requests = [Request(prompt, NUM_TOKENS) for prompt in PROMPTS]
+    driver = Driver(runner, budget=budget, depth=depth, seed=budget + depth)
+    driver.run(requests)
+    assert [r.output for r in requests] == expected
+    assert driver.num_mixed > 0
+
+
+def test_many_buckets_equal_generate(
+    runner: TorchRunner, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_blocks_per_bucket", 12)  # some rows alone exceed it
+    requests = [Request(prompt, NUM_TOKENS) for prompt in PROMPTS]
+    Driver(runner, budget=50).run(requests)
+    assert [r.output for r in requests] == expected
+
+
+def test_sliding_window_equals_generate(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = save_model(tmp_path_factory.mktemp("mistral"), "mistral")
+    expected = generate(folder, PROMPTS, NUM_TOKENS)
+    model = load_model(str(folder), device="cpu")
+    assert [layer.window for layer in model.geometry] == [7, 7, 7]
+    runner = TorchRunner(model, num_blocks=400, block_size=BLOCK, max_num_seqs=16)
+    requests = [Request(prompt, NUM_TOKENS) for prompt in PROMPTS]
+    Driver(runner, budget=24).run(requests)
+    runner.close()
+    assert [r.output for r in requests] == expected
+
+
+def test_bfloat16_runs(llama: Path) -> None:
+    config = CoreConfig(
+        model=str(llama), address="", device="cpu", dtype="bfloat16", block_size=BLOCK, num_blocks=99
+    )
+    runner = load_runner(config)
+    request = Request(PROMPTS[0], 5)
+    Driver(runner).run([request])
+    runner.close()
+    assert len(request.output) == 5
+
+
+def test_a_seeded_request_samples_the_same_alone_and_in_a_batch(runner: TorchRunner) -> None:
+    def make() -> list[Request]:
+        return [
+            Request(prompt, 12, temperature=0.9, seed=i, top_k=(0, 5)[i % 2], top_p=(1, 0.8)[i % 2])
+            for i, prompt in enumerate(PROMPTS)
+        ]
+
+    alone, together = make(), make()
+    for request in alone:
+        Driver(runner, budget=7, depth=0).run([request])
+    Driver(runner, budget=30).run(together)
+    assert [r.output for r in together] == [r.output for r in alone]
+    others = make()
+    for request in others:
+        request.seed += 1000
+    Driver(runner, budget=30).run(others)
+    assert [r.output for r in others] != [r.output for r in alone]
+
+
+def test_logprobs_are_those_of_the_model(runner: TorchRunner, llama: Path) -> None:
+    requests = [
+        Request(PROMPTS[1], 6, num_logprobs=3, temperature=1.0, seed=4),
+        Request(PROMPTS[0], 6),
+        Request(PROMPTS[4], 6, num_logprobs=0),
+    ]
+    Driver(runner).run(requests)
+    model = LlamaForCausalLM.from_pretrained(llama).eval()
+    for request in (requests[0], requests[2]):
+        ids = torch.tensor([request.prompt + request.output])
+        with torch.inference_mode():
+            table = model(ids).logits[0, len(request.prompt) - 1 : -1].log_softmax(-1)
+        for row, (token, (values, ids_, rank)) in enumerate(
+            zip(request.output, request.logprobs, strict=True)
+        ):
+            assert ids_[0] == token
+            assert ids_[1:] == table[row].topk(max(request.num_logprobs, 0)).indices.tolist()
+            assert values == pytest.approx(table[row, ids_].tolist(), abs=1e-4)
+            assert rank == int((table[row] > table[row, token]).sum()) + 1
+    assert requests[1].logprobs == []
+
+
+def test_a_step_of_prefill_chunks_alone_samples_nothing(runner: TorchRunner) -> None:
+    driver = Driver(runner, budget=8)
+    request = Request(PROMPTS[3], 1)
+    request.slot = 0
+    driver.launch([request])
+    result = driver.collect()
+    assert result.step == 1
+    assert result.token_ids.shape == (0,)
+    assert result.token_ids.dtype == np.int64
+    assert result.logprobs is None
+
+
+def test_a_failing_step_fails_alone(runner: TorchRunner, expected: list[list[int]]) -> None:
+    request = Request(PROMPTS[0], NUM_TOKENS)
+    bad = Request([VOCAB + 5], 1)  # an id that the embedding does not have
+    bad.slot = 9
+    driver = Driver(runner, depth=0)
+    driver.launch([bad])
+    with pytest.raises(StepFailed, match=r"step 1 failed in the model: IndexError") as failure:
+        driver.collect()
+    assert failure.value.step == 1
+    driver.run([request])
+    assert request.output == expected[0]
+
+
+def test_the_descriptor_counts_finished_steps(runner: TorchRunner) -> None:
+    driver = Driver(runner)
+    requests = [Request(prompt, 1) for prompt in PROMPTS[:2]]
+    for slot, request in enumerate(requests):
+        request.slot = slot
+    assert select.select([runner.fileno()], [], [], 0)[0] == []
+    assert not runner.done()
+    driver.launch(requests[:1])
+    driver.launch(requests[1:])
+    for _ in requests:
+        assert select.select([runner.fileno()], [], [], 30)[0] == [runner.fileno()]
+        assert runner.done()
+        driver.collect()
+    assert select.select([runner.fileno()], [], [], 0)[0] == []
+    assert runner.done_at() is None
+
+
+def test_close_with_steps_in_flight_and_twice(llama_model: LoadedModel) -> None:
+    runner = TorchRunner(llama_model, num_blocks=400, block_size=BLOCK, max_num_seqs=16)
+    requests = [Request(prompt, 1) for prompt in PROMPTS]
+    driver = Driver(runner, budget=8)
+    for slot, request in enumerate(requests):
+        request.slot = slot
+        driver.launch([request])
+    runner.close()
+    runner.close()
+
+
+def test_cache_size(llama: Path, llama_model: LoadedModel) -> None:
+    config = CoreConfig(
+        model=str(llama), address="", device="cpu", block_size=16, kv_cache_gib=1 / 1024
+    )
+    runner = load_runner(config)
+    # 3 layers, keys and values, 2 heads of 16 floats
+    assert runner.info.block_bytes == 16 * 3 * 2 * 2 * 16 * 4
+    assert runner.num_blocks == 2**20 // runner.info.block_bytes
+    assert runner.info.max_model_len == 256
+    runner.close()
+    small = TorchRunner(llama_model, num_blocks=5, block_size=16, max_num_seqs=2)
+    assert small.info.max_model_len == 64  # no request could be longer
+    small.close()
+    with pytest.raises(ModelLoadError, match=r"room for 1 blocks .* needs 2"):
+        TorchRunner(llama_model, num_blocks=1, block_size=16, max_num_seqs=2)
+
+
+def test_scratch_holds_a_row_longer_than_itself(
+    llama_model: LoadedModel, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "SCRATCH_BYTES", 1024)
+    runner = TorchRunner(llama_model, num_blocks=400, block_size=BLOCK, max_num_seqs=16)
+    request = Request(PROMPTS[5], NUM_TOKENS)
+    Driver(runner).run([request])
+    runner.close()
+    assert request.output == expected[5]
