@@ -104,7 +104,9 @@ class Batch:
         width = widths[entry]
         values = slice(4 * (firsts[entry] + skip * width), 4 * (firsts[entry] + num * width))
         ranks = slice(4 * (rank_firsts[entry] + skip), 4 * (rank_firsts[entry] + num))
-        return LogprobSlice(width, columns.values[values], columns.ids[values], columns.ranks[ranks])
+        return LogprobSlice(
+            width, columns.values[values], columns.ids[values], columns.ranks[ranks]
+        )
 
     @cached_property
     def _firsts(self) -> list[int]:
@@ -114,7 +116,8 @@ class Batch:
 
     @cached_property
     def _ids(self) -> list[int]:
-        return u32(self.message.token_ids).tolist()
+        ids: list[int] = u32(self.message.token_ids).tolist()
+        return ids
 
     @cached_property
     def _layout(self) -> _Layout:

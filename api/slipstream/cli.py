@@ -6,6 +6,7 @@ what cannot be, with one plain line on standard error. Does not know: what the c
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -13,10 +14,11 @@ from importlib.metadata import version
 
 from slipstream.bench.throughput import add_throughput
 from slipstream.chat import add_chat
-from slipstream.errors import BadRequestError
+from slipstream.errors import BadRequestError, SlipstreamError
 from slipstream.generate import add_generate
 from slipstream.options import Parser, one_line
 from slipstream.serve import add_serve
+from slipstream.stack import LOG_LEVEL_VARIABLE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,10 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(arguments.command, "interrupted", 1)
     except BadRequestError as error:
         return _failed(arguments.command, one_line(error), 2)
-    except Exception as error:
-        if os.environ.get("SLIPSTREAM_LOG_LEVEL", "").upper() == "DEBUG":
-            raise
+    except (SlipstreamError, OSError) as error:
         return _failed(arguments.command, one_line(error), 1)
+    except Exception as error:
+        if os.environ.get(LOG_LEVEL_VARIABLE, "").upper() == "DEBUG":
+            raise
+        hint = f"a fault of Slipstream's own; {LOG_LEVEL_VARIABLE}=debug shows where"
+        return _failed(arguments.command, f"{type(error).__name__}: {one_line(error)} ({hint})", 1)
 
 
 def _failed(command: str, message: str, code: int) -> int:
@@ -47,7 +52,9 @@ def _failed(command: str, message: str, code: int) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="slipstream", description="Serve language models.")
-    parser.add_argument("--version", action="version", version=f"slipstream {version('slipstream')}")
+    parser.add_argument(
+        "--version", action="version", version=f"slipstream {version('slipstream')}"
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_serve(_command(commands, "serve", "run a stack in the foreground"))
     add_generate(_command(commands, "generate", "stream the answer to one prompt"))
@@ -59,8 +66,10 @@ def _parser() -> Parser:
     return parser
 
 
-def _command(commands: _SubParsers, name: str, purpose: str) -> Parser:
-    return commands.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
+def _command(commands: argparse._SubParsersAction[Parser], name: str, purpose: str) -> Parser:
+    return commands.add_parser(
+        name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}."
+    )
 
 
 if __name__ == "__main__":

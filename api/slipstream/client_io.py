@@ -52,7 +52,8 @@ from slipstream_ipc.messages import (
     WorkerToClient,
 )
 
-_TICK_S = 0.25  # how late a heartbeat or a deadline may be noticed
+_TICK_MS = 250  # how late a heartbeat or a deadline may be noticed
+_MAX_BREACHES = 3
 _GOODBYE_S = 0.5
 _JOIN_S = 2.0
 
@@ -91,6 +92,7 @@ class ClientIO:
         self._callers: list[_Caller] = []
         self._due: deque[tuple[_Due, StreamState]] = deque()
         self._lost_at: float | None = None
+        self._num_breaches = 0  # of the protocol, since a message was good
         self._commands: deque[Callable[[], None]] = deque()
         self._is_rung = False
         self._bell, self._rope = socket.socketpair()  # the poll loop waits on the first
@@ -112,7 +114,7 @@ class ClientIO:
         return future
 
     def submit(self, state: StreamState) -> None:
-        """Ask for the stream. ClosedError where nothing can be asked any more."""
+        """Ask for the stream. Where nothing can be asked any more it ends with a ClosedError."""
         self._post(partial(self._begin_stream, state))
 
     def abort(self, state: StreamState) -> None:
@@ -162,15 +164,18 @@ class ClientIO:
             self._callers.append(caller)
 
     def _begin_stream(self, state: StreamState) -> None:
-        self._table.add(state)
+        state.submitted_at = time.monotonic()
         if self._ending is not None:
             self._table.give_up(state, self._ending())
             self._table.wake()
-        elif self._attacher.is_attached:
-            self._due.append((_Due.SUBMIT, state))
+            return
+        self._table.add(state)
+        self._due.append((_Due.SUBMIT, state))
 
     def _begin_abort(self, state: StreamState) -> None:
-        if not state.is_over and not state.is_abort_wanted:
+        if not state.was_sent:
+            self._table.give_up(state, None)
+        elif not state.is_over and not state.is_abort_wanted:
             state.is_abort_wanted = True
             self._due.append((_Due.ABORT, state))
 
@@ -218,11 +223,11 @@ class ClientIO:
             atexit.unregister(self.close)
 
     def _turn(self) -> None:
-        self._poller.poll(_TICK_S * 1000)
+        events = self._poller.poll(_TICK_MS)
         now = time.monotonic()
-        if self._is_rung:
+        if (self._bell.fileno(), zmq.POLLIN) in events:
             self._bell.recv(64)
-            self._is_rung = False  # before the commands are looked at: see `_post`
+        self._is_rung = False  # before the commands are looked at: see `_post`
         self._run_commands()
         self._receive(now)
         self._attacher.beat(now)
@@ -241,6 +246,7 @@ class ClientIO:
                     case Deltas():
                         if not table.deliver(body):
                             self._attacher.attach(now)
+                        self._num_breaches = 0
                     case Accepted():
                         table.accept(body)
                     case Rejected():
@@ -251,12 +257,22 @@ class ClientIO:
                         self._greet(body.model)
                     case Refusal():
                         self._fail_waiting(partial(SlipstreamError, body.fault))
-                        self._attacher.attach(now)
-            except ProtocolError:
+                        if self._attacher.is_attached:  # else `beat` tries again, without haste
+                            self._attacher.attach(now)
+            except ProtocolError as error:
+                self._note_breach(error)
                 self._attacher.attach(now)
         for state in self._attacher.take_receipts():
             if state is not None:
                 table.forget(state)
+
+    def _note_breach(self, error: ProtocolError) -> None:
+        """A new attach may help, but not for ever."""
+        self._num_breaches += 1
+        if self._num_breaches >= _MAX_BREACHES:
+            self._num_breaches = 0
+            why = f"the server does not keep to the protocol: {error}"
+            self._fail_waiting(partial(EngineError, Fault("engine", why)))
 
     def _greet(self, model: ModelCard) -> None:
         self.model = model
@@ -283,11 +299,7 @@ class ClientIO:
         send = self._attacher.send
         stream_id = state.submit.stream_id
         if due is _Due.ABORT:
-            if not state.was_sent:
-                if not state.is_over:
-                    self._table.give_up(state, None)
-                return True
-            return send(Abort(stream_id), state if state.is_over else None)
+            return not state.was_sent or send(Abort(stream_id), state if state.is_over else None)
         if state.is_over:
             return True
         if due is _Due.RESUME:
@@ -303,7 +315,9 @@ class ClientIO:
         if self._lost_at > latest:
             return
         was_there = self.model is not None
-        what = "the Slipstream server has been gone from" if was_there else "no Slipstream server at"
+        what = (
+            "the Slipstream server has been gone from" if was_there else "no Slipstream server at"
+        )
         why = f"{what} {self.address} for {self.timeout_s:g} s: {_WHAT_TO_DO}"
         error = partial(ConnectionLostError, Fault("engine", why))
         for state in self._table.streams:
@@ -335,7 +349,7 @@ class ClientIO:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or (is_said and attacher.num_unacked == 0):
                 break
-            self._poller.poll(left_s * 1000)
+            self._poller.poll(1 + int(left_s * 1000))
             for _ in attacher.receive(time.monotonic()):
                 pass
         attacher.close()

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 import msgspec
 
 from slipstream.client import Client
-from slipstream.errors import BadRequestError
 from slipstream.requests import checked_params
 from slipstream.settings import (
     StackSettings,
@@ -42,12 +41,16 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     for field in msgspec.structs.fields(StackSettings):
         if field.name == "model":
             continue
-        default = "" if field.default is None else f"; default: {field.default}"
+        details = [allowed_values(field.name).removesuffix(" or None")]
+        if field.default is not None:
+            details.append(f"default: {field.default}")
+        elif details == ["a string"]:
+            details = []
         group.add_argument(
             f"--{field.name.replace('_', '-')}",
             default=argparse.SUPPRESS,
             metavar="X",
-            help=f"{description(field.name)} ({allowed_values(field.name)}{default})",
+            help=description(field.name) + (f" ({'; '.join(details)})" if details else ""),
         )
 
 
@@ -131,11 +134,6 @@ def sampling_params_of(arguments: argparse.Namespace) -> SamplingParams:
 def one_line(error: Exception) -> str:
     """An error as a terminal shows it."""
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def exit_code(error: Exception) -> int:
-    """2 where what was asked for cannot be, 1 where it failed."""
-    return 2 if isinstance(error, BadRequestError) else 1
 
 
 _SAMPLING = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}

@@ -42,7 +42,7 @@ class Delta(Struct, frozen=True, gc=False, eq=False, repr_omit_defaults=True):
 
     @property
     def logprobs(self) -> list[TokenLogprobs] | None:
-        """For each new token its candidates by id, the token itself first; None if not asked for."""
+        """Each new token's candidates by id, the token itself first; None if not asked for."""
         return self._batch.logprobs(self._entry, self._skip)
 
     @property
@@ -91,7 +91,7 @@ class Completion(Struct, frozen=True, eq=False):
 
     @property
     def logprobs(self) -> list[TokenLogprobs] | None:
-        """For each token its candidates by id, the token itself first; None if not asked for."""
+        """Each token's candidates by id, the token itself first; None if not asked for."""
         return self._whole.logprobs
 
     @property
@@ -107,7 +107,8 @@ class Completion(Struct, frozen=True, eq=False):
     @property
     def prompt_token_ids(self) -> list[int]:
         """The prompt as the model saw it."""
-        return u32(self._prompt_ids).tolist()
+        ids: list[int] = u32(self._prompt_ids).tolist()
+        return ids
 
     def __repr__(self) -> str:
         return (

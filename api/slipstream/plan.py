@@ -47,12 +47,17 @@ def plan_stack(
 ) -> SupervisorConfig:
     """The supervisor's config.
 
-    Raises: BadRequestError for a model or tokenizer that cannot be; ValueError where `runtime_dir` is
-    too long for a socket's path.
+    Raises: BadRequestError, for a model or tokenizer that cannot be, or a `runtime_dir` whose path
+    is too long for a socket.
     """
     model, tokenizer = model_and_tokenizer(settings.model, settings.tokenizer)
-    address = check_address(client_address(runtime_dir))
-    core_address = check_address(f"ipc://{runtime_dir / CORE_SOCKET}")
+    address = client_address(runtime_dir)
+    core_address = f"ipc://{runtime_dir / CORE_SOCKET}"
+    try:
+        check_address(address)
+        check_address(core_address)
+    except ValueError as error:
+        raise wrong_option("runtime_dir", str(runtime_dir), "a shorter absolute path") from error
     core = {
         "model": model,
         "address": core_address,
@@ -108,10 +113,11 @@ def _simulated(model: str, tokenizer: str | None) -> tuple[str, str]:
 
 def _folder_or_hub_id(option: str, value: str, more: str = "") -> str:
     path = Path(value).expanduser()
-    if path.is_dir():
+    if path.is_dir() and (option == "tokenizer" or (path / "config.json").is_file()):
         return str(path.absolute())
     if path.exists() or not _HUB_ID.fullmatch(value):
-        allowed = ["an existing folder", "a hub id (NAME or ORGANISATION/NAME)", more]
+        folder = "a folder with a tokenizer" if option == "tokenizer" else "a model's folder"
+        allowed = [folder, "a hub id (NAME or ORGANISATION/NAME)", more]
         raise wrong_option(option, value, ", ".join(filter(None, allowed)))
     return value
 
@@ -122,4 +128,6 @@ def _cache_dir() -> Path:
 
 
 def _module(name: str, module: str, config: dict[str, Any]) -> ChildSpec:
-    return ChildSpec(name, (sys.executable, "-P", "-m", module), msgspec.Raw(msgspec.json.encode(config)))
+    return ChildSpec(
+        name, (sys.executable, "-P", "-m", module), msgspec.Raw(msgspec.json.encode(config))
+    )

@@ -147,4 +147,3 @@ def _utf8(field: str, text: str) -> str:
     except UnicodeEncodeError as error:
         raise BadRequest(field, text, "text that UTF-8 can hold") from error
     return text
-

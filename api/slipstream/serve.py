@@ -49,7 +49,9 @@ def _tell(event: Event) -> None:
             about = f": {detail}" if detail else ""
             _write(sys.stdout, f"{name} ready (process {pid}, {seconds:.1f} s){about}")
         case StackReady(address=address):
-            example = f"{_program()} generate --address {shlex.quote(address)} --prompt 'In Python,'"
+            example = (
+                f"{_program()} generate --address {shlex.quote(address)} --prompt 'In Python,'"
+            )
             _write(sys.stdout, f"serving at {address}; Ctrl-C ends it. Try:\n  {example}")
         case StackFailed(error=error):
             _write(sys.stderr, f"slipstream serve: {error}")

@@ -35,7 +35,7 @@ class StreamState:
 
     submit: Submit
     wants_whole: bool  # the reader is woken by the end alone
-    submitted_at: float
+    submitted_at: float = 0.0
     deltas: deque[Delta] = field(default_factory=deque)  # unread; grows while nobody reads
     bell: ThreadBell[StreamState] | LoopBell | None = None  # hangs here while the reader waits
     prompt_ids: bytes | None = None  # u32; None until the stream is accepted
@@ -199,6 +199,6 @@ class StreamTable:
         self._finish(state)
 
     def _finish(self, state: StreamState) -> None:
-        del self._streams[state.handle]
+        self._streams.pop(state.handle, None)  # one that came too late was never added
         state.is_over = True  # last of all: the reader looks here first
         self._woken.append(state)

@@ -6,8 +6,8 @@ Owns: one loop over the children's status pipes, signals (child exits among them
 Rules:
 - Ready means that every child said so. A child that ends unasked, or reports an error, ends the
   whole stack with code 1; only the first failure is told, the others follow from it.
-- Stopping: SIGTERM to all, SIGKILL after STOP_S; a second signal kills at once. Nothing is left:
-  no process, no socket, no folder that was made here.
+- Stopping: SIGTERM to all that are ready, SIGKILL to the others, and to all after STOP_S or a
+  second signal. Nothing is left: no process, no socket, no folder that was made here.
 - Failures before ready are told through `report` alone (whoever started us shows them), later
   ones in the log too.
 """
@@ -158,7 +158,10 @@ class Supervisor:
         self._is_stopping = True
         self._deadline = time.monotonic() + STOP_S
         for child in self._children:
-            child.terminate()
+            if child.state == "starting":
+                child.kill()  # it serves nobody yet, and may not listen until it has loaded
+            else:
+                child.terminate()
 
     def _kill(self, reason: str) -> None:
         self._is_killing = True

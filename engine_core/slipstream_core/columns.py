@@ -6,8 +6,8 @@ the compute rows: who holds a slot and which blocks its tokens lie in.
 Does not know: who should run, token ids, which blocks are free.
 
 Rules:
-- A row is a stream's index in the token history; it may be handed out again at once, so every
-  add and remove counts up its `generation`: whoever kept a row in mind compares both.
+- A row is a stream's index in the token history. It may be handed out again at once, so every
+  remove counts up its `generation`: whoever kept a row in mind compares both.
 - A slot is held only while a request runs. Low slots are handed out first, which keeps the
   running ones together.
 - Block tables are padded with the null block behind `num_blocks`.
@@ -100,7 +100,6 @@ class RequestColumns:
         """Start a request on its row; it waits."""
         row = request.row
         self._make_room(row)
-        self.generation[row] += 1
         self.alive[row] = True
         self.slot[row] = NO_SLOT
         self.priority[row] = request.priority
@@ -175,11 +174,12 @@ class RequestColumns:
         return last[2]
 
     def _make_room(self, row: int) -> None:
+        if row < len(self.alive):
+            return
         more = max(row + 1, 2 * len(self.alive)) - len(self.alive)
-        if row >= len(self.alive):
-            for name, column in vars(self).items():
-                if isinstance(column, np.ndarray):
-                    setattr(self, name, np.pad(column, (0, more)))
+        for name, column in vars(self).items():
+            if isinstance(column, np.ndarray):
+                setattr(self, name, np.pad(column, (0, more)))
 
 
 class SlotColumns:

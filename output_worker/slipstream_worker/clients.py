@@ -35,9 +35,9 @@ class ClientPort:
         self.streams: set[Stream] = set()  # read by this client
 
     @property
-    def is_attached(self) -> bool:
-        """Whether the client has a session."""
-        return self._session.is_open
+    def session(self) -> Session[Receipt]:
+        """The client's latest session, which may be over."""
+        return self._session
 
     def attach(self, session: Session[Receipt]) -> None:
         """A new life: the client will say what it wants."""

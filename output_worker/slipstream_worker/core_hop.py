@@ -58,6 +58,10 @@ class CoreHop:
         """What has arrived, the Welcome of each attach included."""
         return self._attacher.receive(now)
 
+    def attach(self, now: float) -> None:
+        """Begin another attach."""
+        self._attacher.attach(now)
+
     def restart(self) -> None:
         """After an attach: nothing that waited means anything."""
         self._states.clear()

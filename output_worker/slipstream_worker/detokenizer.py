@@ -287,7 +287,8 @@ class WindowDetokenizer:
         """Keep the fewest of the last tokens whose text begins with a whole character.
 
         Tokens that decode to nothing would not do: the rules for a first token would then fall on
-        the new text.
+        the new text. Every length is tried, since in a run of byte tokens only some begin where a
+        character does; a prompt that ends in a long run of either is worth larger strides.
         """
         length = 1
         while True:
@@ -297,4 +298,4 @@ class WindowDetokenizer:
             clean = self._context_text and self._context_text[0] != _REPLACEMENT
             if clean or length >= min(max_len, len(token_ids)):
                 return
-            length *= 2
+            length += 1 if length < _MAX_CONTEXT else length

@@ -93,6 +93,13 @@ class StreamOutput:
             self.log.append(self._held + tail, len(self.token_ids))
             self.end = End(reason, len(self.token_ids), fault=fault)
 
+    def break_off(self, fault: Fault) -> None:
+        """End with an error of ours; what is held back is lost, the detokeniser is not asked."""
+        if self.end is None:
+            del self.token_ids[self.log.num_tokens :]
+            self.log.append("", self.log.num_tokens)
+            self.end = End("error", self.log.num_tokens, fault=fault)
+
     def _push(self, token_id: int) -> None:
         self.token_ids.append(token_id)
         num_tokens = len(self.token_ids)

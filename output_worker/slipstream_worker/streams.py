@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from slipstream_ipc.messages import Admit, Submit
+from slipstream_ipc.messages import Admit, End, Submit
 from slipstream_ipc.text_log import START, Cursor
+from slipstream_worker.logprobs import TokenLogprobs
 from slipstream_worker.output import StreamOutput
 
 
@@ -38,15 +39,16 @@ class Stream:
 
     stream_id: bytes
     stage: Stage
-    submit: Submit | None = None  # as its client sent it; None for one that the core replayed
+    submit: Submit | None = None  # until the prompt is rendered
+    fingerprint: bytes = b""  # of the submission; empty for a stream that the core replayed
     interval: int = 1
     registration: Admit | None = None
     output: StreamOutput | None = None
     row: int | None = None
     reader: Reader | None = None
-    logprobs: list[tuple[bytes, bytes, int]] = field(default_factory=list)  # values, ids, rank
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     width: int = 0  # values to a token in `logprobs`
-    is_aborted: bool = False
+    pending_end: End | None = None  # a replayed end that its tokens do not imply; they come first
 
 
 class StreamTable:

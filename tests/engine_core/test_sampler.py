@@ -239,7 +239,9 @@ def test_a_row_gets_the_same_token_in_any_batch(
 
 def test_greedy_rows_in_a_mixed_batch() -> None:
     logits = torch.stack([logits_of(60, 1.0, seed) for seed in range(40)])
-    rows = [Row(temperature=(0.0, 1.0)[i % 2], top_p=(1.0, 0.9)[i % 3 == 0], seed=i) for i in range(40)]
+    rows = [
+        Row(temperature=(0.0, 1.0)[i % 2], top_p=(1.0, 0.9)[i % 3 == 0], seed=i) for i in range(40)
+    ]
     token_ids, _ = run(logits, rows)
     best = logits.argmax(-1).tolist()
     assert token_ids[::2] == best[::2]

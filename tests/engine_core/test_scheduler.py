@@ -442,6 +442,26 @@ def test_who_alone_fills_the_cache_finishes() -> None:
     assert harness.scheduler.num_preemptions > 0
 
 
+def test_nobody_is_admitted_without_room_for_the_first_output() -> None:
+    harness = Harness(Limits(num_blocks=6, block_size=4, max_model_len=20))
+    harness.add(prompt_of(9), 3)
+    harness.add(prompt_of(8, 1), 3)  # fits the two free blocks, its first output does not
+    harness.launch()
+    assert harness.scheduler.num_running == 1
+    harness.finish()
+    assert harness.scheduler.num_preemptions == 0
+
+
+def test_who_waits_for_its_worker_does_not_hold_up_the_queue() -> None:
+    harness = Harness(Limits(max_unacked=3))
+    harness.add(prompt_of(4), 8, outputs=5)
+    harness.add(prompt_of(4, 1), 8)
+    assert rows_of(harness.launch()) == [1]
+    harness.acknowledge()
+    assert rows_of(harness.launch()) == [1, 0]
+    harness.finish()
+
+
 # --- ends and errors ----------------------------------------------------------------------------
 
 

@@ -283,7 +283,12 @@ def test_sliding_window_equals_generate(tmp_path_factory: pytest.TempPathFactory
 
 def test_bfloat16_runs(llama: Path) -> None:
     config = CoreConfig(
-        model=str(llama), address="", device="cpu", dtype="bfloat16", block_size=BLOCK, num_blocks=99
+        model=str(llama),
+        address="",
+        device="cpu",
+        dtype="bfloat16",
+        block_size=BLOCK,
+        num_blocks=99,
     )
     runner = load_runner(config)
     request = Request(PROMPTS[0], 5)

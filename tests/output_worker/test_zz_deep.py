@@ -370,6 +370,15 @@ def test_window_decodes_byte_runs_character_by_character(byte_fallback: Tokenize
     assert steps == [waits, waits, waits, ("😀", False), waits, waits, ("你", False)]
 
 
+def test_window_decodes_long_byte_runs(byte_fallback: Tokenizer) -> None:
+    text = "λ" + "你" * 20 + "1"
+    ids = [id_of(f"<0x{byte:02X}>", byte_fallback) for byte in text.encode()]
+    for cut in range(len(ids)):
+        detokenizer = window(byte_fallback).create(ids[:cut], False)
+        expected = continuation(byte_fallback, ids[:cut], ids[cut:], False)
+        assert stream(detokenizer, ids[cut:]) == expected
+
+
 def test_window_does_not_double_text_that_decode_takes_back(byte_fallback: Tokenizer) -> None:
     """A stray byte turns the whole run, 😀 included, into U+FFFD; 😀 has left long ago."""
     detokenizer = window(byte_fallback).create([], False)

@@ -33,10 +33,11 @@ Device = Literal["auto", "cpu", "cuda"]
 _AutoModel: Any = AutoModelForCausalLM
 _logging: Any = logging
 
+_NOT_REPLACEABLE = "{} does not let its attention be replaced, which serving needs"
 _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
-class ModelLoadError(Exception):
+class ModelLoadError(ValueError):
     """A model cannot be served as asked: what was given, what is wrong, what would do."""
 
     def __init__(self, model: str, problem: str) -> None:
@@ -77,9 +78,10 @@ def load_model(
         config = _config(name)
         torch_dtype = _dtype(dtype, target, config)
         text = config.get_text_config()
+        _refuse_kind(name, config, text)
+        geometry = _geometry(name, config, text)
         limit = _max_model_len(name, text, max_model_len)
-        _refuse_by_config(name, config, text, limit)
-        geometry = _geometry(name, config, text, torch_dtype)
+        _refuse_longrope(name, text, limit)
         module = _weights(name, config, torch_dtype).to(target).eval()  # type: ignore[arg-type]
     return LoadedModel(
         name=name,
@@ -165,9 +167,7 @@ def _max_model_len(name: str, text: PreTrainedConfig, asked: int | None) -> int:
     return own if asked is None else asked
 
 
-def _refuse_by_config(
-    name: str, config: PreTrainedConfig, text: PreTrainedConfig, max_model_len: int
-) -> None:
+def _refuse_kind(name: str, config: PreTrainedConfig, text: PreTrainedConfig) -> None:
     if config.is_encoder_decoder:
         raise ModelLoadError(name, "it has an encoder; only decoder-only models are served")
     if unknown := set(getattr(text, "layer_types", None) or ()) - _KNOWN_LAYER_TYPES:
@@ -176,15 +176,21 @@ def _refuse_by_config(
             f"it has layers of type {', '.join(sorted(unknown))}; "
             f"served are {', '.join(sorted(_KNOWN_LAYER_TYPES))}",
         )
+    if any(r["rope_type"] == "dynamic" for r in _ropes(getattr(text, "rope_parameters", None))):
+        raise ModelLoadError(
+            name,
+            "its rope type is 'dynamic', whose results depend on who shares a batch; "
+            "a fixed one ('default', 'linear', 'llama3', 'yarn') is served",
+        )
+
+
+def _refuse_longrope(name: str, text: PreTrainedConfig, max_model_len: int) -> None:
+    """It has two sets of frequencies, and its longest row chooses one for the whole batch."""
     for rope in _ropes(getattr(text, "rope_parameters", None)):
-        # Both kinds choose a forward's frequencies by its longest row, so a request's tokens
-        # would depend on its neighbours.
-        if rope["rope_type"] == "dynamic":
-            raise ModelLoadError(
-                name, "its rope type is 'dynamic', whose results depend on who shares a batch"
-            )
+        if rope["rope_type"] != "longrope":
+            continue
         short = rope.get("original_max_position_embeddings")
-        if rope["rope_type"] == "longrope" and (short is None or max_model_len > short):
+        if short is None or max_model_len > short:
             raise ModelLoadError(
                 name,
                 "its rope type is 'longrope', whose results depend on who shares a batch beyond "
@@ -204,22 +210,23 @@ def _ropes(parameters: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _geometry(
-    name: str, config: PreTrainedConfig, text: PreTrainedConfig, dtype: torch.dtype
+    name: str, config: PreTrainedConfig, text: PreTrainedConfig
 ) -> tuple[LayerGeometry, ...]:
     try:
-        with torch.device("meta"):
+        with torch.device("meta"):  # in bfloat16: there, experts take no other type
             shell = _AutoModel.from_config(
-                config, dtype=dtype, attn_implementation=ATTENTION_NAME
+                config, dtype=torch.bfloat16, attn_implementation=ATTENTION_NAME
             ).eval()
     except Exception as error:
+        if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
+            # these look their attention up in a table of their own
+            raise ModelLoadError(name, _NOT_REPLACEABLE.format(config.model_type)) from error
         raise ModelLoadError(
             name, f"transformers cannot build it as a causal language model ({_brief(error)})"
         ) from error
     architecture = type(shell).__name__
     if not shell._supports_attention_backend:
-        raise ModelLoadError(
-            name, f"{architecture} does not let its attention be replaced, which serving needs"
-        )
+        raise ModelLoadError(name, _NOT_REPLACEABLE.format(architecture))
     try:
         return read_geometry(shell, text.num_hidden_layers, text.vocab_size)
     except Exception as error:

@@ -1,0 +1,207 @@
+"""The client for asyncio.
+
+Owns: waiting as tasks do. Does not know: the protocol (`client_io`), which event loop runs (any
+will do, uvloop's too).
+
+    async with AsyncClient() as client:
+        async for delta in client.stream("Once upon a time", max_tokens=100):
+            print(delta.text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from slipstream.bells import LoopBell
+from slipstream.client import DEFAULT_TIMEOUT_S, MAX_IN_FLIGHT, close_with, open_io
+from slipstream.client_io import ClientIO
+from slipstream.errors import ConnectionLostError
+from slipstream.outputs import Completion, Delta
+from slipstream.reading import OutputKind, Reading, new_state, params_for_each
+from slipstream.requests import Prompt, checked_params
+from slipstream.stream_table import StreamState
+from slipstream_ipc.messages import Fault, ModelCard, SamplingParams
+
+
+class AsyncStream(Reading, AsyncIterator[Delta]):
+    """A running request: iterate over it for its deltas. Made by `AsyncClient.stream`.
+
+    The stream is aborted when the task that waits for it is cancelled, when its `async with` block
+    is left, when it is closed, and when nobody holds it any more. One task may read it.
+    """
+
+    def __init__(
+        self, client: AsyncClient, io: ClientIO, state: StreamState, kind: OutputKind
+    ) -> None:
+        super().__init__(io, state, kind)
+        self._client = client  # which is closed when nobody holds it
+        self._bell: LoopBell | None = None
+
+    async def __anext__(self) -> Delta:
+        while (delta := self._take()) is None:
+            if self._is_finished:
+                raise StopAsyncIteration
+            await self._wait()
+        return delta
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the stream at once; what is unread is dropped. Idempotent."""
+        self._abandon()
+
+    async def _wait(self) -> None:
+        state = self._state
+        if self._bell is None:
+            self._bell = LoopBell()
+        rung = self._bell.prepare()
+        state.bell = self._bell
+        try:
+            if not (state.is_over or (self._unread and not state.wants_whole)):
+                await rung
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        finally:
+            state.bell = None
+
+
+class AsyncClient:
+    """A connection to a running server, for any number of tasks and streams at once.
+
+    Connects on entering `async with`, or by `connect`; streams may be asked for before. Arguments
+    and errors are those of `Client`, but for the connection errors, which `connect` raises.
+    """
+
+    def __init__(self, address: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self._io = open_io(address, timeout_s)
+        self._finalizer = close_with(self, self._io)
+
+    async def __aenter__(self) -> AsyncClient:
+        try:
+            await self.connect()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def connect(self) -> ModelCard:
+        """Wait until the server is there.
+
+        Raises: ConnectionLostError where nobody answers; SlipstreamError where the server speaks
+        another version of the protocol.
+        """
+        return await asyncio.wrap_future(self._io.connect())
+
+    @property
+    def address(self) -> str:
+        """Where the server is."""
+        return self._io.address
+
+    @property
+    def model(self) -> ModelCard:
+        """What the server serves; ConnectionLostError before the client is connected."""
+        if self._io.model is None:
+            why = "not connected yet: enter `async with client`, or await client.connect()"
+            raise ConnectionLostError(Fault("engine", why))
+        return self._io.model
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        label: str | None = None,
+        priority: int = 0,
+        output_kind: OutputKind = "delta",
+        **options: Any,
+    ) -> AsyncStream:
+        """Run one request and read it as it comes. Arguments and errors: see `Client.stream`."""
+        state = new_state(
+            self._io,
+            prompt,
+            checked_params(params, options),
+            kind=output_kind,
+            label=label,
+            priority=priority,
+        )
+        self._io.submit(state)
+        return AsyncStream(self, self._io, state, output_kind)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        label: str | None = None,
+        priority: int = 0,
+        **options: Any,
+    ) -> Completion:
+        """Run one request to its end. Arguments and errors: see `Client.stream`."""
+        arguments = {"label": label, "priority": priority, **options}
+        async with self.stream(prompt, params, output_kind="final", **arguments) as stream:
+            return await _completion(stream)
+
+    async def generate_many(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | list[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        on_done: Callable[[Completion], None] | None = None,
+        **options: Any,
+    ) -> list[Completion]:
+        """Run many requests to their ends; see `Client.generate_many`."""
+        every = params_for_each(len(prompts), params, options)
+        states = [
+            new_state(self._io, prompt, each, kind="final", priority=priority)
+            for prompt, each in zip(prompts, every, strict=True)
+        ]
+        room = asyncio.Semaphore(MAX_IN_FLIGHT)
+
+        async def run(state: StreamState) -> Completion:
+            async with room:
+                self._io.submit(state)
+                async with AsyncStream(self, self._io, state, "final") as stream:
+                    completion = await _completion(stream)
+            if on_done is not None:
+                on_done(completion)
+            return completion
+
+        tasks = [asyncio.ensure_future(run(state)) for state in states]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def close(self) -> None:
+        """End every stream of this client and leave. Idempotent; waits half a second at most."""
+        self._finalizer.detach()
+        await asyncio.to_thread(self._io.close)
+
+
+async def _completion(stream: AsyncStream) -> Completion:
+    while not stream._state.is_over:
+        await stream._wait()
+    return stream._completion()

@@ -1,0 +1,1 @@
+"""Measurements of Slipstream by itself, as `slipstream bench` runs them."""

@@ -1,0 +1,134 @@
+"""`slipstream bench throughput`: many requests at once against a stack, as a client sees them.
+
+Owns: the load, and how it is told. The load is random prompts of one length and outputs of one
+length (ends of sequence are ignored), the same for the same --seed; one request goes ahead of
+them, unmeasured, so that connecting is not part of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import uvloop
+
+from slipstream.async_client import AsyncClient
+from slipstream.bench.measures import Row, Timeline, summary
+from slipstream.options import Parser, add_connection, add_settings, address_of
+from slipstream.plan import SIMULATED
+from slipstream.settings import wrong_option
+from slipstream_ipc.messages import ModelCard, SamplingParams
+
+_QUICK = {"num_requests": 8, "input_len": 16, "output_len": 16}
+_NOTE = "The model is simulated: time passes, nothing is computed. This is no model's speed."
+
+
+def add_throughput(parser: Parser) -> None:
+    """The benchmark's options."""
+    add_settings(parser)
+    load = parser.add_argument_group("load")
+    load.add_argument("--num-requests", type=int, default=64, metavar="N", help="default: 64")
+    load.add_argument(
+        "--input-len", type=int, default=128, metavar="N", help="tokens of a prompt; default: 128"
+    )
+    load.add_argument(
+        "--output-len", type=int, default=128, metavar="N", help="tokens of an answer; default: 128"
+    )
+    load.add_argument(
+        "--concurrency", type=int, metavar="N", help="requests at a time; default: all at once"
+    )
+    load.add_argument("--temperature", type=float, default=1.0, metavar="X", help="default: 1")
+    load.add_argument("--seed", type=int, default=0, metavar="N", help="of the prompts; default: 0")
+    load.add_argument(
+        "--quick", action="store_true", help="a load that takes seconds: 8 requests, 16 + 16 tokens"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the rows there, a list of objects")
+    add_connection(parser)
+    parser.set_defaults(run=throughput)
+
+
+def throughput(arguments: argparse.Namespace) -> int:
+    """Run the load, tell the result."""
+    if arguments.quick:
+        vars(arguments).update(_QUICK)
+    for name in ("num_requests", "input_len", "output_len"):
+        if getattr(arguments, name) < 1:
+            raise wrong_option(name, getattr(arguments, name), "an integer >= 1")
+    if arguments.concurrency is not None and arguments.concurrency < 1:
+        raise wrong_option("concurrency", arguments.concurrency, "an integer >= 1")
+    with address_of(arguments) as address:
+        card, timelines = uvloop.run(_measure(address, arguments))
+    row: Row = {
+        "benchmark": "throughput",
+        "model": card.name,
+        "is_simulated": card.name.startswith(SIMULATED),
+        "num_requests": arguments.num_requests,
+        "input_len": arguments.input_len,
+        "output_len": arguments.output_len,
+        "concurrency": arguments.concurrency or arguments.num_requests,
+        "num_cpus": os.cpu_count(),
+        **summary(timelines),
+    }
+    _print(row)
+    if arguments.json is not None:
+        Path(arguments.json).write_text(json.dumps([row], indent=2) + "\n")
+    return 0
+
+
+async def _measure(address: str, arguments: argparse.Namespace) -> tuple[ModelCard, list[Timeline]]:
+    async with AsyncClient(address) as client:
+        card = await client.connect()
+        length = arguments.input_len + arguments.output_len
+        if length > card.max_model_len:
+            allowed = f"together at most max_model_len, {card.max_model_len}"
+            raise wrong_option("input_len + output_len", length, allowed)
+        random = np.random.default_rng(arguments.seed)
+        shape = (arguments.num_requests + 1, arguments.input_len)
+        warm_up, *prompts = random.integers(0, card.vocab_size, shape, np.uint32)
+        params = SamplingParams(
+            temperature=arguments.temperature,
+            max_tokens=arguments.output_len,
+            ignore_eos=True,
+            seed=arguments.seed,
+        )
+        places = asyncio.Semaphore(arguments.concurrency or arguments.num_requests)
+
+        async def one(prompt: np.ndarray[tuple[int, ...], np.dtype[np.uint32]]) -> Timeline:
+            async with places:
+                timeline = Timeline(time.perf_counter())
+                async for delta in client.stream(prompt, params):
+                    if delta.num_tokens:
+                        timeline.note(time.perf_counter(), delta.num_tokens)
+                return timeline
+
+        await one(warm_up)
+        return card, await asyncio.gather(*(one(prompt) for prompt in prompts))
+
+
+def _print(row: Row) -> None:
+    def line(name: str, *values: object) -> None:
+        print(f"{name:<22}" + "".join(f"{value!s:>12}" for value in values))
+
+    print(f"model: {row['model']}")
+    if row["is_simulated"]:
+        print(_NOTE)
+    load = "{num_requests} requests, {concurrency} at a time, {input_len} + {output_len} tokens"
+    print(load.format_map(row))
+    line("duration", row["duration_s"], "s")
+    line("requests", row["requests_per_s"], "/s")
+    line("output tokens", row["output_tokens_per_s"], "/s")
+    line("", "mean", "median", "p99", "")
+    for name, meaning in (
+        ("ttft", "first token"),
+        ("tpot", "per further token"),
+        ("itl", "between deltas"),
+    ):
+        spread = (row[f"{name}_{which}_ms"] for which in ("mean", "median", "p99"))
+        line(meaning, *("-" if value is None else value for value in spread), "ms")
+    sys.stdout.flush()

@@ -1,0 +1,174 @@
+"""Offline batches: `LLM` starts a stack of its own and answers lists of prompts.
+
+Owns: what a batch is, its outputs and its progress. Shapes and names are vLLM's, so that people
+can switch. Does not know: how streams work, how a stack is kept.
+
+Rules:
+- Results are in the prompts' order, whatever order they end in.
+- The first prompt that cannot be taken or fails raises its error, and the others are aborted, as
+  in vLLM. What can be checked here is checked for all of them before any is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from itertools import count
+from types import TracebackType
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from tqdm import tqdm
+
+from slipstream.errors import ConnectionLostError
+from slipstream.outputs import Completion, TokenLogprobs
+from slipstream.requests import Prompt
+from slipstream.stack import Stack, StackError
+from slipstream_ipc.messages import ChatMessage, FinishReason, SamplingParams
+
+Conversation = Sequence[ChatMessage | Mapping[str, str]]
+
+_STREAM_INTERVAL = 64  # nobody reads along, so the answers travel in large pieces
+
+
+class CompletionOutput(msgspec.Struct, frozen=True):
+    """An answer. `index`: which of its prompt's answers; there is one to each, so 0."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+
+
+class RequestOutput(msgspec.Struct, frozen=True):
+    """A prompt and its answer. `prompt` is None where it was not given as text."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: Literal[True] = True
+
+
+class LLM:
+    """A model that answers batches of prompts. Use it as a context manager, or `close` it.
+
+    model, settings: see `Stack`.
+    """
+
+    def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
+        self._stack = Stack(model, **settings)
+        try:
+            self._client = self._stack.client()
+        except BaseException:
+            self._stack.stop()
+            raise
+        self._ids = count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Go on with each prompt: a text or a sequence of token ids, or a list of these.
+
+        params: one for all, or one for each prompt; None is `SamplingParams()`. use_tqdm: show a
+        progress bar on standard error.
+
+        Raises: as `Client.generate_many`; StackError where the stack ends in the meantime.
+        """
+        return self._answer([prompts] if _is_one_prompt(prompts) else prompts, params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or each of a list of them. The rest is as in `generate`."""
+        is_one = len(messages) > 0 and isinstance(messages[0], ChatMessage | Mapping)
+        return self._answer([messages] if is_one else messages, params, use_tqdm)
+
+    def close(self) -> None:
+        """End the stack. Idempotent."""
+        self._client.close()
+        self._stack.stop()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _answer(
+        self,
+        prompts: Any,  # of kinds that the client checks
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        coarse = _coarse(SamplingParams() if params is None else params)
+        begin, num_tokens = time.monotonic(), 0
+        with tqdm(
+            total=len(prompts), desc="prompts", dynamic_ncols=True, disable=not use_tqdm
+        ) as bar:
+
+            def on_done(completion: Completion) -> None:
+                nonlocal num_tokens
+                num_tokens += completion.num_tokens
+                rate = num_tokens / (time.monotonic() - begin)
+                bar.set_postfix_str(f"{rate:,.0f} output tok/s", refresh=False)
+                bar.update()
+
+            try:
+                completions = self._client.generate_many(prompts, coarse, on_done=on_done)
+            except ConnectionLostError as error:
+                if self._stack.is_running:
+                    raise
+                raise StackError("the stack ended; standard error says why") from error
+        return [
+            _output(str(next(self._ids)), prompt, completion)
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+
+
+def _is_one_prompt(prompts: Any) -> bool:
+    if isinstance(prompts, str | np.ndarray):
+        return True
+    return len(prompts) > 0 and isinstance(prompts[0], int | np.integer | ChatMessage | Mapping)
+
+
+def _coarse(params: Any) -> Any:
+    """The same, with a wider stream interval; whatever is no params is the client's to refuse."""
+    if isinstance(params, Sequence):
+        return [_coarse(each) for each in params]
+    if not isinstance(params, SamplingParams) or not isinstance(params.stream_interval, int):
+        return params
+    interval = max(params.stream_interval, _STREAM_INTERVAL) if params.stream_interval > 0 else 0
+    return msgspec.structs.replace(params, stream_interval=interval)
+
+
+def _output(request_id: str, prompt: object, completion: Completion) -> RequestOutput:
+    answer = CompletionOutput(
+        0,
+        completion.text,
+        completion.token_ids,
+        completion.logprobs,
+        completion.finish_reason,
+        completion.stop_reason,
+    )
+    return RequestOutput(
+        request_id,
+        prompt if isinstance(prompt, str) else None,
+        completion.prompt_token_ids,
+        [answer],
+    )

@@ -1,0 +1,161 @@
+"""A stream from its reader's side, but for the waiting: that differs between threads and tasks.
+
+Owns: the order of deltas, end and error; the output kinds; what was read so far. Does not know:
+threads, event loops, the wire.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from slipstream.client_io import ClientIO
+from slipstream.errors import bad_request
+from slipstream.outputs import Completion, Delta, join
+from slipstream.requests import Prompt, checked_params, new_submit
+from slipstream.stream_table import StreamState
+from slipstream_ipc.columns import u32
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.messages import FinishReason, SamplingParams
+
+OutputKind = Literal["delta", "cumulative", "final"]
+
+
+class Reading:
+    """What `Stream` and `AsyncStream` share. One reader at a time."""
+
+    def __init__(self, io: ClientIO, state: StreamState, kind: OutputKind) -> None:
+        self._io = io
+        self._state = state
+        self._kind = kind
+        self._unread = state.deltas
+        self._texts: list[str] = []
+        self._so_far: Delta | None = None  # of the kinds other than delta
+        self._is_finished = False
+
+    @property
+    def id(self) -> str:
+        """The stream's id, 32 hexadecimal digits."""
+        return self._state.submit.stream_id.hex()
+
+    @property
+    def label(self) -> str:
+        """The caller's own name for the request."""
+        return self._state.submit.label
+
+    @property
+    def prompt_token_ids(self) -> list[int] | None:
+        """The prompt as the model sees it; known from the first delta on, None before."""
+        ids = self._state.prompt_ids
+        return u32(ids).tolist() if ids is not None else None
+
+    @property
+    def text(self) -> str:
+        """All text read so far."""
+        return "".join(self._texts)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the stream ended; None while anything of it is to come or to be read."""
+        if self._is_finished or (self._state.is_over and not self._unread):
+            if self._state.end is not None:
+                return self._state.end.reason
+            return "abort" if self._state.error is None else "error"
+        return None
+
+    def abort(self) -> None:
+        """Ask the server to end the stream. What is under way still comes, then the end."""
+        self._io.abort(self._state)
+
+    def _abandon(self) -> None:
+        self._is_finished = True
+        if not self._state.is_over:
+            self._io.abandon(self._state)
+
+    def __del__(self) -> None:
+        if not self._state.is_over:
+            self._io.abandon(self._state)
+
+    def _take(self) -> Delta | None:
+        """What is to be yielded next. None: nothing yet, or `_is_finished`.
+
+        Raises: the error the stream ended with, once everything before it was taken.
+        """
+        if self._is_finished:
+            return None
+        is_over = self._state.is_over  # before `_unread`: what comes last is there by then
+        if self._kind == "final":
+            if is_over:
+                return self._take_whole()
+        elif self._unread:
+            delta = self._unread.popleft()
+            self._texts.append(delta.text)
+            if self._kind == "delta":
+                return delta
+            self._so_far = delta if self._so_far is None else join([self._so_far, delta])
+            return self._so_far
+        elif is_over:
+            self._finish()
+        return None
+
+    def _take_whole(self) -> Delta | None:
+        if self._so_far is not None or (self._state.error is None and self._state.end is None):
+            self._is_finished = True
+            return None
+        whole = join(self._unread, self._state.end)
+        self._unread.clear()
+        self._texts.append(whole.text)
+        if self._state.error is not None:
+            self._finish()
+        self._so_far = whole
+        return whole
+
+    def _finish(self) -> None:
+        self._is_finished = True
+        error = self._state.error
+        if error is not None:
+            error.text = self.text
+            raise error
+
+    def _completion(self) -> Completion:
+        """Of a stream of kind `final` that is over."""
+        whole = self._take()
+        if whole is None:
+            whole = join((), self._state.end)
+        return Completion(self.id, self.label, whole.text, whole, self._state.prompt_ids or b"")
+
+
+def new_state(
+    io: ClientIO,
+    prompt: Prompt,
+    params: SamplingParams,
+    *,
+    kind: OutputKind,
+    label: str | None = None,
+    priority: int = 0,
+) -> StreamState:
+    """A stream that can be submitted. `params`: checked ones.
+
+    Raises: BadRequestError.
+    """
+    if kind not in get_args(OutputKind):
+        raise bad_request(
+            BadRequest("output_kind", kind, "one of " + ", ".join(get_args(OutputKind)))
+        )
+    submit = new_submit(prompt, params, label=label, priority=priority, model=io.model)
+    return StreamState(submit, wants_whole=kind == "final")
+
+
+def params_for_each(
+    num_prompts: int, params: SamplingParams | list[SamplingParams] | None, options: dict[str, Any]
+) -> list[SamplingParams]:
+    """Checked params for each of several prompts: one for all, or as many as there are prompts.
+
+    Raises: BadRequestError.
+    """
+    if not isinstance(params, list):
+        return [checked_params(params, options)] * num_prompts
+    if len(params) != num_prompts:
+        given = f"a list of {len(params)}"
+        allowed = f"one for all, or {num_prompts} for {num_prompts} prompts"
+        raise bad_request(BadRequest("params", given, allowed))
+    return [checked_params(each, options) for each in params]

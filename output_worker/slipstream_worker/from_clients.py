@@ -1,0 +1,173 @@
+"""What each message of a client does, and what comes back from the prompt process.
+
+Owns: submissions on their way to the core. Does not know: the core's messages, how text is made.
+
+Rules (STREAMS I, V):
+- A submission is idempotent by its stream id; the same id with other content is a conflict.
+- A fresh worker answers no resume before it knows every stream of the life before (SyncDone).
+- Whatever goes wrong with one client's message is that client's: it is told, nobody else is.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from slipstream_ipc.accept import Session
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.messages import (
+    Abort,
+    ClientToWorker,
+    Fault,
+    Goodbye,
+    Hello,
+    ModelCard,
+    Ping,
+    Rejected,
+    Render,
+    Rendered,
+    Resume,
+    Submit,
+    UnknownStreams,
+)
+from slipstream_ipc.text_log import START
+from slipstream_worker.clients import FrontAcceptor, Receipt
+from slipstream_worker.detokenizer import DetokenizerFactory
+from slipstream_worker.lives import Lives
+from slipstream_worker.prompts import Prompts
+from slipstream_worker.registration import check_submit, fingerprint, open_output, register
+from slipstream_worker.streams import Stage, Stream
+
+logger = logging.getLogger(__name__)
+
+
+class FromClients:
+    """Handles clients' messages."""
+
+    def __init__(
+        self,
+        front: FrontAcceptor,
+        lives: Lives,
+        prompts: Prompts,
+        detokenizers: DetokenizerFactory,
+        *,
+        stream_interval: int,
+    ) -> None:
+        self._front = front
+        self._lives = lives
+        self._prompts = prompts
+        self._detokenizers = detokenizers
+        self._stream_interval = stream_interval
+        self._rendering: dict[int, Stream] = {}  # by the prompt process' key
+        self._early: list[tuple[Session[Receipt], Resume]] = []  # resumes before SyncDone
+
+    def handle(self, session: Session[Receipt], body: ClientToWorker, card: ModelCard) -> None:
+        """Do what a message asks."""
+        lives = self._lives
+        match body:
+            case Hello():
+                lives.greet(session)
+                self._front.welcome(session, card)
+            case Submit():
+                try:
+                    self._submit(session, body, card)
+                except Exception as error:
+                    logger.exception("a submission of %s failed", session.identity.hex())
+                    why = f"{type(error).__name__} while the request was taken in"
+                    self._reject(session, body.handle, Fault("engine", why))
+            case Resume():
+                self._early.append((session, body))
+            case Abort():
+                stream = lives.streams.get(body.stream_id)
+                if stream is not None:
+                    lives.abort(stream)
+            case Goodbye():
+                self._front.close(session)
+                lives.dismiss(session.identity)
+            case Ping():
+                pass  # the acceptor has answered it
+
+    def resume_early(self) -> None:
+        """Answer the resumes that have come; to be called once the core has told everything."""
+        for session, resume in self._early:
+            if session.is_open:
+                self._resume(session, resume)
+        self._early.clear()
+
+    def rendered(self, answer: Rendered, card: ModelCard) -> None:
+        """The prompt process is done with a prompt."""
+        stream = self._rendering.pop(answer.key, None)
+        if stream is None or self._lives.streams.get(stream.stream_id) is not stream:
+            return  # aborted meanwhile
+        if answer.fault is not None:
+            self._lives.reject(stream, answer.fault)
+            return
+        try:
+            self._set_out(stream, answer.token_ids, card)
+        except Exception as error:
+            logger.exception("stream %s failed", stream.stream_id.hex())
+            self._lives.fail(stream, f"{type(error).__name__} while the request was taken in")
+
+    def _submit(self, session: Session[Receipt], submit: Submit, card: ModelCard) -> None:
+        lives = self._lives
+        known = lives.streams.get(submit.stream_id)
+        if known is not None:
+            self._submit_again(session, submit, known)
+            return
+        try:
+            check_submit(submit)
+        except BadRequest as error:
+            self._reject(session, submit.handle, error.fault)
+            return
+        stream = Stream(submit.stream_id, Stage.RENDERING, submit, fingerprint(submit))
+        lives.streams.add(stream)
+        lives.read(stream, session.identity, submit.handle, START)
+        if submit.token_ids:
+            self._set_out(stream, submit.token_ids, card)
+        else:
+            key = self._prompts.ask(Render(0, submit.text, submit.messages))
+            self._rendering[key] = stream
+
+    def _submit_again(self, session: Session[Receipt], submit: Submit, known: Stream) -> None:
+        """A duplicate: its client attached anew without having had an answer."""
+        reader = known.reader
+        same_reader = reader is not None and reader.client == session.identity
+        if known.fingerprint != fingerprint(submit) or not same_reader:
+            fault = Fault("conflict", "this stream id is taken by another request", "stream_id")
+            self._reject(session, submit.handle, fault)
+        elif known.stage in (Stage.RUNNING, Stage.ENDED):
+            self._lives.read(known, session.identity, submit.handle, START)
+            self._lives.accept(known)
+
+    def _set_out(self, stream: Stream, prompt_ids: bytes, card: ModelCard) -> None:
+        """The prompt is known: check the request as a whole, ask the core."""
+        assert stream.submit is not None
+        assert stream.reader is not None
+        try:
+            admit = register(stream.submit, prompt_ids, stream.reader.client, card)
+        except BadRequest as error:
+            self._lives.reject(stream, error.fault)
+            return
+        output = open_output(admit, self._detokenizers)
+        self._lives.register(stream, admit, output, self._stream_interval)
+        self._lives.submit(stream)
+
+    def _resume(self, session: Session[Receipt], resume: Resume) -> None:
+        lives = self._lives
+        stream = lives.streams.get(resume.stream_id)
+        if stream is None:
+            lives.port(session.identity).state(UnknownStreams((resume.handle,)))
+            return
+        if stream.output is None:
+            lives.read(stream, session.identity, resume.handle, START)
+            return
+        cursor = stream.output.log.find(resume.num_chars, resume.num_tokens)
+        if cursor is None:
+            fault = Fault("diverged", "the stream has no such position", "num_tokens")
+            self._reject(session, resume.handle, fault)
+            return
+        lives.read(stream, session.identity, resume.handle, cursor)
+        if stream.stage is not Stage.SUBMITTED:
+            lives.accept(stream)
+
+    def _reject(self, session: Session[Receipt], handle: int, fault: Fault) -> None:
+        self._lives.port(session.identity).state(Rejected(handle, fault))

@@ -1,0 +1,87 @@
+"""From a client's submission to the registration that every party works from, and its output side.
+
+Owns: what a request means (its seed, its stop ids, how many tokens it may have). Pure. Does not
+know: sockets, other streams, how far anything is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from slipstream_ipc.codec import decode_params
+from slipstream_ipc.columns import u32
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.messages import Admit, ModelCard, Submit
+from slipstream_ipc.params import check_params, check_prompt, stop_strings
+from slipstream_worker.detokenizer import DetokenizerFactory
+from slipstream_worker.output import StreamOutput
+from slipstream_worker.stop_strings import StopStrings
+
+_STREAM_ID_BYTES = 16
+
+
+def check_submit(submit: Submit) -> None:
+    """BadRequest for whatever can be seen to be wrong before the prompt is rendered."""
+    if len(submit.stream_id) != _STREAM_ID_BYTES:
+        raise BadRequest("stream_id", submit.stream_id, f"{_STREAM_ID_BYTES} bytes")
+    check_params(decode_params(submit.params))
+    given = (submit.text is not None) + bool(submit.token_ids) + bool(submit.messages)
+    if given != 1:
+        raise BadRequest("prompt", f"{given} prompts", "one of text, token_ids and messages")
+    if len(submit.token_ids) % 4:
+        raise BadRequest("prompt_token_ids", submit.token_ids, "u32 values")
+
+
+def fingerprint(submit: Submit) -> bytes:
+    """By which a late duplicate of a submission is told from other content under its id."""
+    return hashlib.blake2b(msgspec.msgpack.encode(submit), digest_size=16).digest()
+
+
+def register(submit: Submit, prompt_ids: bytes, client: bytes, card: ModelCard) -> Admit:
+    """The registration of a checked submission whose prompt is known; BadRequest if it cannot run.
+
+    No seed given means one that follows from the stream's id (STREAMS 15).
+    """
+    params = decode_params(submit.params)
+    max_tokens = check_prompt(u32(prompt_ids), params, card)
+    eos = () if params.ignore_eos else card.eos_token_ids
+    return Admit(
+        stream_id=submit.stream_id,
+        prompt_ids=prompt_ids,
+        params=params,
+        stop_token_ids=tuple(dict.fromkeys(eos + params.stop_token_ids)),
+        seed=_seed(submit.stream_id) if params.seed is None else params.seed,
+        max_tokens=max_tokens,
+        priority=submit.priority,
+        label=submit.label,
+        owner=client,
+        handle=submit.handle,
+    )
+
+
+def open_output(admit: Admit, detokenizers: DetokenizerFactory) -> StreamOutput:
+    """The output side of a registration, its outputs so far taken in."""
+    params = admit.params
+    stops = stop_strings(params)
+    detokenizer = None
+    if params.detokenize:
+        prompt = u32(admit.prompt_ids).tolist()
+        detokenizer = detokenizers.create(prompt, params.skip_special_tokens)
+    output = StreamOutput(
+        detokenizer=detokenizer,
+        stops=StopStrings(stops, params.include_stop_str_in_output) if stops else None,
+        stop_ids=frozenset(admit.stop_token_ids),
+        eos_ids=frozenset(admit.stop_token_ids) - frozenset(params.stop_token_ids),
+        min_tokens=params.min_tokens,
+        max_tokens=admit.max_tokens,
+        include_stop=params.include_stop_str_in_output,
+    )
+    output.push(u32(admit.output_ids).tolist())
+    return output
+
+
+def _seed(stream_id: bytes) -> int:
+    digest = hashlib.blake2b(stream_id, digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
