@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from tqdm import tqdm
 
-from slipstream.errors import ConnectionLostError
+from slipstream.errors import ClosedError, ConnectionLostError
 from slipstream.outputs import Completion, TokenLogprobs
 from slipstream.requests import Prompt
 from slipstream.stack import Stack, StackError
@@ -67,7 +67,9 @@ class LLM:
         except BaseException:
             self._stack.stop()
             raise
+        self._stack.when_ended(self._client.close)  # so nothing waits for an answer from it
         self._ids = count()
+        self._is_closed = False
 
     def generate(
         self,
@@ -96,6 +98,7 @@ class LLM:
 
     def close(self) -> None:
         """End the stack. Idempotent."""
+        self._is_closed = True
         self._client.close()
         self._stack.stop()
 
@@ -131,8 +134,8 @@ class LLM:
 
             try:
                 completions = self._client.generate_many(prompts, coarse, on_done=on_done)
-            except ConnectionLostError as error:
-                if self._stack.is_running:
+            except (ClosedError, ConnectionLostError) as error:
+                if self._is_closed or self._stack.is_running:
                     raise
                 raise StackError("the stack ended; standard error says why") from error
         return [

@@ -19,8 +19,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -117,6 +119,17 @@ class Stack:
     def async_client(self) -> AsyncClient:
         """A new asyncio client of this stack; close it when done with it."""
         return AsyncClient(self.address)
+
+    def when_ended(self, callback: Callable[[], object]) -> None:
+        """Call back, from a thread of its own, once the stack has ended, for whatever reason."""
+
+        def wait(process: subprocess.Popen[bytes]) -> None:
+            process.wait()
+            callback()
+
+        # it holds the process, not us: a stack that is forgotten ends all the same
+        name = "slipstream-stack-end"
+        threading.Thread(target=wait, args=(self._process,), name=name, daemon=True).start()
 
     def stop(self) -> None:
         """End the stack, within 5 seconds. Does nothing where that has been done."""

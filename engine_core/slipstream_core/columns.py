@@ -16,7 +16,6 @@ Rules:
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,11 +122,13 @@ class RequestColumns:
         self._last_sampling = None
         self._last_masks = None
 
-    def remove(self, row: int) -> None:
-        """Forget a live request."""
-        self.generation[row] += 1
-        self.alive[row] = False
-        self._stop_ids.pop(row, None)
+    def remove(self, rows: Int64s) -> None:
+        """Forget live requests, all different."""
+        self.generation[rows] += 1
+        self.alive[rows] = False
+        if self._stop_ids:
+            for row in rows.tolist():
+                self._stop_ids.pop(row, None)
 
     def is_alive(self, row: int) -> bool:
         """Whether a request holds `row`."""
@@ -189,18 +190,18 @@ class SlotColumns:
         self.row = np.full(max_num_seqs, NO_ROW, np.int64)
         self.num_blocks = np.zeros(max_num_seqs, np.int64)
         self.tables = np.full((max_num_seqs, max_blocks), NULL_BLOCK, np.int32)
-        self._free = list(range(max_num_seqs))  # a heap
+        self._num_free = max_num_seqs
         self._running: Int64s | None = None
 
     @property
     def num_free(self) -> int:
         """Slots that nobody holds."""
-        return len(self._free)
+        return self._num_free
 
     @property
     def num_running(self) -> int:
         """Slots that are held."""
-        return len(self.row) - len(self._free)
+        return len(self.row) - self._num_free
 
     def running(self) -> Int64s:
         """Rows that hold a slot, by slot."""
@@ -210,7 +211,9 @@ class SlotColumns:
 
     def take(self, row: int, blocks: Int32s) -> int:
         """A slot for `row`, whose first tokens will lie in `blocks`."""
-        slot = heapq.heappop(self._free)
+        slot = int(np.argmin(self.row))  # the first that holds NO_ROW
+        assert self.row[slot] == NO_ROW, "no slot is free"
+        self._num_free -= 1
         self.row[slot] = row
         self.num_blocks[slot] = len(blocks)
         self.tables[slot, : len(blocks)] = blocks
@@ -229,8 +232,7 @@ class SlotColumns:
         self.tables[slots] = NULL_BLOCK
         self.num_blocks[slots] = 0
         self.row[slots] = NO_ROW
-        for slot in slots.tolist():
-            heapq.heappush(self._free, slot)
+        self._num_free += len(slots)
         self._running = None
         return blocks
 

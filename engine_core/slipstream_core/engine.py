@@ -26,7 +26,6 @@ import zmq
 from slipstream_core.logprob_log import LogprobLog
 from slipstream_core.runner.plan import Runner, StepFailed, StepPlan
 from slipstream_core.scheduler import Scheduler
-from slipstream_ipc.log import PagedLog
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +69,6 @@ class Engine:
         self,
         runner: Runner,
         scheduler: Scheduler,
-        tokens: PagedLog,
         logprobs: LogprobLog,
         readers: Readers,
         poller: zmq.Poller,
@@ -78,7 +76,6 @@ class Engine:
         """`poller` has the sockets and the stop signal registered already."""
         self._runner = runner
         self._scheduler = scheduler
-        self._tokens = tokens
         self._logprobs = logprobs
         self._readers = readers
         self._poller = poller

@@ -1,6 +1,7 @@
 """From "these rows compute so many tokens" to the columns of a step.
 
-Owns: nothing; it reads the columns and the history and writes a plan of fresh arrays.
+Owns: nothing; it reads the columns and the history. A plan's arrays are never written again, so
+some are shared: between its columns, and the sampling columns with the steps before and after.
 
 Does not know: why a row is in the step, who comes next.
 

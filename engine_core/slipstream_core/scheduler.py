@@ -328,8 +328,7 @@ class Scheduler:
         self._release(rows[runs])
         for row in rows[~runs].tolist():
             del self._waiting[bisect_left(self._waiting, self._key(row))]
-        for row in rows.tolist():
-            requests.remove(row)
+        requests.remove(rows)
 
     def _release(self, rows: Int64s) -> None:
         """Free slots and blocks of running requests."""

@@ -6,7 +6,11 @@ with `welcome`, and drops the receipts of the life before.
 Rules (STREAMS II and V):
 - A party (an identity) has one session, that of its latest epoch; an older one's frames are stale.
 - A route without a session is told to attach. A gap ends a session: its peer is told to attach.
+- A route has one session: a Hello of another identity on it ends the one before.
 - What cannot be read is answered with a Refusal to whoever sent it, and touches nobody else.
+- `receive` reads a bounded number of messages, so that a flood starves nobody.
+- An identity is a name, not a secret: whoever may open the socket may take another's place by a
+  later epoch. The directory's mode says who may.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from slipstream_ipc.messages import (
     Refusal,
     Welcome,
 )
-from slipstream_ipc.sockets import is_numbered
+from slipstream_ipc.sockets import MAX_READ_AT_ONCE, is_numbered
 
 Out = TypeVar("Out")
 In = TypeVar("In")
@@ -79,8 +83,11 @@ class Acceptor(Generic[Out, In, Receipt]):
         return list(self._routes.values())
 
     def receive(self, now: float) -> Iterator[tuple[Session[Receipt], In]]:
-        """Bodies that have arrived with their sessions, a new session's Hello first."""
-        while True:
+        """Bodies that have arrived with their sessions, a new session's Hello first.
+
+        The loop's body may send, and end sessions.
+        """
+        for _ in range(MAX_READ_AT_ONCE):
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -118,8 +125,7 @@ class Acceptor(Generic[Out, In, Receipt]):
     def reattach(self, session: Session[Receipt]) -> None:
         """End a session, and tell its peer to begin another."""
         self._send_control(session, cast(Out, Reattach()))
-        self.close(session)
-        self._lost.append(session)
+        self._lose(session)
 
     def beat(self, now: float) -> None:
         """Ping silent peers, give up those that stay silent. Call it now and then."""
@@ -128,8 +134,7 @@ class Acceptor(Generic[Out, In, Receipt]):
             if beat is Beat.PING:
                 self._send_control(session, cast(Out, Ping()))
             elif beat is Beat.DEAD:
-                self.close(session)
-                self._lost.append(session)
+                self._lose(session)
 
     def take_lost(self) -> list[Session[Receipt]]:
         """Sessions that ended by themselves since the last call, unless they were replaced."""
@@ -139,7 +144,9 @@ class Acceptor(Generic[Out, In, Receipt]):
     def close(self, session: Session[Receipt]) -> None:
         """Forget a session. Idempotent."""
         session.is_open = False
-        self._routes.pop(session.route, None)
+        session.link.end()
+        if self._routes.get(session.route) is session:
+            del self._routes[session.route]
         if self._identities.get(session.identity) is session:
             del self._identities[session.identity]
 
@@ -168,16 +175,20 @@ class Acceptor(Generic[Out, In, Receipt]):
     def _open(self, route: bytes, epoch: int, hello: Hello, now: float) -> Session[Receipt] | None:
         if hello.version != PROTOCOL_VERSION:
             mismatch = f"protocol version {hello.version}, spoken here: {PROTOCOL_VERSION}"
-            self._refuse(route, mismatch)
+            self._refuse(route, mismatch, epoch)
             return None
         if not 0 < len(hello.identity) <= _MAX_IDENTITY_BYTES:
-            self._refuse(route, f"an identity of 1 to {_MAX_IDENTITY_BYTES} bytes expected")
+            why = f"an identity of 1 to {_MAX_IDENTITY_BYTES} bytes expected"
+            self._refuse(route, why, epoch)
             return None
         before = self._identities.get(hello.identity)
         if before is not None:
             if epoch <= before.link.epoch:
                 return None
             self.close(before)
+        on_route = self._routes.get(route)
+        if on_route is not None:
+            self._lose(on_route)
         link: Link[Receipt] = Link(
             epoch,
             now,
@@ -189,16 +200,23 @@ class Acceptor(Generic[Out, In, Receipt]):
         self._routes[route] = self._identities[hello.identity] = session
         return session
 
-    def _refuse(self, route: bytes, why: str) -> None:
+    def _refuse(self, route: bytes, why: str, epoch: int = 0) -> None:
+        """Say no. `epoch` is the refused frame's, 0 where it could not be read."""
         session = self._routes.get(route)
         refusal = cast(Out, Refusal(Fault("bad_request", why)))
         if session is not None:
             self._send_control(session, refusal)
         else:
-            self._send(route, Frame(0, 0, 0, refusal))
+            self._send(route, Frame(epoch, 0, 0, refusal))
 
     def _send_control(self, session: Session[Receipt], body: Out | None) -> None:
-        self._send(session.route, Frame(*session.link.control_header(), body))
+        if self._send(session.route, Frame(*session.link.control_header(), body)):
+            session.link.told()
+
+    def _lose(self, session: Session[Receipt]) -> None:
+        if session.is_open:
+            self.close(session)
+            self._lost.append(session)
 
     def _send(self, route: bytes, frame: Frame[Out]) -> bool:
         try:
@@ -210,7 +228,6 @@ class Acceptor(Generic[Out, In, Receipt]):
                 raise
             session = self._routes.get(route)
             if session is not None:
-                self.close(session)
-                self._lost.append(session)
+                self._lose(session)
             return False
         return True

@@ -6,7 +6,10 @@ streams; its user states positions after each Welcome and drops the receipts of 
 Rules (STREAMS II):
 - Each attach has a fresh socket with a random routing id; the old one is closed with LINGER 0, so
   nothing queued for one peer ever reaches another.
-- No Welcome within `welcome_within_s`, a gap, a Reattach or a missed heartbeat: attach anew.
+- A gap, a Reattach or a missed heartbeat: attach anew. So does an unanswered Hello, after
+  `welcome_within_s` at first and then ever later, or an accepting end that is slower than our
+  patience would always answer a socket that is gone.
+- `receive` reads a bounded number of messages, so that a flood starves nobody.
 """
 
 from __future__ import annotations
@@ -30,15 +33,21 @@ from slipstream_ipc.messages import (
     Refusal,
     Welcome,
 )
-from slipstream_ipc.sockets import is_numbered, new_dealer
+from slipstream_ipc.sockets import MAX_READ_AT_ONCE, is_numbered, new_dealer
 
 Out = TypeVar("Out")
 In = TypeVar("In")
 Receipt = TypeVar("Receipt")
 
+_MAX_PATIENCE = 4.0  # times the first one
+
 
 class Attacher(Generic[Out, In, Receipt]):
-    """Holds the hop to one accepting end. `poller` always has the current socket registered."""
+    """Holds the hop to one accepting end. `poller` always has the current socket registered.
+
+    `fresh` is what the next Hello says: that we know of no stream. A Welcome makes it False; a user
+    who was not told everything before the link failed sets it again.
+    """
 
     def __init__(
         self,
@@ -53,16 +62,19 @@ class Attacher(Generic[Out, In, Receipt]):
         welcome_within_s: float = 1.0,
         fresh: bool = True,
     ) -> None:
+        assert 0 <= incarnation < 2**31
         self._context = context
         self._address = address
         self._codec = codec
         self._poller = poller
         self._identity = identity
         self._welcome_within_s = welcome_within_s
+        self._patience_s = welcome_within_s
         self._epoch = incarnation << 32
         self._socket: zmq.Socket[bytes] | None = None
         self.is_attached = False
-        self.attach(now, fresh=fresh)
+        self.fresh = fresh
+        self.attach(now)
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
@@ -85,22 +97,27 @@ class Attacher(Generic[Out, In, Receipt]):
         """Numbered messages of this attach that are not acknowledged."""
         return self._link.num_unacked
 
-    def attach(self, now: float, *, fresh: bool = False) -> None:
-        """Begin a new epoch on a new socket. `fresh`: we know of no stream."""
+    def attach(self, now: float) -> None:
+        """Begin a new epoch on a new socket."""
         self.close()
         self._epoch += 1
         self._socket = new_dealer(self._context, self._address, secrets.token_bytes(16))
         self._poller.register(self._socket, zmq.POLLIN)
         self._link: Link[Receipt] = Link(self._epoch, now)
         self._hello_at = now
-        hello = Hello(PROTOCOL_VERSION, self._identity, fresh)
+        hello = Hello(PROTOCOL_VERSION, self._identity, self.fresh)
         self._send_control(cast(Out, hello))
 
     def receive(self, now: float) -> Iterator[In]:
-        """Bodies that have arrived, the Welcome included; acknowledges when nothing is left."""
-        while True:
+        """Bodies that have arrived, the Welcome included; acknowledges them at the end.
+
+        The loop's body may send, attach and close.
+        """
+        for _ in range(MAX_READ_AT_ONCE):
+            if self._socket is None:
+                return
             try:
-                data = self.socket.recv(zmq.NOBLOCK)
+                data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
             try:
@@ -114,6 +131,9 @@ class Attacher(Generic[Out, In, Receipt]):
                 if frame.epoch == self._epoch:
                     self.attach(now)
                 continue
+            if isinstance(body, Refusal) and frame.epoch == 0:
+                yield body  # of something in which they could read no epoch
+                continue
             verdict = self._link.receive(header, is_numbered(body), now)
             if verdict is Verdict.GAP:
                 self.attach(now)
@@ -122,9 +142,14 @@ class Attacher(Generic[Out, In, Receipt]):
                     self._send_control(None)
                     continue
                 if isinstance(body, Welcome):
+                    if body.version != PROTOCOL_VERSION:
+                        yield cast(In, Refusal(Fault("engine", _mismatch(body.version))))
+                        continue
                     self.is_attached = True
+                    self.fresh = False
+                    self._patience_s = self._welcome_within_s
                 yield body
-        if self._link.owes_ack:
+        if self._socket is not None and self._link.owes_ack:
             self._send_control(None)
 
     def send(self, body: Out, receipt: Receipt) -> bool:
@@ -143,8 +168,12 @@ class Attacher(Generic[Out, In, Receipt]):
 
     def beat(self, now: float) -> None:
         """Ping a silent peer, attach anew to one that stays silent. Call it now and then."""
+        if self._socket is None:
+            return
         if not self.is_attached:
-            if now - self._hello_at >= self._welcome_within_s:
+            if now - self._hello_at >= self._patience_s:
+                longest = _MAX_PATIENCE * self._welcome_within_s
+                self._patience_s = min(2 * self._patience_s, longest)
                 self.attach(now)
             return
         beat = self._link.beat(now)
@@ -154,7 +183,7 @@ class Attacher(Generic[Out, In, Receipt]):
             self.attach(now)
 
     def close(self) -> None:
-        """Leave without a word."""
+        """Leave without a word; `attach` alone comes back."""
         self.is_attached = False
         if self._socket is not None:
             self._poller.unregister(self._socket)
@@ -162,7 +191,8 @@ class Attacher(Generic[Out, In, Receipt]):
             self._socket = None
 
     def _send_control(self, body: Out | None) -> None:
-        self._send(Frame(*self._link.control_header(), body))
+        if self._send(Frame(*self._link.control_header(), body)):
+            self._link.told()
 
     def _send(self, frame: Frame[Out]) -> bool:
         try:
@@ -170,3 +200,7 @@ class Attacher(Generic[Out, In, Receipt]):
         except zmq.Again:
             return False
         return True
+
+
+def _mismatch(version: int) -> str:
+    return f"the server speaks protocol version {version}, this side {PROTOCOL_VERSION}"

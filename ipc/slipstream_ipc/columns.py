@@ -63,6 +63,8 @@ def check_step(step: Step) -> None:
     if step.counts:
         total = int(u32(step.counts, "counts", num_rows).sum())
         u32(step.starts, "starts", num_rows)
+    else:
+        u32(step.starts, "starts without counts", 0)
     u32(step.token_ids, "token_ids", total)
     if step.logprobs is not None:
         _check_logprobs(step.logprobs, step.counts, num_rows)
@@ -77,8 +79,10 @@ def check_deltas(deltas: Deltas) -> None:
     total = int(u32(deltas.counts, "counts", num).sum()) if deltas.counts else num
     u32(deltas.token_ids, "token_ids", total)
     ended = u32(deltas.ended, "ended", len(deltas.ends))
-    if len(ended) and int(ended.max()) >= num:
-        raise ProtocolError(f"ended: index {int(ended.max())} of {num} entries")
+    if len(ended) and int(ended[-1]) >= num:
+        raise ProtocolError(f"ended: index {int(ended[-1])} of {num} entries")
+    if (ended[1:] <= ended[:-1]).any():
+        raise ProtocolError("ended: indices must increase")
     if deltas.logprobs is not None:
         _check_logprobs(deltas.logprobs, deltas.counts, num)
 
@@ -88,6 +92,8 @@ def _check_logprobs(columns: LogprobColumns, counts: bytes, num_entries: int) ->
     if columns.widths:
         widths = u32(columns.widths, "widths", num_entries)
     else:
+        if not 0 <= columns.width < 2**32:
+            raise ProtocolError(f"logprobs.width: got {columns.width}, expected a u32")
         widths = np.full(num_entries, columns.width, _U32)
     total = int((per_entry.astype(np.int64) * widths).sum())
     f32(columns.values, "logprobs.values", total)

@@ -83,7 +83,7 @@ class Cursors:
         if not news.all():
             rows, starts, counts = rows[news], starts[news], counts[news]
         if counts.sum() > budget:
-            rows, starts, counts = self._share(rows, starts, counts, budget)
+            rows, starts, counts = self._share(rows, starts, counts, max(budget, 1))
         self._sent[rows] = starts + counts
         return Portion(rows, starts, counts, self._lives[rows])
 

@@ -10,7 +10,8 @@ Rules (STREAMS I and II):
   credit and repeat the last number sent, so that a lost tail shows as a gap too.
 - Acknowledgements are cumulative. What a numbered frame carried is kept as its receipt until then.
 - A gap ends the link's life: the attaching end attaches anew, from positions, never from a queue.
-- Silence asks for a sign of life once; only an unanswered ping is a death.
+- Silence asks for a sign of life once; only an unanswered ping is a death. What is overdue is
+  given one beat more: the answer may lie unread, behind whatever kept us from reading.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Link(Generic[Receipt]):
         self._receipts: deque[Receipt] = deque()  # of frames _acked+1 .. _sent
         self._heard_at = now
         self._pinged_at: float | None = None
+        self._is_overdue = False
 
     @property
     def has_credit(self) -> bool:
@@ -99,9 +101,12 @@ class Link(Generic[Receipt]):
         self._told = self._received
 
     def control_header(self) -> Header:
-        """The header of a frame without number: an ack, a ping, the handshake."""
-        self._told = self._received
+        """The header of a frame without number; `told` must follow once it is on its way."""
         return Header(self.epoch, self._sent, self._received)
+
+    def told(self) -> None:
+        """The frame of `control_header` left: the peer has our acknowledgement."""
+        self._told = self._received
 
     def receive(self, header: Header, numbered: bool, now: float) -> Verdict:
         """Judge a frame; DELIVER of a numbered one counts it as received."""
@@ -109,6 +114,7 @@ class Link(Generic[Receipt]):
             return Verdict.IGNORE
         self._heard_at = now
         self._pinged_at = None
+        self._is_overdue = False
         self._acked = max(self._acked, header.ack)
         if not numbered:
             return Verdict.DELIVER if header.seq <= self._received else Verdict.GAP
@@ -124,11 +130,25 @@ class Link(Generic[Receipt]):
         due = len(self._receipts) - (self._sent - self._acked)
         return [self._receipts.popleft() for _ in range(due)]
 
+    def end(self) -> None:
+        """The life is over: what is not acknowledged never will be, and its receipts go."""
+        for _ in range(self._sent - self._acked):
+            self._receipts.pop()
+        self._sent = self._acked
+
     def beat(self, now: float) -> Beat:
-        """What the clock asks for; PING is asked for once per silence."""
-        if self._pinged_at is not None:
-            return Beat.DEAD if now - self._pinged_at >= self._dead_after_s else Beat.NOTHING
-        if now - self._heard_at < self._ping_after_s:
+        """What the clock asks for; PING is asked for once per silence.
+
+        Between two calls, what has arrived is to be read.
+        """
+        if self._pinged_at is None:
+            if now - self._heard_at < self._ping_after_s:
+                return Beat.NOTHING
+            self._pinged_at = now
+            return Beat.PING
+        if now - self._pinged_at < self._dead_after_s:
             return Beat.NOTHING
-        self._pinged_at = now
-        return Beat.PING
+        if not self._is_overdue:
+            self._is_overdue = True
+            return Beat.NOTHING
+        return Beat.DEAD

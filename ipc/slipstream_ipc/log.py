@@ -81,7 +81,8 @@ class PagedLog:
         self._lengths[row] = 0
 
     def forget_before(self, row: int, position: int) -> None:
-        """Free the pages of `row` that lie wholly below `position`."""
+        """Free the pages of `row` that lie wholly below `position`, which it has reached."""
+        assert 0 <= position <= self._lengths[row]
         table = self._tables[row, : position // PAGE_LEN]
         held = table[table != _NO_PAGE]
         if len(held):

@@ -43,7 +43,7 @@ def stop_strings(params: SamplingParams) -> tuple[str, ...]:
 
 
 def check_params(params: SamplingParams) -> None:
-    """BadRequest for the first field whose value is not allowed."""
+    """BadRequest for the first field whose value is not allowed; the types are right already."""
     _number("temperature", params.temperature, 0, math.inf, "a finite number >= 0")
     _number("top_p", params.top_p, 0, 1, "a number in (0, 1]", open_below=True)
     _number("min_p", params.min_p, 0, 1, "a number in [0, 1]")
@@ -90,9 +90,9 @@ def token_ids_from(ids: Any) -> UInt32s:
     allowed = "a sequence of integers in [0, 2**32)"
     try:
         array = np.asarray(ids)
-    except ValueError as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise BadRequest("prompt_token_ids", ids, allowed) from error
-    if array.size == 0:
+    if array.ndim == 1 and array.size == 0:
         return np.zeros(0, np.uint32)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise BadRequest("prompt_token_ids", ids, allowed)
@@ -114,6 +114,8 @@ def _check_stops(params: SamplingParams) -> None:
     num_ids = len(params.stop_token_ids)
     if num_ids > MAX_STOP_TOKEN_IDS:
         raise BadRequest("stop_token_ids", f"{num_ids} ids", f"at most {MAX_STOP_TOKEN_IDS}")
+    for token_id in params.stop_token_ids:
+        _integer("stop_token_ids", token_id, 0, 2**32 - 1, "ids in [0, 2**32)")
 
 
 def _number(

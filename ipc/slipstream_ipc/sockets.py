@@ -19,6 +19,8 @@ import zmq
 from slipstream_ipc.codec import MAX_MESSAGE_BYTES
 from slipstream_ipc.messages import Hello, Ping, Reattach, Refusal, Welcome
 
+MAX_READ_AT_ONCE = 1024  # messages, before whoever reads them does something else again
+
 _CONTROL = (Hello, Welcome, Reattach, Refusal, Ping)
 _MAX_ADDRESS_BYTES = 100  # of a Unix socket's path; the kernel's limit is 107
 
@@ -50,10 +52,15 @@ def private_directory(path: Path | None = None) -> Path:
 
 def bind_router(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
     """The accepting end's socket."""
+    check_address(address)
     socket = context.socket(zmq.ROUTER)
     _common(socket)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.bind(check_address(address))
+    try:
+        socket.bind(address)
+    except zmq.ZMQError:
+        socket.close()  # an open one would keep the context from ever ending
+        raise
     return socket
 
 
@@ -61,12 +68,13 @@ def new_dealer(
     context: zmq.Context[zmq.Socket[bytes]], address: str, route: bytes
 ) -> zmq.Socket[bytes]:
     """The attaching end's socket."""
+    check_address(address)
     socket = context.socket(zmq.DEALER)
     _common(socket)
     socket.setsockopt(zmq.ROUTING_ID, route)
     socket.setsockopt(zmq.RECONNECT_IVL, 20)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-    socket.connect(check_address(address))
+    socket.connect(address)
     return socket
 
 

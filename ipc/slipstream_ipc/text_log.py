@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from typing import NamedTuple
 
@@ -57,15 +58,21 @@ class TextLog:
         """Units released."""
         return len(self._texts)
 
-    def advance(self, cursor: Cursor, max_chars: int) -> Cursor:
-        """The end, or as far as `max_chars` reach from `cursor`, though at least one unit."""
+    def advance(self, cursor: Cursor, max_chars: int, max_tokens: int = sys.maxsize) -> Cursor:
+        """The end, or as far as `max_chars` and `max_tokens` reach from `cursor`, though at least
+        one unit.
+        """
         end = self.end
-        if end.num_chars - cursor.num_chars <= max_chars or end.unit - cursor.unit <= 1:
+        last_char, last_token = cursor.num_chars + max_chars, cursor.num_tokens + max_tokens
+        if end.num_chars <= last_char and end.num_tokens <= last_token:
             return end
-        unit, num_chars = cursor.unit, cursor.num_chars
+        if end.unit - cursor.unit <= 1:
+            return end
+        unit = cursor.unit + 1
+        num_chars = cursor.num_chars + len(self._texts[cursor.unit])
         while unit < end.unit:
             more = len(self._texts[unit])
-            if unit > cursor.unit and num_chars + more - cursor.num_chars > max_chars:
+            if num_chars + more > last_char or self._token_ends[unit] > last_token:
                 break
             num_chars += more
             unit += 1
@@ -79,17 +86,15 @@ class TextLog:
 
     def find(self, num_chars: int, num_tokens: int) -> Cursor | None:
         """The cursor at a reader's position; None where this stream never had such a one."""
-        if num_tokens == 0:
-            unit = 0
-        else:
-            unit = bisect_left(self._token_ends, num_tokens) + 1
-            if unit > len(self._token_ends) or self._token_ends[unit - 1] != num_tokens:
-                return None
-        # the last unit may have released text alone (a flush at the end): both are positions
-        for end in range(unit, len(self._token_ends) + 1):
+        unit = bisect_left(self._token_ends, num_tokens) + 1 if num_tokens else 0
+        chars = sum(map(len, self._texts[:unit]))
+        # units may release text alone (a flush at the end): the ends of all of them are positions
+        for end in range(unit, len(self._texts) + 1):
             tokens = self._token_ends[end - 1] if end else 0
-            if tokens != num_tokens:
+            if tokens != num_tokens or chars > num_chars:
                 break
-            if sum(map(len, self._texts[:end])) == num_chars:
+            if chars == num_chars:
                 return Cursor(end, num_chars, num_tokens)
+            if end < len(self._texts):
+                chars += len(self._texts[end])
         return None

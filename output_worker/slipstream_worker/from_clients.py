@@ -33,7 +33,7 @@ from slipstream_ipc.text_log import START
 from slipstream_worker.clients import FrontAcceptor, Receipt
 from slipstream_worker.detokenizer import DetokenizerFactory
 from slipstream_worker.lives import Lives
-from slipstream_worker.prompts import Prompts
+from slipstream_worker.prompts import PromptSource
 from slipstream_worker.registration import check_submit, fingerprint, open_output, register
 from slipstream_worker.streams import Stage, Stream
 
@@ -47,7 +47,7 @@ class FromClients:
         self,
         front: FrontAcceptor,
         lives: Lives,
-        prompts: Prompts,
+        prompts: PromptSource,
         detokenizers: DetokenizerFactory,
         *,
         stream_interval: int,

@@ -15,7 +15,8 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import msgspec
 import zmq
@@ -26,6 +27,19 @@ from slipstream_ipc.messages import Fault, FromPromptProcess, PromptReady, Rende
 logger = logging.getLogger(__name__)
 
 _STOP_WITHIN_S = 1.0
+
+
+class PromptSource(Protocol):
+    """Whoever turns prompts into token ids."""
+
+    def ask(self, request: Render) -> int:
+        """Have a prompt rendered; the key under which its ids will come (`request.key` is void)."""
+
+    def receive(self) -> Iterable[Rendered | PromptReady]:
+        """What has arrived."""
+
+    def beat(self) -> Iterable[Rendered]:
+        """Look for signs of life; the prompts that will not be answered any more."""
 
 
 class Prompts:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 
+import zmq
+
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import ModelCard, Rendered
 from slipstream_worker.clients import FrontAcceptor
@@ -19,7 +21,7 @@ from slipstream_worker.detokenizer import DetokenizerFactory
 from slipstream_worker.from_clients import FromClients
 from slipstream_worker.from_core import FromCore
 from slipstream_worker.lives import Lives
-from slipstream_worker.prompts import Prompts
+from slipstream_worker.prompts import PromptSource
 
 logger = logging.getLogger(__name__)
 
@@ -30,16 +32,18 @@ class Worker:
     def __init__(
         self,
         core: CoreHop,
+        socket: zmq.Socket[bytes],
         front: FrontAcceptor,
-        prompts: Prompts,
+        prompts: PromptSource,
         detokenizers: DetokenizerFactory,
         *,
         tokenizer: str,
         stream_interval: int,
         grace_s: float,
     ) -> None:
-        """`tokenizer` is where clients find it; see WorkerConfig for the rest."""
+        """`socket` is the one that `front` accepts on; `tokenizer` is where clients find it."""
         self._core = core
+        self._socket = socket
         self._front = front
         self._prompts = prompts
         self.lives = Lives(core, front, grace_s)
@@ -84,3 +88,8 @@ class Worker:
             if self.card is not None:
                 self._from_clients.rendered(answer, self.card)
         self.lives.beat(now)
+
+    def close(self) -> None:
+        """Leave without a word: whoever comes next is told everything by the neighbours."""
+        self._core.close()
+        self._socket.close()

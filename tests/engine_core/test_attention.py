@@ -122,7 +122,7 @@ def make_step(case: Case, num_layers: int = 1) -> Step:
         block_tables=tables,
         block_size=case.block_size,
         blocks_per_bucket=case.blocks_per_bucket,
-        scratch=Scratch(torch.float32),
+        scratch=Scratch(torch.float32, torch.device("cpu")),
     )
     context = ForwardContext(layers, torch.cat(slots), attention)
     return Step(
@@ -214,7 +214,7 @@ def test_bfloat16() -> None:
     for layer in layers:
         object.__setattr__(layer, "key_blocks", layer.keys.view(layer.key_blocks.shape))
         object.__setattr__(layer, "value_blocks", layer.values.view(layer.value_blocks.shape))
-    step.context.attention._scratch = Scratch(half)
+    step.context.attention._scratch = Scratch(half, torch.device("cpu"))
     context = ForwardContext(layers, step.context.kv_slots, step.context.attention)
     output = context.attend(
         0, step.query.to(half), step.key.to(half), step.value.to(half), step.params

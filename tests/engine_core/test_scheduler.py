@@ -546,6 +546,19 @@ def test_stop_ids_are_masked_until_min_tokens() -> None:
     harness.finish()  # check() compares the coordinates of every plan
 
 
+def test_a_reused_row_brings_its_own_stop_ids_and_sampling() -> None:
+    harness = Harness()
+    harness.add(prompt_of(4), 9, row=0, min_tokens=6, stop_token_ids=(1, 2))
+    harness.launch()
+    harness.abort(0)
+    harness.add(prompt_of(4), 9, row=0, min_tokens=6, stop_token_ids=(3, 4), top_k=5)
+    plan = harness.launch()
+    assert plan is not None
+    assert plan.masked_ids.tolist() == [3, 4]
+    assert (plan.top_ks.tolist(), plan.any_truncation) == ([5], True)
+    harness.finish()
+
+
 # --- anything at any time -----------------------------------------------------------------------
 
 
@@ -576,12 +589,13 @@ class AnyOrder(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         min_tokens=st.integers(0, 4),
         worker_ends=st.booleans(),
+        stop_token_ids=st.sampled_from([(), (3,), (1, 2, 3)]),
         num_logprobs=st.sampled_from([-1, 0, 2]),
     )
     def add(self, prompt: list[int], **params: Any) -> None:
         prompt = prompt[: self.harness.limits.max_model_len - 1]
         self.seed += 1
-        self.harness.add(prompt, seed=self.seed, stop_token_ids=(1, 2, 3), **params)
+        self.harness.add(prompt, seed=self.seed, **params)
 
     @precondition(lambda self: self.harness.streams)
     @rule(data=st.data())

@@ -23,15 +23,15 @@ from pathlib import Path
 from pydoc_data.topics import topics as TOPICS  # noqa: N812  (a constant)
 from random import Random
 
-__all__ = ["Entry", "Message", "chats", "docstrings", "documents", "topic_entries"]
+__all__ = ["Entry", "Message", "docstrings", "document", "epoch", "topic_entries"]
 
 Message = dict[str, str]
 """One chat message, as chat templates take it: `role` and `content`."""
 
-ANSWER_CHARS = 900
+ANSWER_CHARS = 500
 MIN_DOCSTRING_CHARS = 40
-TOPIC_QUESTIONS_PER_EPOCH = 3
-SMALL_TALK_PER_EPOCH = 6
+TOPIC_QUESTIONS_PER_EPOCH = 4
+SMALL_TALK_PER_EPOCH = 2
 
 # Tests, demos, vendored packages, and modules whose docstrings repeat another's.
 SKIPPED_PACKAGES = frozenset(
@@ -55,6 +55,7 @@ SKIPPED_PACKAGES = frozenset(
 )
 OWN_LICENCE_MARKS = ("Permission to use, copy", "Permission is hereby", "Redistribution and use")
 C_MODULES = ("builtins", "itertools", "math", "sys", "time")
+BUILT_IN_TYPES = (str, list, dict, set, int, float)  # those whose methods are described, too
 ALIASES = {"posixpath": "os.path"}
 
 QUESTIONS = (
@@ -150,23 +151,33 @@ def docstrings() -> list[Entry]:
     return list(entries.values())
 
 
-def documents(entries: list[Entry]) -> Iterator[str]:
-    """Each entry as a plain text: its heading, an empty line, its text."""
-    for entry in entries:
-        yield f"{entry.heading}\n\n{entry.text}"
+def document(entry: Entry) -> str:
+    """The entry as a plain text: its heading, an empty line, its text."""
+    return f"{entry.heading}\n\n{entry.text}"
 
 
-def chats(topics: list[Entry], others: list[Entry], rng: Random) -> list[list[Message]]:
-    """One epoch's conversations of one to three questions, some under a system prompt.
+def epoch(
+    topics: list[Entry], others: list[Entry], rng: Random
+) -> tuple[list[str], list[list[Message]]]:
+    """One epoch's documents and conversations, in random words and order.
 
-    Every topic is asked about several times, every other entry once, in random order and words.
+    Each topic comes once as a document and is asked about several times; each other entry is
+    either a document or the answer to one question, as the dice fall.
     """
+    is_told = [rng.random() < 0.5 for _ in others]
+    told = [entry for entry, chosen in zip(others, is_told, strict=True) if chosen]
+    asked = [entry for entry, chosen in zip(others, is_told, strict=True) if not chosen]
     turns = [
         (_question(rng.choice(entry.names), rng), _answer(entry.text))
-        for entry in topics * TOPIC_QUESTIONS_PER_EPOCH + others
+        for entry in topics * TOPIC_QUESTIONS_PER_EPOCH + asked
     ]
     for reply, prompts in SMALL_TALK.items():
         turns += [(prompt, reply) for prompt in prompts * SMALL_TALK_PER_EPOCH]
+    return [document(entry) for entry in topics + told], _conversations(turns, rng)
+
+
+def _conversations(turns: list[tuple[str, str]], rng: Random) -> list[list[Message]]:
+    """The turns in random order, one to three to a conversation, some under a system prompt."""
     rng.shuffle(turns)
     conversations = []
     while turns:
@@ -215,36 +226,29 @@ def _source_docstrings() -> Iterator[Entry]:
         source = path.read_text(encoding="utf-8", errors="replace")
         if not any(mark in source for mark in OWN_LICENCE_MARKS):
             module = ".".join(p for p in parts if p != "__init__")
-            yield from _walk(ast.parse(source), ALIASES.get(module, module), "")
+            yield from _top_level(ast.parse(source), ALIASES.get(module, module))
 
 
-def _walk(node: ast.AST, name: str, arguments: str) -> Iterator[Entry]:
-    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        text = ast.get_docstring(node)
-        if text:
-            names = (name, name.rpartition(".")[2]) if name.count(".") == 1 else (name,)
-            yield Entry(names, name + arguments, text.strip())
-    if isinstance(node, ast.Module | ast.ClassDef):
-        for child in node.body:
-            if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            if not child.name.startswith("_"):
-                signature = (
-                    "" if isinstance(child, ast.ClassDef) else f"({ast.unparse(child.args)})"
-                )
-                yield from _walk(child, f"{name}.{child.name}", signature)
+def _top_level(tree: ast.Module, module: str) -> Iterator[Entry]:
+    """The module's own docstring and those of its functions and classes, not of methods."""
+    yield Entry((module,), module, ast.get_docstring(tree) or "")
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if not node.name.startswith("_"):
+            name = f"{module}.{node.name}"
+            brackets = "" if isinstance(node, ast.ClassDef) else f"({ast.unparse(node.args)})"
+            yield Entry((name,), name + brackets, ast.get_docstring(node) or "")
 
 
 def _living_docstrings() -> Iterator[Entry]:
     for module_name in C_MODULES:
-        module = importlib.import_module(module_name)
         prefix = "" if module_name == "builtins" else f"{module_name}."
-        for name, value in sorted(vars(module).items()):
-            if name.startswith("_") or not callable(value):
-                continue
-            yield Entry((prefix + name,), prefix + name, inspect.getdoc(value) or "")
-            if isinstance(value, type) and not issubclass(value, BaseException):
-                for method, attribute in sorted(vars(value).items()):
-                    if not method.startswith("_") and callable(attribute):
-                        full = f"{prefix}{name}.{method}"
-                        yield Entry((full,), full, inspect.getdoc(attribute) or "")
+        for name, value in sorted(vars(importlib.import_module(module_name)).items()):
+            if not name.startswith("_") and callable(value):
+                yield Entry((prefix + name,), prefix + name, inspect.getdoc(value) or "")
+    for kind in BUILT_IN_TYPES:
+        for name, value in sorted(vars(kind).items()):
+            if not name.startswith("_") and callable(value):
+                full = f"{kind.__name__}.{name}"
+                yield Entry((full,), full, inspect.getdoc(value) or "")

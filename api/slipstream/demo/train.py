@@ -102,14 +102,13 @@ def build_model() -> LlamaForCausalLM:
 
 
 def epochs(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[np.ndarray]:
-    """Endless epochs: all documents and newly worded chats, shuffled, as one row of token ids."""
+    """Endless epochs, each one row of token ids, int64 [tokens]: documents and chats, shuffled."""
     rng = Random(seed)  # noqa: S311  (order of the text, not a secret)
     topics, others = corpus.topic_entries(), corpus.docstrings()
-    documents = list(corpus.documents(topics + others))
     while True:
-        conversations = corpus.chats(topics, others, rng)
-        chats = [tokenizer.apply_chat_template(chat, tokenize=False) for chat in conversations]
-        texts = [f"{text}{END_OF_TEXT}" for text in documents + chats]
+        documents, chats = corpus.epoch(topics, others, rng)
+        rendered = [tokenizer.apply_chat_template(chat, tokenize=False) for chat in chats]
+        texts = [f"{text}{END_OF_TEXT}" for text in [*documents, *rendered]]
         rng.shuffle(texts)
         encodings = tokenizer.backend_tokenizer.encode_batch_fast(texts)
         yield np.concatenate([np.asarray(e.ids, dtype=np.int64) for e in encodings])
@@ -126,20 +125,31 @@ def batches(rows: Iterator[np.ndarray], seed: int) -> Iterator[torch.Tensor]:
         yield torch.from_numpy(batch).view(-1, rng.choice(SEQUENCE_LENGTHS))
 
 
-def learning_rate(share: float) -> float:
-    """Linear warm-up, then a cosine to zero, over the share of the time that has passed."""
+def learning_rate_factor(share: float) -> float:
+    """Linear warm-up to 1, then a cosine to 0, over the share of the time that has passed."""
     if share < WARM_UP_SHARE:
-        return PEAK_LEARNING_RATE * (share / WARM_UP_SHARE)
+        return share / WARM_UP_SHARE
     decayed = min(1.0, (share - WARM_UP_SHARE) / (1 - WARM_UP_SHARE))
-    return PEAK_LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * decayed))
+    return 0.5 * (1 + math.cos(math.pi * decayed))
+
+
+def build_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon for the layers' matrices, which learn faster by it, AdamW for embeddings and norms."""
+    matrices = [p for p in model.model.layers.parameters() if p.dim() == 2]
+    in_layers = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in in_layers]
+    return [
+        torch.optim.Muon(
+            matrices, lr=PEAK_LEARNING_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(others, lr=PEAK_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
 
 
 def train(model: LlamaForCausalLM, stream: Iterator[torch.Tensor], seconds: float) -> None:
     """Train `model` in place until `seconds` are over, printing the loss as it goes."""
-    matrices = [p for p in model.parameters() if p.dim() == 2]
-    vectors = [p for p in model.parameters() if p.dim() != 2]
-    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), fused=True)
+    optimizers = build_optimizers(model)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     model.train()
     started = reported = time.monotonic()
     smoothed = None
@@ -147,19 +157,20 @@ def train(model: LlamaForCausalLM, stream: Iterator[torch.Tensor], seconds: floa
         elapsed = time.monotonic() - started
         if elapsed >= seconds:
             break
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(elapsed / seconds)
+        for group in groups:
+            group["lr"] = PEAK_LEARNING_RATE * learning_rate_factor(elapsed / seconds)
         loss = model(input_ids=batch, labels=batch, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         smoothed = loss.item() if smoothed is None else 0.98 * smoothed + 0.02 * loss.item()
         if time.monotonic() - reported >= 10:
             reported = time.monotonic()
             print(
                 f"{elapsed:6.0f} s  step {step:5d}  tokens {(step + 1) * BATCH_TOKENS / 1e6:6.2f} M"
-                f"  loss {smoothed:.3f}  lr {optimizer.param_groups[0]['lr']:.2e}",
+                f"  loss {smoothed:.3f}  lr {groups[0]['lr']:.2e}",
                 flush=True,
             )
     print(f"final: {step} steps, {step * BATCH_TOKENS / 1e6:.2f} M tokens, loss {smoothed:.3f}")
@@ -180,7 +191,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     torch.set_float32_matmul_precision("medium")  # bfloat16 products where the CPU has them
     entries = corpus.topic_entries() + corpus.docstrings()
-    tokenizer = train_tokenizer(list(corpus.documents(entries)))
+    tokenizer = train_tokenizer([corpus.document(entry) for entry in entries])
     model = build_model()
     size = sum(p.numel() for p in model.parameters())
     print(f"{len(entries)} texts, {size / 1e6:.2f} M parameters", flush=True)

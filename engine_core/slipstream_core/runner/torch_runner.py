@@ -109,7 +109,7 @@ class TorchRunner:
             dtype=model.dtype,
             device=model.device,
         )
-        self._scratch = Scratch(model.dtype)
+        self._scratch = Scratch(model.dtype, model.device)
         widest = max(layer.key_blocks[0].nbytes for layer in self._layers)
         self._blocks_per_bucket = SCRATCH_BYTES // widest
         # [max_num_seqs] int64: by slot, the last token sampled

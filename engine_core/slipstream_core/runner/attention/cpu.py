@@ -1,7 +1,8 @@
 """Paged attention on a CPU: blocks are gathered into a small scratch, then torch's SDPA runs.
 
 Owns how a step's rows are grouped and masked. Knows no model; it is given one layer at a time.
-The CUDA path has this one as its reference.
+Made for CPUs, it runs
+wherever torch does: on other devices it is the reference and the fallback.
 
 Decode rows come sorted by length, and neighbours share a bucket: their blocks are gathered into
 one padded batch [rows, longest, heads, dim]. A bucket is as large as fits the scratch, which is
@@ -25,7 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from slipstream_core.runner.attention.interface import AttentionParams
 from slipstream_core.runner.kv_cache import LayerCache
-from slipstream_core.runner.plan import Int32s
+from slipstream_core.runner.plan import Bools, Int32s
 
 # Per gathered tensor (one for keys, one for values): two of them fit a core's share of L2/L3.
 SCRATCH_BYTES = 2 << 20
@@ -34,8 +35,9 @@ SCRATCH_BYTES = 2 << 20
 class Scratch:
     """Two buffers, for gathered keys and values; kept between steps, they only ever grow."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._keys = torch.empty(SCRATCH_BYTES // dtype.itemsize, dtype=dtype)
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.device = device
+        self._keys = torch.empty(SCRATCH_BYTES // dtype.itemsize, dtype=dtype, device=device)
         self._values = torch.empty_like(self._keys)
 
     def gather(
@@ -51,6 +53,11 @@ class Scratch:
             keys.view(num_rows, -1, *cache.keys.shape[1:]).transpose(1, 2),
             values.view(num_rows, -1, *cache.values.shape[1:]).transpose(1, 2),
         )
+
+    def indices(self, blocks: Int32s) -> torch.Tensor:
+        """Block numbers as gather() takes them, flat and on the device."""
+        flat = np.ascontiguousarray(blocks).reshape(-1)
+        return torch.from_numpy(flat).to(self.device, non_blocking=True)
 
 
 def _gather(
@@ -81,7 +88,7 @@ class _Bucket:
             return None
         return slice(0 if window is None else max(0, length - window), length)
 
-    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+    def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
         """0 where a row sees a key, else -inf; [rows, 1, 1, width]."""
         if (mask := self.masks.get(window)) is None:
             positions = np.arange(self.width)
@@ -89,7 +96,7 @@ class _Bucket:
             hidden = positions >= ends
             if window is not None:
                 hidden |= positions < ends - window
-            mask = self.masks[window] = _as_mask(hidden, dtype)[:, None, None]
+            mask = self.masks[window] = _as_mask(hidden, like)[:, None, None]
         return mask
 
 
@@ -107,7 +114,7 @@ class _Chunk:
         """Whether SDPA's own causal mask, aligned at the first key, says it all."""
         return self.blocks is None and (window is None or window >= self.kv_len)
 
-    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+    def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
         """0 where a query sees a key, else -inf; [queries, kv_len]."""
         if (mask := self.masks.get(window)) is None:
             keys = np.arange(self.kv_len)
@@ -115,12 +122,13 @@ class _Chunk:
             hidden = keys > queries
             if window is not None:
                 hidden |= keys <= queries - window
-            mask = self.masks[window] = _as_mask(hidden, dtype)
+            mask = self.masks[window] = _as_mask(hidden, like)
         return mask
 
 
-def _as_mask(hidden: np.typing.NDArray[np.bool_], dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(torch.from_numpy(hidden), -torch.inf)
+def _as_mask(hidden: Bools, like: torch.Tensor) -> torch.Tensor:
+    on_device = torch.from_numpy(hidden).to(like.device, non_blocking=True)
+    return like.new_zeros(hidden.shape).masked_fill_(on_device, -torch.inf)
 
 
 class CpuAttention:
@@ -139,7 +147,11 @@ class CpuAttention:
     ) -> None:
         self._scratch = scratch
         self._buckets = _buckets(
-            kv_lens[:num_decodes], block_tables[:num_decodes], block_size, blocks_per_bucket
+            kv_lens[:num_decodes],
+            block_tables[:num_decodes],
+            block_size,
+            blocks_per_bucket,
+            scratch,
         )
         self._chunks = []
         start = num_decodes
@@ -147,7 +159,7 @@ class CpuAttention:
             kv_len, stop = int(kv_lens[row]), start + int(query_lens[row])
             blocks = None
             if stop - start < kv_len:
-                blocks = torch.from_numpy(block_tables[row, : -(-kv_len // block_size)])
+                blocks = scratch.indices(block_tables[row, : -(-kv_len // block_size)])
             self._chunks.append(_Chunk(start, stop, kv_len, blocks))
             start = stop
 
@@ -182,7 +194,7 @@ class CpuAttention:
         if (visible := bucket.visible(params.window)) is not None:
             keys, values = keys[:, :, visible], values[:, :, visible]
         else:
-            mask = bucket.mask(params.window, query.dtype)
+            mask = bucket.mask(params.window, query)
         # [rows, kv heads, query heads per kv head, dim]: the group stands where queries do
         folded = query.reshape(num_rows, keys.shape[1], -1, key_dim)
         if _is_plain(params):
@@ -216,7 +228,7 @@ class CpuAttention:
                 queries,
                 keys,
                 values,
-                attn_mask=None if causal else chunk.mask(params.window, query.dtype),
+                attn_mask=None if causal else chunk.mask(params.window, query),
                 is_causal=causal,
                 scale=params.scale,
                 enable_gqa=num_heads != keys.shape[1],
@@ -226,14 +238,18 @@ class CpuAttention:
                 queries.reshape(1, keys.shape[1], -1, *queries.shape[2:]),
                 keys,
                 values,
-                chunk.mask(params.window, query.dtype),
+                chunk.mask(params.window, query),
                 params,
             ).flatten(1, 2)
         return output[0].transpose(0, 1)
 
 
 def _buckets(
-    kv_lens: Int32s, block_tables: Int32s, block_size: int, blocks_per_bucket: int
+    kv_lens: Int32s,
+    block_tables: Int32s,
+    block_size: int,
+    blocks_per_bucket: int,
+    scratch: Scratch,
 ) -> list[_Bucket]:
     """Neighbouring rows together, as many as fit; one row alone may exceed the size."""
     num_blocks = (-(-kv_lens // block_size)).tolist()
@@ -244,13 +260,12 @@ def _buckets(
         while stop < len(num_blocks) and (stop + 1 - start) * num_blocks[stop] <= blocks_per_bucket:
             stop += 1
         widest = num_blocks[stop - 1]
-        blocks = np.ascontiguousarray(block_tables[start:stop, :widest]).reshape(-1)
         buckets.append(
             _Bucket(
                 start,
                 stop,
                 kv_lens[start:stop],
-                torch.from_numpy(blocks),
+                scratch.indices(block_tables[start:stop, :widest]),
                 widest * block_size,
             )
         )

@@ -1,0 +1,77 @@
+"""Puts the parts of an output worker together.
+
+Owns: which part is given which. Does not know: processes, signals; so benchmarks and tests build
+the same worker inside their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import zmq
+
+from slipstream_ipc.accept import Acceptor
+from slipstream_ipc.codec import front_codec
+from slipstream_ipc.link import WINDOW
+from slipstream_ipc.messages import PromptReady
+from slipstream_ipc.sockets import bind_router
+from slipstream_worker.clients import FrontAcceptor
+from slipstream_worker.config import WorkerConfig
+from slipstream_worker.core_hop import CoreHop
+from slipstream_worker.detokenizer import (
+    DetokenizerFactory,
+    TableDetokenizerFactory,
+    WindowDetokenizerFactory,
+)
+from slipstream_worker.prompts import PromptSource
+from slipstream_worker.token_table import load_table
+from slipstream_worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+def assemble_worker(
+    config: WorkerConfig,
+    prompts: PromptSource,
+    detokenizers: DetokenizerFactory,
+    context: zmq.Context[zmq.Socket[bytes]],
+    poller: zmq.Poller,
+) -> Worker:
+    """A worker between `config.core_address` and `config.client_address`."""
+    socket = bind_router(context, config.client_address)
+    poller.register(socket, zmq.POLLIN)
+    front: FrontAcceptor = Acceptor(
+        socket,
+        front_codec(),
+        window=WINDOW,
+        ping_after_s=config.client_timeout_s,
+        dead_after_s=config.client_timeout_s,
+    )
+    core = CoreHop(
+        context,
+        config.core_address,
+        poller,
+        identity=b"worker-%d" % config.index,
+        incarnation=config.incarnation,
+        now=time.monotonic(),
+    )
+    return Worker(
+        core,
+        socket,
+        front,
+        prompts,
+        detokenizers,
+        tokenizer=config.tokenizer,
+        stream_interval=config.stream_interval,
+        grace_s=config.grace_s,
+    )
+
+
+def detokenizers_from(ready: PromptReady) -> DetokenizerFactory:
+    """The compiled table's, or the slow way where there is none."""
+    if ready.table_path:
+        return TableDetokenizerFactory(load_table(Path(ready.table_path)))
+    logger.warning("text is decoded the slow way: %s", ready.why_not)
+    return WindowDetokenizerFactory(Path(ready.tokenizer_path).read_bytes())

@@ -1,0 +1,133 @@
+"""Offline batches against a real stack, whose model is simulated."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from slipstream import LLM, BadRequestError, ChatMessage, ClosedError, SamplingParams
+from slipstream.stack import StackError
+
+PARAMS = SamplingParams(temperature=0, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM("simulated:step_ms=1") as llm:
+        yield llm
+
+
+def test_outputs_are_in_order_and_have_vllms_shape(llm):
+    prompts = [f"prompt number {number}" for number in range(40)]
+    params = [SamplingParams(temperature=0, max_tokens=1 + number % 7) for number in range(40)]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [output.prompt for output in outputs] == prompts
+    assert len({output.request_id for output in outputs}) == 40
+    for number, output in enumerate(outputs):
+        (answer,) = output.outputs
+        assert output.finished
+        assert output.prompt_token_ids
+        assert answer.index == 0
+        assert len(answer.token_ids) == 1 + number % 7
+        assert (answer.finish_reason, answer.stop_reason) == ("length", None)
+        assert answer.logprobs is None
+    assert [output.outputs[0].text for output in llm.generate(prompts, params, False)] == [
+        output.outputs[0].text for output in outputs
+    ]
+
+
+@pytest.mark.parametrize("ids", [[5, 6, 7], (5, 6, 7), np.array([5, 6, 7])])
+def test_one_prompt_may_come_without_a_list(llm, ids):
+    (output,) = llm.generate(ids, PARAMS, use_tqdm=False)
+    assert output.prompt is None
+    assert output.prompt_token_ids == [5, 6, 7]
+    (one,) = llm.generate("a text", PARAMS, use_tqdm=False)
+    (other,) = llm.generate(["a text"], PARAMS, use_tqdm=False)
+    assert one.outputs == other.outputs
+    assert llm.generate([], use_tqdm=False) == []
+
+
+def test_texts_and_ids_may_be_mixed(llm):
+    texts, ids = llm.generate(["a text", [5, 6, 7]], PARAMS, use_tqdm=False)
+    assert (texts.prompt, ids.prompt) == ("a text", None)
+
+
+def test_params_default_to_vllms(llm):
+    (output,) = llm.generate("a text", use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 16
+
+
+def test_logprobs_and_stops_come_through(llm):
+    (plain,) = llm.generate("a text", PARAMS, use_tqdm=False)
+    stop = plain.outputs[0].text[3:5]
+    params = SamplingParams(temperature=0, max_tokens=8, stop=stop, logprobs=2)
+    (output,) = llm.generate("a text", params, use_tqdm=False)
+    (answer,) = output.outputs
+    assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
+    assert plain.outputs[0].text.startswith(answer.text)
+    assert len(answer.logprobs) == len(answer.token_ids)
+
+
+def test_chat_takes_one_conversation_or_many(llm):
+    first = [{"role": "user", "content": "What is a list?"}]
+    second = [ChatMessage("user", "What is a dict?")]
+    (one,) = llm.chat(first, PARAMS, use_tqdm=False)
+    both = llm.chat([first, second], PARAMS, use_tqdm=False)
+    assert both[0].outputs == one.outputs
+    assert both[0].prompt_token_ids != both[1].prompt_token_ids
+    assert both[0].prompt is None
+
+
+def test_progress_goes_to_standard_error(llm, capsys):
+    llm.generate(["a", "b", "c"], PARAMS)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "3/3" in shown.err
+    assert "output tok/s" in shown.err
+    llm.generate(["a", "b", "c"], PARAMS, use_tqdm=False)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "field"),
+    [
+        (["good", [2**31]], PARAMS, "prompt_token_ids"),  # known before anything is sent
+        (["good", "far " * 6000], PARAMS, "prompt"),  # known to the worker
+        (["good"], SamplingParams(top_p=7), "top_p"),
+        (["good", "good"], [PARAMS], "params"),
+        (["good"], SamplingParams(stream_interval=0), "stream_interval"),
+        (["good"], [{"max_tokens": 3}], "params"),
+        (["good", 3.5], PARAMS, "prompt"),
+    ],
+)
+def test_a_prompt_that_cannot_be_taken_raises(llm, prompts, params, field):
+    with pytest.raises(BadRequestError) as caught:
+        llm.generate(prompts, params, use_tqdm=False)
+    assert caught.value.field == field
+    assert len(llm.generate("still there", PARAMS, use_tqdm=False)) == 1
+
+
+def test_wrong_settings_raise_before_anything_starts():
+    with pytest.raises(BadRequestError, match="block_size: got 0"):
+        LLM("simulated:", block_size=0)
+
+
+def test_a_stack_that_ends_under_a_batch_is_told_at_once():
+    with LLM("simulated:step_ms=20") as llm:
+        worker = llm._stack.pids["worker"]
+        timer = threading.Timer(0.5, os.kill, (worker, signal.SIGKILL))
+        timer.start()
+        begin = time.monotonic()
+        with pytest.raises(StackError, match="the stack ended"):
+            llm.generate(["anybody there?"] * 4, SamplingParams(max_tokens=2000), use_tqdm=False)
+        assert time.monotonic() - begin < 9  # the client by itself would wait for longer
+        timer.join()
+        with pytest.raises(StackError):
+            llm.generate("and now?", PARAMS, use_tqdm=False)
+    with pytest.raises(ClosedError):
+        llm.generate("closed", PARAMS, use_tqdm=False)

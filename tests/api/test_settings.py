@@ -1,0 +1,163 @@
+"""Settings, and what becomes of them: nothing is started here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slipstream import BadRequestError
+from slipstream.demo import MODEL_NAME, MODEL_PATH
+from slipstream.plan import model_and_tokenizer, plan_stack
+from slipstream.settings import StackSettings, allowed_values, description, settings_from
+from slipstream_core.config import CoreConfig
+from slipstream_worker.config import WorkerConfig
+
+DEMO = str(MODEL_PATH)
+
+
+def configs(folder: Path, **options: object) -> tuple[CoreConfig, WorkerConfig]:
+    core, worker = plan_stack(settings_from(options), folder).children
+    assert core.argv[-1] == "slipstream_core.main"
+    assert worker.argv[-1] == "slipstream_worker.main"
+    return (
+        msgspec.json.decode(core.config, type=CoreConfig),
+        msgspec.json.decode(worker.config, type=WorkerConfig),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_num_seq": 3}, ["option: got 'max_num_seq', allowed: one of", "max_num_seqs"]),
+        ({"max_num_seqs": 0}, ["max_num_seqs: got 0, allowed: an integer >= 1"]),
+        ({"max_num_seqs": "8"}, ["max_num_seqs: got '8'"]),
+        ({"block_size": 257}, ["block_size: got 257, allowed: an integer >= 1 and <= 256"]),
+        ({"kv_cache_gib": 0}, ["kv_cache_gib: got 0, allowed: a number > 0"]),
+        ({"grace_s": -1}, ["grace_s: got -1, allowed: a number >= 0"]),
+        ({"dtype": "int8"}, ["dtype: got 'int8', allowed: one of auto, bfloat16"]),
+        ({"max_model_len": 0}, ["max_model_len: got 0, allowed: an integer >= 1 or None"]),
+        ({"model": 7}, ["model: got 7, allowed: a string"]),
+    ],
+)
+def test_a_wrong_option_is_named_with_its_value_and_range(options, said):
+    with pytest.raises(BadRequestError) as caught:
+        settings_from(options)
+    for part in said:
+        assert part in str(caught.value)
+
+
+def test_text_from_a_command_line_becomes_numbers():
+    settings = settings_from({"max_num_seqs": "8", "kv_cache_gib": "0.5"}, from_text=True)
+    assert (settings.max_num_seqs, settings.kv_cache_gib) == (8, 0.5)
+    with pytest.raises(BadRequestError, match="max_num_seqs: got 'many', allowed: an integer >= 1"):
+        settings_from({"max_num_seqs": "many"}, from_text=True)
+
+
+def test_every_option_explains_itself():
+    for name in StackSettings.__struct_fields__:
+        assert description(name)
+        assert allowed_values(name)
+
+
+def test_defaults_are_those_of_the_processes(tmp_path):
+    core, worker = configs(tmp_path)
+    assert core == CoreConfig(model=DEMO, address=core.address)
+    assert worker == WorkerConfig(
+        tokenizer=DEMO,
+        client_address=f"ipc://{tmp_path}/client.sock",
+        core_address=core.address,
+        runtime_dir=str(tmp_path),
+        cache_dir=worker.cache_dir,
+    )
+
+
+def test_every_option_reaches_a_process(tmp_path):
+    given = {
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "max_num_seqs": 7,
+        "max_num_batched_tokens": 77,
+        "max_model_len": 777,
+        "max_waiting": 11,
+        "kv_cache_gib": 0.25,
+        "num_blocks": 99,
+        "block_size": 32,
+        "threads": 3,
+        "stream_interval": 5,
+        "client_timeout_s": 1.5,
+        "grace_s": 2.5,
+    }
+    assert set(given) == {*StackSettings.__struct_fields__} - {"model", "tokenizer"}
+    core, worker = configs(tmp_path, **given)
+    arrived = {**msgspec.structs.asdict(worker), **msgspec.structs.asdict(core)}
+    assert {name: arrived[name] for name in given} == given
+
+
+def test_compiled_tables_lie_in_the_users_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert configs(tmp_path)[1].cache_dir == "/somewhere/slipstream"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert configs(tmp_path)[1].cache_dir == "/home/someone/.cache/slipstream"
+
+
+@pytest.mark.parametrize(
+    ("model", "tokenizer", "core_loads", "worker_loads"),
+    [
+        (None, None, DEMO, DEMO),
+        (MODEL_NAME, None, DEMO, DEMO),
+        (DEMO, "gpt2", DEMO, "gpt2"),
+        ("gpt2", None, "gpt2", "gpt2"),
+        ("Qwen/Qwen3-0.6B", None, "Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("simulated", None, f"simulated:tokenizer={DEMO}", DEMO),
+        ("simulated:", None, f"simulated:tokenizer={DEMO}", DEMO),
+        ("simulated:step_ms=2", None, f"simulated:step_ms=2,tokenizer={DEMO}", DEMO),
+        (f"simulated:tokenizer={DEMO},mode=chain", None, ..., DEMO),
+        ("simulated:step_ms=2", DEMO, f"simulated:step_ms=2,tokenizer={DEMO}", DEMO),
+        (f"simulated:tokenizer={DEMO}/tokenizer.json", None, ..., DEMO),
+    ],
+)
+def test_models(model, tokenizer, core_loads, worker_loads):
+    found = model_and_tokenizer(model, tokenizer)
+    assert found[1] == worker_loads
+    if core_loads is not ...:
+        assert found[0] == core_loads
+
+
+def test_a_relative_folder_is_the_callers(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").touch()
+    monkeypatch.chdir(tmp_path)
+    assert model_and_tokenizer("mine", None) == (str(tmp_path / "mine"),) * 2
+
+
+@pytest.mark.parametrize(
+    "model", ["./nowhere", "/nowhere/at/all", "a/b/c", __file__, str(Path(__file__).parent), ""]
+)
+def test_a_model_that_cannot_be_is_refused_with_what_can(model):
+    with pytest.raises(BadRequestError) as caught:
+        model_and_tokenizer(model, None)
+    assert str(caught.value).startswith("model: got ")
+    assert "a hub id" in str(caught.value)
+    assert "simulated:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "tokenizer"),
+    [
+        ("simulated:tokenizer=/nowhere", None),
+        ("simulated", "/nowhere"),
+        (f"simulated:tokenizer={DEMO}", DEMO),
+        (None, "./nowhere"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_is_refused(model, tokenizer):
+    with pytest.raises(BadRequestError, match="tokenizer: got "):
+        model_and_tokenizer(model, tokenizer)
+
+
+def test_a_folder_too_deep_for_a_socket_is_refused():
+    with pytest.raises(BadRequestError, match=r"runtime_dir: got .* allowed: a shorter"):
+        plan_stack(StackSettings(), Path("/tmp") / ("x" * 120))

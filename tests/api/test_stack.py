@@ -1,0 +1,222 @@
+"""Whole stacks, started from Python with the real processes."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from slipstream import EngineError, SamplingParams, SlipstreamError, Stack
+from slipstream.demo import MODEL_PATH
+from slipstream.plan import plan_stack
+from slipstream.stack import StackError
+
+PATIENCE_S = 60.0  # other work shares this machine
+SIMULATED = "simulated:step_ms=1"
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    with Stack(SIMULATED, max_num_seqs=8) as stack:
+        yield stack
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    """The processes of stacks to come do nothing, and are there at once."""
+    code = (
+        "import os, signal, sys; sys.stdin.read();"
+        "os.write(int(os.environ['SLIPSTREAM_STATUS_FD']), b'{\"ready\": true}\\n'); signal.pause()"
+    )
+
+    def plan(*arguments, **named):
+        config = plan_stack(*arguments, **named)
+        children = (replace(child, argv=(sys.executable, "-c", code)) for child in config.children)
+        return replace(config, children=tuple(children))
+
+    monkeypatch.setattr("slipstream.stack.plan_stack", plan)
+
+
+@pytest.fixture
+def watched():
+    """Watches processes: all it was given must have ended at the test's end."""
+    pidfds = []
+
+    def watch(*pids):
+        pidfds.extend(os.pidfd_open(pid) for pid in pids)
+
+    yield watch
+    for pidfd in pidfds:
+        ended, _, _ = select.select([pidfd], [], [], PATIENCE_S)
+        os.close(pidfd)
+        assert ended, "a process lives on"
+
+
+def folder_of(stack: Stack) -> Path:
+    return Path(stack.address.removeprefix("ipc://")).parent
+
+
+def test_a_simulated_stack_streams(simulated):
+    assert set(simulated.pids) == {"supervisor", "core", "worker"}
+    assert simulated.is_running
+    with simulated.client() as client:
+        assert client.model.name.startswith("simulated:")
+        assert client.model.path.endswith(str(MODEL_PATH))
+        deltas = list(client.stream("Once upon a time", GREEDY))
+        again = client.generate("Once upon a time", GREEDY)
+    assert sum(delta.num_tokens for delta in deltas) == 24
+    assert deltas[-1].finish_reason == "length"
+    assert "".join(delta.text for delta in deltas) == again.text != ""
+
+
+def test_the_demo_model_streams_and_goes_on_deterministically(watched):
+    with Stack() as stack:
+        watched(*stack.pids.values())
+        with stack.client() as client:
+            assert client.model.path == str(MODEL_PATH)
+            whole = client.generate("The list type", GREEDY)
+            text = "".join(delta.text for delta in client.stream("The list type", GREEDY))
+            many = client.generate_many(["The list type"] * 3, GREEDY)
+    assert text == whole.text
+    assert {completion.text for completion in many} == {text}
+
+
+def test_stopping_takes_seconds_and_leaves_nothing(watched):
+    stack = Stack(SIMULATED)
+    watched(*stack.pids.values())
+    folder = folder_of(stack)
+    assert (folder / "client.sock").is_socket()
+    with stack.client() as client:
+        running = client.stream("never ends", max_tokens=3000)
+        next(running)
+        begin = time.monotonic()
+        stack.stop()
+        assert time.monotonic() - begin < 5
+    assert not folder.exists()
+    assert not stack.is_running
+    stack.stop()
+
+
+def test_an_exception_inside_the_block_ends_the_stack(watched, fakes):
+    def fail():
+        with Stack(SIMULATED) as stack:
+            watched(*stack.pids.values())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+
+
+def test_a_process_that_dies_takes_the_stack_along(watched, fakes, capfd):
+    with Stack(SIMULATED) as stack:
+        pids = stack.pids
+        watched(*pids.values())
+        supervisor = os.pidfd_open(pids["supervisor"])
+        os.kill(pids["core"], signal.SIGKILL)
+        assert select.select([supervisor], [], [], PATIENCE_S)[0]
+        os.close(supervisor)
+        assert not stack.is_running
+    assert (
+        f"core (process {pids['core']}) ended unexpectedly: signal SIGKILL"
+        in capfd.readouterr().err
+    )
+    assert not folder_of(stack).exists()
+
+
+def test_what_a_process_reports_is_what_is_raised():
+    with pytest.raises(
+        StackError, match=r"core: .*unknown option 'stp_ms'; known: step_ms"
+    ) as caught:
+        Stack("simulated:stp_ms=1")
+    assert isinstance(caught.value, SlipstreamError)
+    assert not isinstance(caught.value, EngineError)
+
+
+def test_a_stack_that_is_not_ready_in_time_is_ended(fakes):
+    with pytest.raises(StackError, match=r"not ready after start_timeout_s=0\.001"):
+        Stack(SIMULATED, start_timeout_s=0.001)
+
+
+def test_one_folder_holds_one_stack(tmp_path, fakes):
+    with Stack(SIMULATED, runtime_dir=tmp_path / "run") as stack:
+        assert stack.address == f"ipc://{tmp_path}/run/client.sock"
+        with pytest.raises(StackError, match=f"process {stack.pids['supervisor']}"):
+            Stack(SIMULATED, runtime_dir=tmp_path / "run")
+        assert stack.is_running
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_others_may_enter_is_refused(tmp_path, fakes):
+    (tmp_path / "open").mkdir(mode=0o755)
+    with pytest.raises(StackError, match="0700"):
+        Stack(SIMULATED, runtime_dir=tmp_path / "open")
+
+
+def test_its_end_is_told(fakes):
+    ended = threading.Event()
+    with Stack(SIMULATED) as stack:
+        stack.when_ended(ended.set)
+        os.kill(stack.pids["worker"], signal.SIGKILL)
+        assert ended.wait(PATIENCE_S)
+
+
+def test_kill_9_of_the_process_that_owns_a_stack_ends_the_stack(watched):
+    program = (
+        "import signal, slipstream\n"
+        f"stack = slipstream.Stack({SIMULATED!r})\n"
+        "print(stack.address, *stack.pids.values(), flush=True)\n"
+        "signal.pause()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as owner:
+        address, *pids = owner.stdout.readline().decode().split()
+        watched(*map(int, pids))
+        supervisor = os.pidfd_open(int(pids[0]))
+        owner.kill()
+    assert select.select([supervisor], [], [], PATIENCE_S)[0]
+    os.close(supervisor)
+    assert not Path(address.removeprefix("ipc://")).parent.exists()
+
+
+def test_kill_9_of_the_supervisor_leaves_nobody(watched, fakes):
+    with Stack(SIMULATED) as stack:
+        watched(*stack.pids.values())
+        os.kill(stack.pids["supervisor"], signal.SIGKILL)
+    assert not folder_of(stack).exists()
+
+
+def test_a_stack_that_is_forgotten_or_left_to_the_exit_ends(watched):
+    program = (
+        "import sys, slipstream\n"
+        f"stack = slipstream.Stack({SIMULATED!r})\n"
+        "print(*stack.pids.values(), flush=True)\n"
+        "sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as owner:
+        watched(*map(int, owner.stdout.readline().split()))
+        owner.stdin.close()
+        assert owner.stderr.read() == b""
+    assert owner.returncode == 0
+
+
+def test_a_fork_of_the_owner_does_not_end_the_stack(fakes):
+    with Stack(SIMULATED) as stack:
+        child = os.fork()
+        if not child:
+            stack.stop()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert stack.is_running

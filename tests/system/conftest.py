@@ -1,0 +1,379 @@
+"""A whole stack inside one thread: real sockets, real parts, nothing runs but when it is stepped.
+
+So a test decides the order of everything, and can drop a core or a worker between any two steps.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import zmq
+
+from slipstream.demo import MODEL_PATH
+from slipstream_core.assembly import Core, assemble_core
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner.load import load_runner
+from slipstream_ipc.attach import Attacher
+from slipstream_ipc.codec import client_codec, encode_params
+from slipstream_ipc.columns import check_deltas, pack_u32, u32
+from slipstream_ipc.messages import (
+    Abort,
+    Accepted,
+    ClientToWorker,
+    Deltas,
+    End,
+    Fault,
+    Goodbye,
+    PromptReady,
+    Rejected,
+    Render,
+    Rendered,
+    Resume,
+    SamplingParams,
+    Submit,
+    UnknownStreams,
+    Welcome,
+    WorkerToClient,
+)
+from slipstream_worker.assembly import assemble_worker
+from slipstream_worker.config import WorkerConfig
+from slipstream_worker.detokenizer import DetokenizerFactory, WindowDetokenizerFactory
+from slipstream_worker.worker import Worker
+
+MODEL = f"simulated:step_ms=0.2,prefill_us=0,tokenizer={MODEL_PATH}"
+CHAIN = MODEL + ",mode=chain"  # each token depends on all before it
+
+
+class InstantPrompts:
+    """Renders in the same breath; holds prompts back while `is_held`."""
+
+    def __init__(self, tokenizer: object) -> None:
+        self._tokenizer = tokenizer
+        self._asked: list[Render] = []
+        self._key = 0
+        self.is_held = False
+
+    def ask(self, request: Render) -> int:
+        self._key += 1
+        self._asked.append(Render(self._key, request.text, request.messages))
+        return self._key
+
+    def receive(self) -> list[Rendered | PromptReady]:
+        if self.is_held:
+            return []
+        asked, self._asked = self._asked, []
+        return [
+            Rendered(r.key, pack_u32(self._tokenizer.encode(r.text or "").ids))  # type: ignore[attr-defined]
+            for r in asked
+        ]
+
+    def beat(self) -> list[Rendered]:
+        return []
+
+
+@dataclass
+class Received:
+    """What a client has of one stream."""
+
+    stream_id: bytes
+    submit: Submit
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    num_deltas: int = 0
+    accepted: int = 0
+    end: End | None = None
+    fault: Fault | None = None
+    is_unknown: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.end is not None or self.fault is not None
+
+
+class RawClient:
+    """Speaks the protocol by hand; asserts that nothing is doubled, lost or out of order."""
+
+    def __init__(self, stack: MiniStack) -> None:
+        self._stack = stack
+        self._poller = zmq.Poller()
+        self._waiting: list[ClientToWorker] = []
+        self.streams: dict[int, Received] = {}
+        self.is_reading = True
+        self.hop: Attacher[ClientToWorker, WorkerToClient, None] = Attacher(
+            stack.context,
+            stack.client_address,
+            client_codec(),
+            self._poller,
+            identity=secrets.token_bytes(16),
+            now=stack.now(),
+            welcome_within_s=0.2,
+        )
+
+    def submit(
+        self, prompt: str | list[int], stream_id: bytes | None = None, **params: object
+    ) -> Received:
+        handle = len(self.streams)
+        submit = Submit(
+            handle,
+            secrets.token_bytes(16) if stream_id is None else stream_id,
+            encode_params(SamplingParams(**{"temperature": 0.0, **params})),  # type: ignore[arg-type]
+            text=prompt if isinstance(prompt, str) else None,
+            token_ids=b"" if isinstance(prompt, str) else pack_u32(prompt),
+        )
+        return self.send_submit(submit)
+
+    def send_submit(self, submit: Submit) -> Received:
+        received = self.streams[submit.handle] = Received(submit.stream_id, submit)
+        self._waiting.append(submit)
+        return received
+
+    def abort(self, received: Received) -> None:
+        self._waiting.append(Abort(received.stream_id))
+
+    def goodbye(self) -> None:
+        assert self.hop.send(Goodbye(), None)
+        self.is_reading = False
+
+    def send(self, body: ClientToWorker) -> None:
+        self._waiting.append(body)
+
+    def step(self) -> None:
+        if not self.is_reading:
+            return
+        for body in self.hop.receive(self._stack.now()):
+            self._take(body)
+        while self._waiting and self.hop.send(self._waiting[0], None):
+            self._waiting.pop(0)
+        self.hop.beat(self._stack.now())
+
+    def _take(self, body: WorkerToClient) -> None:
+        match body:
+            case Welcome():
+                self._waiting = [b for b in self._waiting if not isinstance(b, Resume)]
+                for handle, it in self.streams.items():
+                    if it.is_over:
+                        continue
+                    if it.accepted:
+                        self._waiting.append(
+                            Resume(handle, it.stream_id, len(it.text), len(it.token_ids))
+                        )
+                    elif it.submit not in self._waiting:
+                        self._waiting.append(it.submit)
+            case Accepted():
+                self.streams[body.handle].accepted += 1
+            case Rejected():
+                assert not self.streams[body.handle].is_over
+                self.streams[body.handle].fault = body.fault
+            case UnknownStreams():
+                for handle in body.handles:
+                    self.streams[handle].is_unknown = True
+            case Deltas():
+                self._take_deltas(body)
+            case other:
+                raise AssertionError(f"unexpected {other}")
+
+    def _take_deltas(self, deltas: Deltas) -> None:
+        check_deltas(deltas)
+        num = len(deltas.texts)
+        counts = u32(deltas.counts).tolist() if deltas.counts else [1] * num
+        token_ids = u32(deltas.token_ids).tolist()
+        widths = [0] * num
+        ranks: list[int] = []
+        if deltas.logprobs is not None:
+            columns = deltas.logprobs
+            widths = u32(columns.widths).tolist() if columns.widths else [columns.width] * num
+            ranks = u32(columns.ranks).tolist()
+        touched = []
+        for i, handle in enumerate(u32(deltas.handles).tolist()):
+            it = self.streams[handle]
+            touched.append(it)
+            assert it.end is None, "something came after the end"
+            assert u32(deltas.chars)[i] == len(it.text)
+            assert u32(deltas.tokens)[i] == len(it.token_ids)
+            it.text += deltas.texts[i]
+            it.token_ids += token_ids[: counts[i]]
+            del token_ids[: counts[i]]
+            if widths[i]:
+                it.ranks += ranks[: counts[i]]
+                del ranks[: counts[i]]
+            it.num_deltas += 1
+        for i, end in zip(u32(deltas.ended).tolist(), deltas.ends, strict=True):
+            touched[i].end = end
+            assert end.num_tokens == len(touched[i].token_ids)
+
+
+class MiniStack:
+    """One core, one worker, any number of clients."""
+
+    def __init__(self, directory: Path, model: str, tokenizer: object, **settings: object) -> None:
+        self.directory = directory
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.poller = zmq.Poller()
+        self.client_address = f"ipc://{directory}/client"
+        self.prompts = InstantPrompts(tokenizer)
+        self.detokenizers: DetokenizerFactory = WindowDetokenizerFactory(
+            (MODEL_PATH / "tokenizer.json").read_bytes()
+        )
+        self.clients: list[RawClient] = []
+        self._tokenizer = tokenizer
+        self._worker_settings = {
+            name: settings.pop(name)
+            for name in ("grace_s", "client_timeout_s", "stream_interval")
+            if name in settings
+        }
+        self._core_settings: dict[str, object] = {
+            "model": model,
+            "max_num_seqs": 64,
+            "max_model_len": 512,
+            **settings,
+        }
+        self._skew_s = 0.0
+        self._incarnation = 0
+        self.core: Core | None = None
+        self.worker: Worker | None = None
+        self.start_core()
+        self.start_worker()
+
+    def now(self) -> float:
+        return time.monotonic() + self._skew_s
+
+    def start_core(self) -> None:
+        config = CoreConfig(address=f"ipc://{self.directory}/core", **self._core_settings)  # type: ignore[arg-type]
+        self.core = assemble_core(config, load_runner(config), self.context, self.poller)
+
+    def start_worker(self) -> None:
+        self._incarnation += 1
+        config = WorkerConfig(
+            tokenizer=str(MODEL_PATH),
+            client_address=self.client_address,
+            core_address=f"ipc://{self.directory}/core",
+            runtime_dir=str(self.directory),
+            cache_dir=str(self.directory),
+            incarnation=self._incarnation,
+            **self._worker_settings,  # type: ignore[arg-type]
+        )
+        self.worker = assemble_worker(
+            config, self.prompts, self.detokenizers, self.context, self.poller
+        )
+
+    def kill_core(self) -> None:
+        """As kill -9 does: everything it held is gone, its address is free."""
+        assert self.core is not None
+        self.core.close()
+        self.core = None
+
+    def kill_worker(self) -> None:
+        """As kill -9 does."""
+        assert self.worker is not None
+        self.worker.close()
+        self.prompts = InstantPrompts(self._tokenizer)
+        self.worker = None
+
+    def client(self) -> RawClient:
+        client = RawClient(self)
+        self.clients.append(client)
+        return client
+
+    def step(self) -> None:
+        if self.core is not None:
+            self.core.engine.run_once(wait=False)
+        if self.worker is not None:
+            now = self.now()
+            self.worker.run_once(now)
+            self.worker.beat(now)
+        for client in self.clients:
+            client.step()
+
+    def until(self, condition: Callable[[], bool], within_s: float = 20.0) -> None:
+        """Step until `condition`, with a deadline."""
+        deadline = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come to pass"
+            self.step()
+
+    def pass_time(self, seconds: float) -> None:
+        """The worker's and the clients' clocks jump."""
+        self._skew_s += seconds
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.hop.close()
+        if self.worker is not None:
+            self.worker.close()
+        if self.core is not None:
+            self.core.close()
+        self.context.destroy(linger=0)
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Everything that the stack holds for streams; all zero where it has none."""
+        assert self.core is not None
+        assert self.worker is not None
+        scheduler = self.core.scheduler
+        return {
+            "worker streams": len(self.worker.lives.streams),
+            "core streams": self.core.desk.num_streams,
+            "running": scheduler.num_running,
+            "waiting": scheduler.num_waiting,
+            "blocks": scheduler.num_blocks - 1 - scheduler.num_free_blocks,
+            "history pages": self.core.tokens.num_pages_used,
+        }
+
+    def holds_nothing(self) -> bool:
+        return not any(self.held.values())
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> object:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
+
+
+@pytest.fixture
+def make_stack(tokenizer: object) -> Iterator[Callable[..., MiniStack]]:
+    """Makes stacks; closes them afterwards."""
+    directory = Path(tempfile.mkdtemp(prefix="mini-"))
+    stacks: list[MiniStack] = []
+
+    def make(model: str = CHAIN, **settings: object) -> MiniStack:
+        folder = directory / str(len(stacks))
+        folder.mkdir()
+        stacks.append(MiniStack(folder, model, tokenizer, **settings))
+        return stacks[-1]
+
+    yield make
+    for stack in stacks:
+        stack.close()
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def expected(make_stack: Callable[..., MiniStack]) -> Callable[..., list[Received]]:
+    """What undisturbed streams get."""
+
+    def run(prompts: list[str], model: str = CHAIN, **params: object) -> list[Received]:
+        stack = make_stack(model)
+        client = stack.client()
+        streams = [client.submit(prompt, **params) for prompt in prompts]
+        stack.until(lambda: all(s.is_over for s in streams))
+        return streams
+
+    return run
+
+
+def texts(streams: list[Received]) -> list[tuple[str, list[int]]]:
+    return [(s.text, s.token_ids) for s in streams]
+
+
+@pytest.fixture
+def outcome() -> Callable[[list[Received]], list[tuple[str, list[int]]]]:
+    return texts
