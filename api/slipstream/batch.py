@@ -17,6 +17,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 from msgspec import Struct
 
 from slipstream_ipc.columns import f32, u32
@@ -80,19 +81,14 @@ class Batch:
         """An entry's log-probabilities less those of its first `skip` tokens, if it has any."""
         if self.message.logprobs is None or not self._layout.widths[entry]:
             return None
-        widths, firsts, rank_firsts = self._layout
-        values, ids, ranks = self._logprob_lists
-        width = widths[entry]
-        position = firsts[entry] + skip * width
-        found = []
-        for rank in ranks[rank_firsts[entry] + skip : rank_firsts[entry] + self.num_tokens(entry)]:
-            end = position + width
-            token_ids = ids[position:end]
-            own_first = (rank, *range(1, width))
-            candidates = map(Logprob, values[position:end], own_first, token_ids)
-            found.append(dict(zip(token_ids, candidates, strict=True)))
-            position = end
-        return found
+        widths, firsts, _ = self._layout
+        ids, candidates = self._candidates
+        width, end = widths[entry], firsts[entry + 1]
+        begin = firsts[entry] + skip * width
+        return [
+            dict(zip(ids[at : at + width], candidates[at : at + width], strict=True))
+            for at in range(begin, end, width)
+        ]
 
     def logprob_slice(self, entry: int, skip: int) -> LogprobSlice | None:
         """The same as columns."""
@@ -133,7 +129,14 @@ class Batch:
         )
 
     @cached_property
-    def _logprob_lists(self) -> tuple[list[float], list[int], list[int]]:
+    def _candidates(self) -> tuple[list[int], list[Logprob]]:
         columns = self.message.logprobs
         assert columns is not None
-        return f32(columns.values).tolist(), u32(columns.ids).tolist(), u32(columns.ranks).tolist()
+        num_tokens = self.counts or [1] * len(self._layout.widths)
+        widths = np.repeat(self._layout.widths, num_tokens)  # of a token
+        widths = widths[widths > 0]
+        own = np.cumsum(widths) - widths  # where each token's own candidate lies
+        ids = u32(columns.ids).tolist()
+        ranks = np.arange(len(ids)) - np.repeat(own, widths)  # behind it the likeliest, in order
+        ranks[own] = u32(columns.ranks)
+        return ids, list(map(Logprob, f32(columns.values).tolist(), ranks.tolist(), ids))

@@ -180,8 +180,9 @@ class ClientIO:
             self._due.append((_Due.ABORT, state))
 
     def _give_up(self, state: StreamState) -> None:
-        self._table.give_up(state, None)
-        self._due.append((_Due.ABORT, state))
+        if not state.is_over:
+            self._table.give_up(state, None)
+            self._due.append((_Due.ABORT, state))
 
     def _begin_close(self) -> None:
         self._is_closing = True

@@ -204,6 +204,9 @@ class Desk:
         if not prompt_len or total > self._card.max_model_len:
             why = f"{total} tokens, allowed: a prompt, and {self._card.max_model_len} in all"
             return Fault("bad_request", why, "prompt")
+        if num_outputs >= admit.max_tokens:
+            why = f"{num_outputs} tokens are there already, allowed: fewer than {admit.max_tokens}"
+            return Fault("bad_request", why, "output_ids")
         if not self._fits(total):
             why = f"prompt and max_tokens: {total} tokens would never fit into the cache"
             return Fault("bad_request", why, "max_tokens")

@@ -98,7 +98,7 @@ class FakeWorker:
             self._router, front_codec(), window=1000
         )
         self._is_done = False
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     # ---- for the test ----------------------------------------------------------------------

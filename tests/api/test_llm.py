@@ -119,14 +119,19 @@ def test_wrong_settings_raise_before_anything_starts():
 
 def test_a_stack_that_ends_under_a_batch_is_told_at_once():
     with LLM("simulated:step_ms=20") as llm:
-        worker = llm._stack.pids["worker"]
-        timer = threading.Timer(0.5, os.kill, (worker, signal.SIGKILL))
-        timer.start()
+
+        def kill_once_it_works():
+            with llm._stack.client() as client:
+                next(client.stream("anybody there?"))
+                os.kill(llm._stack.pids["worker"], signal.SIGKILL)
+
+        killer = threading.Thread(target=kill_once_it_works)
+        killer.start()
         begin = time.monotonic()
         with pytest.raises(StackError, match="the stack ended"):
             llm.generate(["anybody there?"] * 4, SamplingParams(max_tokens=2000), use_tqdm=False)
         assert time.monotonic() - begin < 9  # the client by itself would wait for longer
-        timer.join()
+        killer.join()
         with pytest.raises(StackError):
             llm.generate("and now?", PARAMS, use_tqdm=False)
     with pytest.raises(ClosedError):

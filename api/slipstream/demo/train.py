@@ -49,7 +49,7 @@ MAX_POSITIONS = 2048
 BATCH_TOKENS = 2048
 SEQUENCE_LENGTHS = (256, 256, 512, 512, 512, 1024)
 """Drawn per batch: mostly short, which is fast; now and then long, to learn far positions."""
-PEAK_LEARNING_RATE = 3e-3
+PEAK_LEARNING_RATE = 4e-3
 WARM_UP_SHARE = 0.03
 MAX_GRADIENT_NORM = 1.0
 

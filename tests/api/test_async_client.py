@@ -1,0 +1,247 @@
+"""The asyncio client against a worker that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import pytest
+import uvloop
+from tests.api.conftest import PATIENCE_S, Entry, FakeWorker, deltas, end_of
+
+from slipstream import (
+    AsyncClient,
+    AsyncStream,
+    BadRequestError,
+    ClosedError,
+    ConnectionLostError,
+    EngineError,
+    OverloadedError,
+    SamplingParams,
+)
+from slipstream_ipc.messages import Abort, Fault, Goodbye, Resume, Submit
+
+Found = TypeVar("Found")
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], Any]:
+    """Runs a coroutine on either event loop."""
+
+    def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            return runner.run(asyncio.wait_for(coroutine, 2 * PATIENCE_S))
+
+    return run
+
+
+def away(call: Callable[..., Found], *arguments: Any) -> Awaitable[Found]:
+    """Wait for the worker without holding up the event loop."""
+    return asyncio.to_thread(call, *arguments)
+
+
+async def read(stream: AsyncStream) -> str:
+    return "".join([delta.text async for delta in stream])
+
+
+def echo(worker: FakeWorker, body: Any) -> None:
+    """A script: say the prompt, a character at a time."""
+    if isinstance(body, Submit):
+        worker.accept_from_script(body)
+        text = body.text or ""
+        for at, char in enumerate(text):
+            end = end_of(text) if at == len(text) - 1 else None
+            worker.post(deltas(Entry(body.handle, char, at, end=end)))
+
+
+def test_stream_generate_and_model(worker: FakeWorker, run: Any) -> None:
+    async def main() -> None:
+        async with AsyncClient(worker.address) as client:
+            assert client.model == worker.model
+            stream = client.stream("hello", max_tokens=9)
+            assert [delta.text async for delta in stream] == list("hello")
+            assert (stream.text, stream.finish_reason) == ("hello", "stop")
+            assert stream.prompt_token_ids == [1, 2]
+            completion = await client.generate("whole", label="mine")
+            assert (completion.text, completion.label) == ("whole", "mine")
+            cumulative = client.stream("abc", output_kind="cumulative")
+            assert [delta.text async for delta in cumulative] == ["a", "ab", "abc"]
+
+    worker.script = echo
+    run(main())
+    worker.expect(Goodbye)
+
+
+def test_many_tasks_at_once(worker: FakeWorker, run: Any) -> None:
+    async def main() -> None:
+        prompts = [f"prompt number {index}" for index in range(100)]
+        done: list[str] = []
+        async with AsyncClient(worker.address) as client:
+            texts = await asyncio.gather(*(read(client.stream(prompt)) for prompt in prompts))
+            assert texts == prompts
+            found = await client.generate_many(
+                prompts,
+                SamplingParams(temperature=0),
+                on_done=lambda completion: done.append(completion.text),
+            )
+        assert [completion.text for completion in found] == prompts
+        assert sorted(done) == sorted(prompts)
+
+    worker.script = echo
+    run(main())
+
+
+def test_loop_is_woken_once_for_a_batch(worker: FakeWorker, run: Any) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with AsyncClient(worker.address) as client:
+            streams = [client.stream("x") for _ in range(8)]
+            handles = [await away(worker.expect_and_accept) for _ in streams]
+            tasks = [asyncio.create_task(anext(stream)) for stream in streams]
+            await asyncio.sleep(0)  # lets the tasks begin to wait
+            calls: list[Any] = []
+            original = loop.call_soon_threadsafe
+
+            def counted(callback: Any, *arguments: Any, context: Any = None) -> Any:
+                if threading.current_thread().name == "slipstream-client":
+                    calls.append(callback)
+                return original(callback, *arguments, context=context)
+
+            loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
+            worker.send(deltas(*(Entry(handle, "a") for handle in handles)))
+            await asyncio.gather(*tasks)
+            assert len(calls) == 1
+
+    run(main())
+
+
+def test_cancelled_task_aborts(worker: FakeWorker, run: Any) -> None:
+    async def main() -> None:
+        async with AsyncClient(worker.address) as client:
+            for coroutine in (read(client.stream("x")), client.generate("y")):
+                task = asyncio.create_task(coroutine)  # type: ignore[arg-type]
+                submit = await away(worker.expect, Submit)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                abort = await away(worker.expect, Abort)
+                assert abort.stream_id == submit.stream_id
+
+    run(main())
+
+
+def test_first_failure_of_generate_many_aborts_the_rest(worker: FakeWorker, run: Any) -> None:
+    async def main() -> None:
+        async with AsyncClient(worker.address) as client:
+            running = asyncio.create_task(client.generate_many(["a", "b"]))
+            first, second = await away(worker.expect, Submit), await away(worker.expect, Submit)
+            worker.reject(first, Fault("overloaded", "full"))
+            with pytest.raises(OverloadedError):
+                await running
+            assert (await away(worker.expect, Abort)).stream_id == second.stream_id
+
+    run(main())
+
+
+def test_leaving_early_aborts(worker: FakeWorker, run: Any) -> None:
+    async def main() -> None:
+        async with AsyncClient(worker.address) as client:
+            async with client.stream("x") as stream:
+                handle = await away(worker.expect_and_accept)
+                worker.send(deltas(Entry(handle, "a")))
+                async for _ in stream:
+                    break
+            assert (await away(worker.expect, Abort)).stream_id.hex() == stream.id
+            assert await read(stream) == ""
+            other = client.stream("y")
+            await away(worker.expect, Submit)
+            del other
+            gc.collect()
+            await away(worker.expect, Abort)
+
+    run(main())
+
+
+def test_errors_and_own_abort(worker: FakeWorker, run: Any) -> None:
+    async def main() -> None:
+        async with AsyncClient(worker.address) as client:
+            with pytest.raises(BadRequestError, match="max_token"):
+                await client.generate("x", max_token=3)
+            stream = client.stream("x")
+            handle = await away(worker.expect_and_accept)
+            end = end_of("ab", "error", fault=Fault("engine", "boom"))
+            worker.send(deltas(Entry(handle, "ab", end=end)))
+            assert (await anext(stream)).text == "ab"
+            with pytest.raises(EngineError, match="boom") as caught:
+                await anext(stream)
+            assert caught.value.text == "ab"
+            stream = client.stream("x")
+            handle = await away(worker.expect_and_accept)
+            stream.abort()
+            await away(worker.expect, Abort)
+            worker.send(deltas(Entry(handle, "", ids=(), end=end_of("", "abort"))))
+            assert await read(stream) == ""
+            assert stream.finish_reason == "abort"
+
+    run(main())
+
+
+def test_reattach_goes_unnoticed(worker: FakeWorker, run: Any) -> None:
+    async def main() -> None:
+        async with AsyncClient(worker.address) as client:
+            stream = client.stream("x")
+            handle = await away(worker.expect_and_accept)
+            worker.send(deltas(Entry(handle, "ab")))
+            assert (await anext(stream)).text == "ab"
+            worker.tell_to_attach()
+            resume = await away(worker.expect, Resume)
+            assert (resume.num_chars, resume.num_tokens) == (2, 2)
+            worker.send(deltas(Entry(handle, "bc", 1, end=end_of("abc"))))
+            assert await read(stream) == "c"
+
+    run(main())
+
+
+def test_close_ends_waiting_tasks(worker: FakeWorker, run: Any) -> None:
+    async def main() -> None:
+        client = AsyncClient(worker.address)
+        with pytest.raises(ConnectionLostError, match="not connected"):
+            _ = client.model
+        await client.connect()
+        tasks = [asyncio.create_task(read(client.stream("x"))) for _ in range(3)]
+        for _ in tasks:
+            await away(worker.expect, Submit)
+        await client.close()
+        for task in tasks:
+            with pytest.raises(ClosedError):
+                await task
+        await client.close()
+        with pytest.raises(ClosedError):
+            await client.connect()
+
+    run(main())
+
+
+def test_missing_server(address: str, run: Any) -> None:
+    async def main() -> None:
+        with pytest.raises(ConnectionLostError, match="slipstream serve"):
+            async with AsyncClient(address, timeout_s=0.1):
+                pass
+
+    run(main())
+
+
+def test_impatient_connect_does_no_harm(address: str, run: Any) -> None:
+    async def main() -> None:
+        client = AsyncClient(address)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(client.connect(), 0.01)
+        worker = await away(FakeWorker, address)
+        assert await client.connect() == worker.model
+        await client.close()
+        worker.stop()
+
+    run(main())

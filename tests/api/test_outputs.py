@@ -1,0 +1,130 @@
+"""Columns to deltas and completions: what was packed is what is read, and joining loses nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.batch import Batch, TokenLogprobs
+from slipstream.outputs import Completion, Delta, Logprob, join
+from slipstream_ipc.columns import check_deltas, pack_f32, pack_u32
+from slipstream_ipc.messages import Deltas, End, LogprobColumns
+
+Token = tuple[int, list[tuple[int, float]], int]  # id, candidates (its own first), own rank
+
+
+@st.composite
+def entries(draw: st.DrawFn, width: int | None = None) -> tuple[int, list[Token]]:
+    """The width of an entry's log-probabilities, and its tokens."""
+    width = draw(st.integers(0, 4)) if width is None else width
+    ids = st.integers(0, 2**32 - 1)
+    values = st.floats(-50, 0, width=32)
+    tokens = []
+    for _ in range(draw(st.integers(0, 4))):
+        candidates = draw(
+            st.lists(
+                st.tuples(ids, values), min_size=width, max_size=width, unique_by=lambda c: c[0]
+            )
+        )
+        token_id = candidates[0][0] if width else draw(ids)
+        tokens.append((token_id, candidates, draw(st.integers(1, 9))))
+    return width, tokens
+
+
+def message_of(batch: list[tuple[int, list[Token]]]) -> Deltas:
+    """The Deltas that hold these entries, as compact as a worker would make them."""
+    tokens = [token for _, of_entry in batch for token in of_entry]
+    with_values = [token for width, of_entry in batch for token in of_entry if width]
+    candidates = [each for token in with_values for each in token[1]]
+    counts = [len(of_entry) for _, of_entry in batch]
+    widths = [width for width, _ in batch]
+    same = len(set(widths)) == 1
+    zeros = pack_u32([0] * len(batch))
+    message = Deltas(
+        zeros,
+        zeros,
+        zeros,
+        ["text"] * len(batch),
+        pack_u32([token[0] for token in tokens]),
+        b"" if set(counts) == {1} else pack_u32(counts),
+        logprobs=LogprobColumns(
+            widths[0] if same else 0,
+            pack_f32([value for _, value in candidates]),
+            pack_u32([token_id for token_id, _ in candidates]),
+            pack_u32([token[2] for token in with_values]),
+            b"" if same else pack_u32(widths),
+        )
+        if any(widths)
+        else None,
+    )
+    check_deltas(message)
+    return message
+
+
+def expected_logprobs(width: int, tokens: list[Token]) -> list[TokenLogprobs] | None:
+    if not width:
+        return None
+    return [
+        {
+            token_id: Logprob(value, own_rank if index == 0 else index, token_id)
+            for index, (token_id, value) in enumerate(candidates)
+        }
+        for _, candidates, own_rank in tokens
+    ]
+
+
+@given(st.lists(entries(), min_size=1, max_size=5), st.data())
+def test_every_entry_reads_back(batch: list[tuple[int, list[Token]]], data: st.DataObject) -> None:
+    found = Batch(message_of(batch), {})
+    for index, (width, tokens) in enumerate(batch):
+        skip = data.draw(st.integers(0, len(tokens)))
+        delta = Delta("text", found, index, skip)
+        assert delta.token_ids == [token[0] for token in tokens[skip:]]
+        assert delta.num_tokens == len(tokens) - skip
+        assert delta.logprobs == expected_logprobs(width, tokens[skip:])
+
+
+@given(st.integers(0, 4), st.data())
+def test_join_says_what_its_parts_say(width: int, data: st.DataObject) -> None:
+    parts = data.draw(st.lists(entries(width), max_size=5))
+    others = data.draw(st.lists(entries(), min_size=1, max_size=2))
+    end = End("stop", 9, stop_reason="x")
+    deltas = []
+    for index, part in enumerate(parts):
+        ends = {1: end} if index == len(parts) - 1 else {}
+        deltas.append(
+            Delta(f"<{index}>", Batch(message_of([others[0], part, *others[1:]]), ends), 1)
+        )
+    cut = data.draw(st.integers(0, len(parts)))
+    whole = join([join(deltas[:cut]), *deltas[cut:]])
+    tokens = [token for _, of_part in parts for token in of_part]
+    assert whole.text == "".join(f"<{index}>" for index in range(len(parts)))
+    assert whole.token_ids == [token[0] for token in tokens]
+    assert whole.logprobs == (expected_logprobs(width, tokens) if tokens else None)
+    assert whole.finish_reason == ("stop" if parts else None)
+    assert whole.stop_reason == ("x" if parts else None)
+
+
+def test_sampled_token_comes_first_and_keeps_its_rank() -> None:
+    candidates = [(7, -2.0), (5, -0.5), (7, -2.0)]  # sampled: 7, which is the second most likely
+    batch = Batch(message_of([(3, [(7, candidates, 2)])]), {})
+    logprobs = Delta("text", batch, 0).logprobs
+    assert logprobs == [{7: Logprob(-2.0, 2, 7), 5: Logprob(-0.5, 1, 5)}]
+    assert list(logprobs[0]) == [7, 5]
+
+
+def test_delta_shows_what_it_says() -> None:
+    batch = Batch(message_of([(0, [(5, [], 1)])]), {0: End("length", 1)})
+    assert repr(Delta("a", batch, 0)) == "Delta(text='a', token_ids=[5], finish_reason='length')"
+
+
+def test_completion_reads_like_its_delta() -> None:
+    batch = Batch(message_of([(1, [(5, [(5, -1.0)], 1)])]), {0: End("stop", 1, stop_reason=5)})
+    completion = Completion("id", "label", "a", Delta("a", batch, 0), pack_u32(np.arange(3)))
+    assert completion.token_ids == [5]
+    assert completion.num_tokens == 1
+    assert completion.logprobs == [{5: Logprob(-1.0, 1, 5)}]
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", 5)
+    assert completion.prompt_token_ids == [0, 1, 2]
+    assert "text='a'" in repr(completion)

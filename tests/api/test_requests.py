@@ -1,0 +1,114 @@
+"""What a caller may write, and what it is told otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipstream.errors import BadRequestError
+from slipstream.requests import checked_params, new_submit
+from slipstream_ipc.codec import MAX_MESSAGE_BYTES, decode_params
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.messages import ChatMessage, SamplingParams
+
+PARAMS = SamplingParams()
+
+
+def test_params_whole_or_as_options() -> None:
+    assert checked_params(None, {"top_k": 3, "stop": "a"}) == SamplingParams(top_k=3, stop="a")
+    assert checked_params(SamplingParams(top_k=3), {}) == SamplingParams(top_k=3)
+
+
+@pytest.mark.parametrize(
+    ("params", "options", "field"),
+    [
+        (None, {"max_token": 3}, "parameter"),
+        (None, {"max_tokens": "3"}, "max_tokens"),
+        (None, {"max_tokens": 0}, "max_tokens"),
+        (None, {"stop": [""]}, "stop"),
+        (None, {"temperature": float("nan")}, "temperature"),
+        (SamplingParams(temperature="hot"), {}, "temperature"),  # type: ignore[arg-type]
+        (SamplingParams(stop=["a", 3]), {}, "stop"),  # type: ignore[arg-type]
+        (SamplingParams(logprobs=21), {}, "logprobs"),
+        (SamplingParams(), {"top_k": 3}, "params"),
+        ({"top_k": 3}, {}, "params"),
+    ],
+)
+def test_bad_params_are_named(params: Any, options: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        checked_params(params, options)
+    assert caught.value.field == field
+    assert "allowed" in str(caught.value)
+
+
+@pytest.mark.parametrize("ids", [[1, 2, 3], (1, 2, 3), range(1, 4), np.array([1, 2, 3])])
+def test_token_ids_of_any_sequence(ids: Any) -> None:
+    submit = new_submit(ids, PARAMS)
+    assert submit.token_ids == pack_u32([1, 2, 3])
+    assert submit.text is None
+    assert decode_params(submit.params) == PARAMS
+
+
+def test_every_submit_has_an_id_of_its_own() -> None:
+    first, second = new_submit("x", PARAMS), new_submit("x", PARAMS)
+    assert len(first.stream_id) == 16
+    assert first.stream_id != second.stream_id
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [
+        (b"bytes", "prompt"),
+        (3, "prompt"),
+        (None, "prompt"),
+        ({"role": "user", "content": "x"}, "prompt"),
+        ([], "prompt"),
+        (np.zeros(0, np.uint32), "prompt"),
+        ([1.5], "prompt_token_ids"),
+        ([-1], "prompt_token_ids"),
+        (["a"], "prompt_token_ids"),
+        ([[1]], "prompt_token_ids"),
+        ("half a pair \ud800", "prompt"),
+        ([{"role": "user"}], "messages[0]"),
+        ([{"role": "user", "content": "x"}, {"role": "user", "content": 3}], "messages[1]"),
+        ([{"role": "user", "content": "x", "name": "y"}], "messages[0]"),
+        ([ChatMessage("user", "x"), 5], "messages[1]"),
+        ([ChatMessage("user", 5)], "messages[0]"),  # type: ignore[arg-type]
+        ([ChatMessage("user", "\ud800")], "messages[0]"),
+    ],
+)
+def test_bad_prompts_are_named(prompt: Any, field: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        new_submit(prompt, PARAMS)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"label": 3}, "label"),
+        ({"label": "\ud800"}, "label"),
+        ({"priority": "high"}, "priority"),
+        ({"priority": True}, "priority"),
+        ({"priority": 2**31}, "priority"),
+    ],
+)
+def test_bad_label_or_priority_is_named(options: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        new_submit("x", PARAMS, **options)
+    assert caught.value.field == field
+
+
+def test_stop_string_that_no_message_can_hold() -> None:
+    with pytest.raises(BadRequestError) as caught:
+        new_submit("x", checked_params(None, {"stop": "\ud800"}))
+    assert caught.value.field == "stop"
+
+
+def test_prompt_larger_than_a_message_is_refused() -> None:
+    with pytest.raises(BadRequestError, match=str(MAX_MESSAGE_BYTES)) as caught:
+        new_submit("x" * MAX_MESSAGE_BYTES, PARAMS)
+    assert caught.value.field == "prompt"
+    new_submit("x" * (MAX_MESSAGE_BYTES - 1000), PARAMS)
