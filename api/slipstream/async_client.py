@@ -165,7 +165,7 @@ class AsyncClient:
     async def generate_many(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | list[SamplingParams] | None = None,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int = 0,
         on_done: Callable[[Completion], None] | None = None,

@@ -35,13 +35,14 @@ class Logprob(Struct, frozen=True, gc=False):
 TokenLogprobs = dict[int, Logprob]  # by token id, the sampled token's first
 
 
-class LogprobSlice(NamedTuple):
-    """The log-probability columns of one entry, `width` values and ids and one rank a token."""
+class Cut(Struct, frozen=True, gc=False):
+    """The columns of one entry: for each token an id, and `width` values and ids and one rank."""
 
-    width: int
-    values: bytes  # f32
-    ids: bytes  # u32
-    ranks: bytes  # u32
+    token_ids: bytes  # u32
+    width: int = 0  # 0: it has no log-probabilities, or no tokens
+    values: bytes = b""  # f32
+    ids: bytes = b""  # u32
+    ranks: bytes = b""  # u32
 
 
 class _Layout(NamedTuple):
@@ -72,37 +73,34 @@ class Batch:
         firsts = self._firsts
         return self._ids[firsts[entry] + skip : firsts[entry + 1]]
 
-    def token_bytes(self, entry: int, skip: int) -> bytes:
-        """The same as a u32 column."""
-        firsts = self._firsts
-        return self.message.token_ids[4 * (firsts[entry] + skip) : 4 * firsts[entry + 1]]
-
     def logprobs(self, entry: int, skip: int) -> list[TokenLogprobs] | None:
         """An entry's log-probabilities less those of its first `skip` tokens, if it has any."""
-        if self.message.logprobs is None or not self._layout.widths[entry]:
+        if self.message.logprobs is None:
             return None
         widths, firsts, _ = self._layout
-        ids, candidates = self._candidates
         width, end = widths[entry], firsts[entry + 1]
+        if not width:
+            return None
         begin = firsts[entry] + skip * width
+        candidates = self._candidates
         return [
-            dict(zip(ids[at : at + width], candidates[at : at + width], strict=True))
+            {candidate.token_id: candidate for candidate in candidates[at : at + width]}
             for at in range(begin, end, width)
         ]
 
-    def logprob_slice(self, entry: int, skip: int) -> LogprobSlice | None:
-        """The same as columns."""
-        columns = self.message.logprobs
-        if columns is None or not self._layout.widths[entry]:
-            return None
+    def cut(self, entry: int, skip: int) -> Cut:
+        """The columns of an entry less its first `skip` tokens."""
+        message, firsts = self.message, self._firsts
+        begin, end = firsts[entry] + skip, firsts[entry + 1]
+        token_ids = message.token_ids[4 * begin : 4 * end]
+        columns = message.logprobs
+        if columns is None or begin == end:
+            return Cut(token_ids)
         widths, firsts, rank_firsts = self._layout
-        num = self.num_tokens(entry)
         width = widths[entry]
-        values = slice(4 * (firsts[entry] + skip * width), 4 * (firsts[entry] + num * width))
-        ranks = slice(4 * (rank_firsts[entry] + skip), 4 * (rank_firsts[entry] + num))
-        return LogprobSlice(
-            width, columns.values[values], columns.ids[values], columns.ranks[ranks]
-        )
+        begin, end = 4 * (firsts[entry] + skip * width), 4 * firsts[entry + 1]
+        ranks = columns.ranks[4 * (rank_firsts[entry] + skip) : 4 * rank_firsts[entry + 1]]
+        return Cut(token_ids, width, columns.values[begin:end], columns.ids[begin:end], ranks)
 
     @cached_property
     def _firsts(self) -> list[int]:
@@ -129,14 +127,14 @@ class Batch:
         )
 
     @cached_property
-    def _candidates(self) -> tuple[list[int], list[Logprob]]:
+    def _candidates(self) -> list[Logprob]:
         columns = self.message.logprobs
         assert columns is not None
         num_tokens = self.counts or [1] * len(self._layout.widths)
         widths = np.repeat(self._layout.widths, num_tokens)  # of a token
         widths = widths[widths > 0]
         own = np.cumsum(widths) - widths  # where each token's own candidate lies
-        ids = u32(columns.ids).tolist()
+        ids = u32(columns.ids)
         ranks = np.arange(len(ids)) - np.repeat(own, widths)  # behind it the likeliest, in order
         ranks[own] = u32(columns.ranks)
-        return ids, list(map(Logprob, f32(columns.values).tolist(), ranks.tolist(), ids))
+        return list(map(Logprob, f32(columns.values).tolist(), ranks.tolist(), ids.tolist()))

@@ -171,7 +171,7 @@ class Client:
     def generate_many(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | list[SamplingParams] | None = None,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int = 0,
         on_done: Callable[[Completion], None] | None = None,
@@ -179,7 +179,7 @@ class Client:
     ) -> list[Completion]:
         """Run many requests to their ends; completions in the order of the prompts.
 
-        params: one for all, or a list with one for each; or fields as keyword options, for all.
+        params: one for all, or one for each; or fields as keyword options, for all.
         on_done: called with each completion as it comes, in the calling thread.
 
         Raises: as `stream`; the first error aborts the others.

@@ -7,9 +7,6 @@ Rules (STREAMS I and II):
 - Deltas are acknowledged when they lie in their streams' queues, and pings are answered here: a
   reader's pause is no death of the client. Queues have no bound yet: a reader that never reads
   costs memory, here and nowhere else.
-- Nothing is sent from a queue of the past: after each Welcome what is due follows from the
-  streams' states. Not accepted: Submit (idempotent by its stream id). Accepted: Resume, from what
-  was received. To be ended: Abort, until the server has acknowledged it.
 - A server that is away for `timeout_s` ends whatever waits, and is waited for anew by whatever
   comes next. The thread itself ends by `close` alone.
 """
@@ -17,27 +14,24 @@ Rules (STREAMS I and II):
 from __future__ import annotations
 
 import atexit
-import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import partial
 from secrets import token_bytes
 
-import msgspec
 import zmq
 
+from slipstream.commands import Commands
 from slipstream.errors import ClosedError, ConnectionLostError, EngineError, SlipstreamError
+from slipstream.outbox import Outbox
 from slipstream.stream_table import StreamState, StreamTable
 from slipstream_ipc.attach import Attacher
 from slipstream_ipc.codec import client_codec
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
-    Abort,
     Accepted,
     ClientToWorker,
     Deltas,
@@ -46,7 +40,6 @@ from slipstream_ipc.messages import (
     ModelCard,
     Refusal,
     Rejected,
-    Resume,
     UnknownStreams,
     Welcome,
     WorkerToClient,
@@ -61,14 +54,6 @@ _WHAT_TO_DO = (
     "start one with scripts/launch or `slipstream serve`, or say where it is "
     "(the address argument or $SLIPSTREAM_ADDRESS)"
 )
-
-
-class _Due(Enum):
-    """What is to be sent for a stream; its body is made when it can leave."""
-
-    SUBMIT = auto()
-    RESUME = auto()
-    ABORT = auto()
 
 
 @dataclass(eq=False, slots=True)
@@ -90,14 +75,10 @@ class ClientIO:
         self.model: ModelCard | None = None  # as the server said last
         self._table = StreamTable()
         self._callers: list[_Caller] = []
-        self._due: deque[tuple[_Due, StreamState]] = deque()
+        self._outbox = Outbox(self._table)
         self._lost_at: float | None = None
         self._num_breaches = 0  # of the protocol, since a message was good
-        self._commands: deque[Callable[[], None]] = deque()
-        self._is_rung = False
-        self._bell, self._rope = socket.socketpair()  # the poll loop waits on the first
-        self._bell.setblocking(False)
-        self._rope.setblocking(False)
+        self._commands = Commands()
         self._is_closing = False
         self._ending: Callable[[], SlipstreamError] | None = None  # set when the thread is done
         self._thread = threading.Thread(target=self._run, name="slipstream-client", daemon=True)
@@ -110,50 +91,31 @@ class ClientIO:
         """Done when the server is there; ConnectionLostError after `timeout_s`."""
         future: Future[ModelCard] = Future()
         future.set_running_or_notify_cancel()  # or an impatient caller could cancel it under us
-        self._post(partial(self._begin_connect, _Caller(future, time.monotonic())))
+        self._commands.post(partial(self._begin_connect, _Caller(future, time.monotonic())))
         return future
 
     def submit(self, state: StreamState) -> None:
         """Ask for the stream. Where nothing can be asked any more it ends with a ClosedError."""
-        self._post(partial(self._begin_stream, state))
+        self._commands.post(partial(self._begin_stream, state))
 
     def abort(self, state: StreamState) -> None:
         """Ask the server to end the stream; its End is still to come."""
-        self._post(partial(self._begin_abort, state))
+        self._commands.post(partial(self._begin_abort, state))
 
     def abandon(self, state: StreamState) -> None:
         """End the stream at once: nobody reads it any more."""
-        self._post(partial(self._give_up, state))
+        self._commands.post(partial(self._give_up, state))
 
     def close(self, *, wait: bool = True) -> None:
         """Tell the server goodbye, end all streams and the thread. Idempotent.
 
         wait: until it is done, which the server's silence can delay for half a second.
         """
-        self._post(self._begin_close)
+        self._commands.post(self._begin_close)
         if wait and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
 
-    def _post(self, command: Callable[[], None]) -> None:
-        self._commands.append(command)
-        if self._ending is not None:
-            self._run_commands()  # the thread is gone: this one runs what it left
-        elif not self._is_rung:
-            self._is_rung = True
-            try:
-                self._rope.send(b"!")
-            except OSError:  # the thread has just closed it
-                self._run_commands()
-
     # ---- commands, in the I/O thread ---------------------------------------------------------
-
-    def _run_commands(self) -> None:
-        while True:
-            try:
-                command = self._commands.popleft()
-            except IndexError:
-                return
-            command()
 
     def _begin_connect(self, caller: _Caller) -> None:
         if self._ending is not None:
@@ -170,19 +132,19 @@ class ClientIO:
             self._table.wake()
             return
         self._table.add(state)
-        self._due.append((_Due.SUBMIT, state))
+        self._outbox.submit(state)
 
     def _begin_abort(self, state: StreamState) -> None:
         if not state.was_sent:
             self._table.give_up(state, None)
         elif not state.is_over and not state.is_abort_wanted:
             state.is_abort_wanted = True
-            self._due.append((_Due.ABORT, state))
+            self._outbox.abort(state)
 
     def _give_up(self, state: StreamState) -> None:
         if not state.is_over:
             self._table.give_up(state, None)
-            self._due.append((_Due.ABORT, state))
+            self._outbox.abort(state)
 
     def _begin_close(self) -> None:
         self._is_closing = True
@@ -195,7 +157,7 @@ class ClientIO:
         ending = partial(ClosedError, Fault("engine", "the client was closed"))
         try:
             self._poller = zmq.Poller()
-            self._poller.register(self._bell.fileno(), zmq.POLLIN)
+            self._poller.register(self._commands.fd, zmq.POLLIN)
             now = time.monotonic()
             self._attacher: Attacher[ClientToWorker, WorkerToClient, StreamState | None] = Attacher(
                 context,
@@ -208,7 +170,7 @@ class ClientIO:
             self._lost_at = now
             while not self._is_closing:
                 self._turn()
-            self._poller.unregister(self._bell.fileno())
+            self._poller.unregister(self._commands.fd)
             self._end_all(ending)
             self._say_goodbye()
         except Exception as error:
@@ -217,24 +179,19 @@ class ClientIO:
         finally:
             self._ending = ending
             self._end_all(ending)
-            self._run_commands()
+            self._commands.end()
             context.destroy(linger=0)
-            self._bell.close()
-            self._rope.close()
             atexit.unregister(self.close)
 
     def _turn(self) -> None:
         events = self._poller.poll(_TICK_MS)
         now = time.monotonic()
-        if (self._bell.fileno(), zmq.POLLIN) in events:
-            self._bell.recv(64)
-        self._is_rung = False  # before the commands are looked at: see `_post`
-        self._run_commands()
+        self._commands.run(is_rung=(self._commands.fd, zmq.POLLIN) in events)
         self._receive(now)
         self._attacher.beat(now)
         if self._attacher.is_attached:
             self._lost_at = None
-            self._send_due()
+            self._outbox.flush(self._attacher.send)
         else:
             self._count_absence(now)
         self._table.wake()
@@ -280,33 +237,7 @@ class ClientIO:
         callers, self._callers = self._callers, []
         for caller in callers:
             caller.future.set_result(model)
-        self._due.clear()
-        for state in self._table.streams:
-            is_accepted = state.prompt_ids is not None
-            self._due.append((_Due.RESUME if is_accepted else _Due.SUBMIT, state))
-            if state.is_abort_wanted:
-                self._due.append((_Due.ABORT, state))
-        self._due.extend((_Due.ABORT, state) for state in self._table.abandoned)
-
-    def _send_due(self) -> None:
-        while self._due and self._attacher.has_credit:
-            due, state = self._due[0]
-            if not self._send(due, state):
-                return
-            self._due.popleft()
-
-    def _send(self, due: _Due, state: StreamState) -> bool:
-        """Send what is due unless the stream's end has made it idle; False to try again later."""
-        send = self._attacher.send
-        stream_id = state.submit.stream_id
-        if due is _Due.ABORT:
-            return not state.was_sent or send(Abort(stream_id), state if state.is_over else None)
-        if state.is_over:
-            return True
-        if due is _Due.RESUME:
-            return send(Resume(state.handle, stream_id, state.num_chars, state.num_tokens), None)
-        state.was_sent = True
-        return send(msgspec.structs.replace(state.submit, handle=state.handle), None)
+        self._outbox.refill()
 
     def _count_absence(self, now: float) -> None:
         """End what has waited for `timeout_s`, all of them without a server."""

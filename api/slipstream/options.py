@@ -25,6 +25,8 @@ from slipstream.settings import (
 from slipstream.stack import Stack
 from slipstream_ipc.messages import SamplingParams
 
+_SAMPLING = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
+
 
 class Parser(argparse.ArgumentParser):
     """Usage errors take one line, exit code 2."""
@@ -127,13 +129,9 @@ def sampling_params_of(arguments: argparse.Namespace) -> SamplingParams:
             options[name] = msgspec.convert(value, _SAMPLING[name], strict=False)
         except msgspec.ValidationError as error:
             raise wrong_option(name, value, str(error).removeprefix("Expected ")) from error
-    options["max_tokens"] = options.get("max_tokens")
     return checked_params(None, options)
 
 
 def one_line(error: Exception) -> str:
     """An error as a terminal shows it."""
     return " ".join(str(error).split()) or type(error).__name__
-
-
-_SAMPLING = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}

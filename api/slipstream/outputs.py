@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from slipstream.batch import Batch, Logprob, LogprobSlice, TokenLogprobs
+from slipstream.batch import Batch, Cut, Logprob, TokenLogprobs
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.messages import Deltas, End, FinishReason, LogprobColumns
 
@@ -122,15 +122,11 @@ def join(deltas: Sequence[Delta], end: End | None = None) -> Delta:
 
     end: the stream's, where the deltas do not hold it themselves.
     """
-    ids, slices = [], []
-    for delta in deltas:
-        batch, entry, skip = delta._batch, delta._entry, delta._skip
-        ids.append(batch.token_bytes(entry, skip))
-        if delta.num_tokens and (found := batch.logprob_slice(entry, skip)) is not None:
-            slices.append(found)
-        end = batch.ends.get(entry, end)
+    cuts = [delta._batch.cut(delta._entry, delta._skip) for delta in deltas]
+    token_ids = b"".join([cut.token_ids for cut in cuts])
     text = "".join([delta.text for delta in deltas])
-    token_ids = b"".join(ids)
+    if deltas:
+        end = deltas[-1]._batch.ends.get(deltas[-1]._entry, end)
     message = Deltas(
         b"",
         b"",
@@ -138,17 +134,19 @@ def join(deltas: Sequence[Delta], end: End | None = None) -> Delta:
         [text],
         token_ids,
         pack_u32([len(token_ids) // 4]),
-        logprobs=_joined(slices) if slices else None,
+        logprobs=_joined([cut for cut in cuts if cut.width]),
     )
     return Delta(text, Batch(message, {0: end} if end is not None else {}), 0)
 
 
-def _joined(slices: Sequence[LogprobSlice]) -> LogprobColumns:
-    width = slices[0].width  # a stream's: it asked for one number of candidates
-    assert all(found.width == width for found in slices)
+def _joined(cuts: Sequence[Cut]) -> LogprobColumns | None:
+    if not cuts:
+        return None
+    width = cuts[0].width  # a stream's: it asked for one number of candidates
+    assert all(cut.width == width for cut in cuts)
     return LogprobColumns(
         width,
-        b"".join([found.values for found in slices]),
-        b"".join([found.ids for found in slices]),
-        b"".join([found.ranks for found in slices]),
+        b"".join([cut.values for cut in cuts]),
+        b"".join([cut.ids for cut in cuts]),
+        b"".join([cut.ranks for cut in cuts]),
     )

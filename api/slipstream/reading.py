@@ -6,6 +6,7 @@ threads, event loops, the wire.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from slipstream.client_io import ClientIO
@@ -146,16 +147,18 @@ def new_state(
 
 
 def params_for_each(
-    num_prompts: int, params: SamplingParams | list[SamplingParams] | None, options: dict[str, Any]
+    num_prompts: int,
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    options: dict[str, Any],
 ) -> list[SamplingParams]:
     """Checked params for each of several prompts: one for all, or as many as there are prompts.
 
     Raises: BadRequestError.
     """
-    if not isinstance(params, list):
+    if not isinstance(params, Sequence):
         return [checked_params(params, options)] * num_prompts
     if len(params) != num_prompts:
-        given = f"a list of {len(params)}"
+        given = f"{len(params)} of them"
         allowed = f"one for all, or {num_prompts} for {num_prompts} prompts"
         raise bad_request(BadRequest("params", given, allowed))
     return [checked_params(each, options) for each in params]

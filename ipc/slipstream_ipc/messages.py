@@ -238,6 +238,7 @@ class Admit(Struct, array_like=True, frozen=True, tag=30):
     label: str = ""
     owner: bytes = b""  # identity of the client that reads it
     handle: int = 0  # and its number there
+    fingerprint: bytes = b""  # of the submission, by which a late duplicate is known
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=31):

@@ -129,9 +129,11 @@ class FromClients:
 
     def _submit_again(self, session: Session[Receipt], submit: Submit, known: Stream) -> None:
         """A duplicate: its client attached anew without having had an answer."""
-        reader = known.reader
-        same_reader = reader is not None and reader.client == session.identity
-        if known.fingerprint != fingerprint(submit) or not same_reader:
+        if known.reader is not None:
+            owner = known.reader.client
+        else:  # a life before this one took it in
+            owner = known.registration.owner if known.registration is not None else b""
+        if known.fingerprint != fingerprint(submit) or owner != session.identity:
             fault = Fault("conflict", "this stream id is taken by another request", "stream_id")
             self._reject(session, submit.handle, fault)
         elif known.stage in (Stage.RUNNING, Stage.ENDED):

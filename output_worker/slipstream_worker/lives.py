@@ -84,6 +84,7 @@ class Lives:
         stream.registration = admit
         stream.output = output
         stream.submit = None
+        stream.fingerprint = admit.fingerprint
         stream.interval = max(admit.params.stream_interval, interval)
         stream.width = 0 if admit.params.logprobs is None else 1 + admit.params.logprobs
 

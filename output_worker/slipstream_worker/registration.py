@@ -58,6 +58,7 @@ def register(submit: Submit, prompt_ids: bytes, client: bytes, card: ModelCard) 
         label=submit.label,
         owner=client,
         handle=submit.handle,
+        fingerprint=fingerprint(submit),
     )
 
 

@@ -40,7 +40,7 @@ class Stream:
     stream_id: bytes
     stage: Stage
     submit: Submit | None = None  # until the prompt is rendered
-    fingerprint: bytes = b""  # of the submission; empty for a stream that the core replayed
+    fingerprint: bytes = b""  # of the submission
     interval: int = 1
     registration: Admit | None = None
     output: StreamOutput | None = None

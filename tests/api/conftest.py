@@ -54,6 +54,7 @@ class Entry:
 
     @property
     def token_ids(self) -> Sequence[int]:
+        """What goes into the column."""
         return [ord(char) for char in self.text] if self.ids is None else self.ids
 
 
@@ -123,6 +124,7 @@ class FakeWorker:
         self.post(Accepted(submit.handle, pack_u32(list(prompt_ids))))
 
     def reject(self, submit: Submit, fault: Fault) -> None:
+        """Answer a Submit."""
         self.send(Rejected(submit.handle, fault))
 
     def send(self, *bodies: Any) -> None:
@@ -136,15 +138,25 @@ class FakeWorker:
 
     def tell_to_attach(self) -> None:
         """End the session: the client has to attach anew."""
+        self.do(self.interrupt)
+
+    def interrupt(self) -> None:
+        """The same, from a script."""
         self._control(Reattach())
-        self.do(lambda: self._acceptor.close(self._acceptor.sessions[-1]))
+        self._acceptor.close(self._acceptor.sessions[-1])
 
     def refuse(self, fault: Fault) -> None:
-        self._control(Refusal(fault))
+        """Answer something with a Refusal."""
+        self.do(lambda: self._control(Refusal(fault)))
 
     def acknowledged(self) -> bool:
         """Whether the client has acknowledged everything."""
         return self.do(lambda: not self._acceptor.sessions[-1].link.num_unacked)
+
+    @property
+    def has_session(self) -> bool:
+        """Whether anybody is attached; for scripts."""
+        return bool(self._acceptor.sessions)
 
     def do(self, action: Callable[[], Any]) -> Any:
         """Run something in the worker's thread."""
@@ -173,12 +185,9 @@ class FakeWorker:
     # ---- the thread --------------------------------------------------------------------------
 
     def _control(self, body: Any) -> None:
-        def send() -> None:
-            session = self._acceptor.sessions[-1]
-            frame = Frame(*session.link.control_header(), body)
-            self._router.send_multipart((session.route, front_codec().encode(frame)))
-
-        self.do(send)
+        session = self._acceptor.sessions[-1]
+        frame = Frame(*session.link.control_header(), body)
+        self._router.send_multipart((session.route, front_codec().encode(frame)))
 
     def _run(self) -> None:
         poller = zmq.Poller()
@@ -206,6 +215,7 @@ class FakeWorker:
 
 @pytest.fixture
 def address() -> Iterator[str]:
+    """Where a worker may listen; gone after the test."""
     directory = private_directory()
     yield f"ipc://{directory}/client.sock"
     for path in directory.iterdir():
@@ -215,6 +225,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture
 def worker(address: str) -> Iterator[FakeWorker]:
+    """A worker that runs, and says nothing by itself."""
     fake = FakeWorker(address)
     yield fake
     fake.stop()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -158,7 +158,7 @@ def test_usage_errors_are_one_line_and_code_2(arguments, said, capsys):
         (["generate", "--prompt", "x", "--logprobs", "2"], "generate: logprobs: got 2, allowed: "),
         (["generate", "./none", "--prompt", "x"], "generate: model: got './none', allowed: "),
         (["serve", "--block-size", "0"], "serve: block_size: got '0', allowed: an integer >= 1"),
-        (["chat", "--address", "tcp://x"], "chat: address: got 'tcp://x', allowed: ipc://"),
+        (["chat", "--address", "tcp://x"], "chat: address: got 'tcp://x', allowed: "),
         (["bench", "throughput", "--input-len", "0"], "bench: input_len: got 0, allowed: "),
         (
             ["generate", "gpt2", "--address", "ipc:///x", "--prompt", "x"],
@@ -303,12 +303,10 @@ def test_serve_says_what_is_ready_and_how_to_use_it_and_ends_on_ctrl_c(tmp_path)
     process = subprocess.Popen(
         serve, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
+    deadline = threading.Timer(PATIENCE_S, process.kill)
+    deadline.start()
     try:
-        lines = []
-        while not lines or "generate --address" not in lines[-1]:
-            assert select.select([process.stdout], [], [], PATIENCE_S)[0]
-            lines.append(process.stdout.readline())
-            assert lines[-1], process.stderr.read()
+        lines = [process.stdout.readline() for _ in range(4)]
         assert {line.split(" (process ")[0] for line in lines[:2]} == {"core ready", "worker ready"}
         address = f"ipc://{folder}/client.sock"
         assert lines[2].startswith(f"serving at {address}")
@@ -327,4 +325,5 @@ def test_serve_says_what_is_ready_and_how_to_use_it_and_ends_on_ctrl_c(tmp_path)
         assert "supervisor INFO stopping (SIGINT)" in err
         assert not folder.exists()
     finally:
+        deadline.cancel()
         process.kill()

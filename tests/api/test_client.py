@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import subprocess
 import sys
 import threading
@@ -464,6 +465,53 @@ def test_columns_that_do_not_fit_are_not_taken(client: Client, worker: FakeWorke
         next(stream)
 
 
+class Interrupter:
+    """A script that keeps histories, and loses its sessions at random while it sends them."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._texts: dict[bytes, str] = {}
+        self.num_interruptions = 0
+
+    def __call__(self, worker: FakeWorker, body: Any) -> None:
+        if not worker.has_session:
+            return  # what was read before the session was lost
+        match body:
+            case Submit():
+                self._texts[body.stream_id] = body.text or ""
+                worker.accept_from_script(body)
+                self._send(worker, body.handle, self._texts[body.stream_id], 0)
+            case Resume():
+                overlap = self._random.randint(0, min(5, body.num_chars))
+                text = self._texts[body.stream_id]
+                self._send(worker, body.handle, text, body.num_chars - overlap)
+
+    def _send(self, worker: FakeWorker, handle: int, text: str, at: int) -> None:
+        while at < len(text):
+            if self._random.random() < 0.05:
+                self.num_interruptions += 1
+                return worker.interrupt()
+            piece = text[at : at + self._random.randint(1, 9)]
+            end = end_of(text) if at + len(piece) == len(text) else None
+            worker.post(deltas(Entry(handle, piece, at, end=end)))
+            at += len(piece)
+        return None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_interruption_keeps_every_text_exact(
+    client: Client, worker: FakeWorker, seed: int
+) -> None:
+    worker.script = script = Interrupter(seed)
+    prompts = [f"{index:03} " * 25 for index in range(20)]
+    with ThreadPoolExecutor(20) as pool:
+        assert list(pool.map(lambda prompt: read(client.stream(prompt)), prompts)) == prompts
+    found = client.generate_many(prompts)
+    assert [completion.text for completion in found] == prompts
+    assert [completion.num_tokens for completion in found] == [100] * 20
+    assert script.num_interruptions > 5
+
+
 def test_worker_that_dies_and_comes_back(address: str) -> None:
     worker = FakeWorker(address)
     with Client(address, timeout_s=30) as client:
@@ -506,6 +554,15 @@ def test_server_that_stays_away_ends_what_waits(address: str) -> None:
         worker.is_silent = False
         assert worker.expect(Abort).stream_id.hex() == stream.id  # it may be running there
     worker.stop()
+
+
+def test_server_of_another_version_is_named(
+    worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream_ipc.attach.PROTOCOL_VERSION", 999)
+    with pytest.raises(SlipstreamError, match="version 999") as caught:
+        Client(worker.address)
+    assert not isinstance(caught.value, ConnectionLostError)
 
 
 def test_refusal_reaches_every_waiting_caller(client: Client, worker: FakeWorker) -> None:

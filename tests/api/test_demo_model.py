@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import pytest
@@ -62,13 +63,13 @@ def share_of_known_words(text: str, vocabulary: set[str]) -> float:
     return sum(all(w.lower() in vocabulary for w in words) for words in worded) / len(worded)
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
+def test_importing_the_package_loads_nothing_else() -> None:
     code = (
-        "import sys, slipstream.demo; "
-        "print({'torch', 'transformers', 'tokenizers', 'numpy'} & set(sys.modules))"
+        "import sys, slipstream; before = set(sys.modules); import slipstream.demo; "
+        "print(*(set(sys.modules) - before))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "set()"
+    assert run.stdout.split() == ["slipstream.demo"]
 
 
 def test_folder_is_small_and_complete() -> None:
@@ -164,3 +165,26 @@ def test_the_last_position_can_be_reached(model: Any, tokenizer: Any) -> None:
         logits = model(input_ids=ids).logits
     assert logits.shape == (1, length, model.config.vocab_size)
     assert torch.isfinite(logits).all()
+
+
+def test_corpus_is_a_function_of_its_seed_and_mixes_documents_with_chats() -> None:
+    topics, others = corpus.topic_entries(), corpus.docstrings()
+    documents, chats = corpus.epoch(topics, others, Random(7))
+    assert (documents, chats) == corpus.epoch(topics, others, Random(7))
+    assert (documents, chats) != corpus.epoch(topics, others, Random(8))
+    assert len(topics) > 50
+    assert len(others) > 1000
+    assert {corpus.document(entry) for entry in topics} <= set(documents)
+    for chat in chats:
+        roles = [message["role"] for message in chat if message["role"] != "system"]
+        assert roles == ["user", "assistant"] * (len(roles) // 2) != []
+        assert all(message["content"].strip() for message in chat)
+
+
+def test_corpus_knows_topics_by_keyword_and_docstrings_by_full_name() -> None:
+    names = {name for entry in corpus.topic_entries() for name in entry.names}
+    assert {"assert", "lambda", "and", "a dictionary", "the assert statement"} <= names
+    texts = {name: entry.text for entry in corpus.docstrings() for name in entry.names}
+    assert texts["os.path.join"].startswith("Join two or more pathname components")
+    assert {"print", "str.join", "math.isclose", "textwrap.dedent"} <= set(texts)
+    assert not any(part.startswith("_") for name in texts for part in name.split("."))

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 import slipstream
-from slipstream.errors import error_from
 from slipstream_ipc.messages import Fault
 
 PUBLIC = {
@@ -71,7 +70,10 @@ def test_whose_fault_an_error_is() -> None:
     assert all(issubclass(error, slipstream.SlipstreamError) for error in names)
 
 
-def test_errors_survive_pickling() -> None:
-    error = error_from(Fault("bad_request", "no", "stop"))
+@pytest.mark.parametrize("name", sorted(name for name in PUBLIC if name.endswith("Error")))
+def test_errors_survive_pickling(name: str) -> None:
+    error = getattr(slipstream, name)(Fault("bad_request", "no", "stop"))
+    error.text = "so far"
     copy = pickle.loads(pickle.dumps(error))
-    assert (type(copy), str(copy), copy.fault) == (type(error), "no", error.fault)
+    assert (type(copy), str(copy)) == (type(error), "no")
+    assert (copy.fault, copy.text) == (error.fault, "so far")

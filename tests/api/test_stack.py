@@ -11,12 +11,11 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
-from msgspec.structs import replace
 
 from slipstream import EngineError, SamplingParams, SlipstreamError, Stack
 from slipstream.demo import MODEL_PATH
-from slipstream.plan import plan_stack
 from slipstream.stack import StackError
 
 PATIENCE_S = 60.0  # other work shares this machine
@@ -24,26 +23,23 @@ SIMULATED = "simulated:step_ms=1"
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 
 
-@pytest.fixture(scope="module")
-def simulated():
-    with Stack(SIMULATED, max_num_seqs=8) as stack:
-        yield stack
+FAKE = """
+import os, signal, sys
+sys.stdin.read()
+os.write(int(os.environ["SLIPSTREAM_STATUS_FD"]), b'{"ready": true}\\n')
+signal.pause()
+"""
 
 
 @pytest.fixture
-def fakes(monkeypatch):
-    """The processes of stacks to come do nothing, and are there at once."""
-    code = (
-        "import os, signal, sys; sys.stdin.read();"
-        "os.write(int(os.environ['SLIPSTREAM_STATUS_FD']), b'{\"ready\": true}\\n'); signal.pause()"
-    )
-
-    def plan(*arguments, **named):
-        config = plan_stack(*arguments, **named)
-        children = (replace(child, argv=(sys.executable, "-c", code)) for child in config.children)
-        return replace(config, children=tuple(children))
-
-    monkeypatch.setattr("slipstream.stack.plan_stack", plan)
+def fakes(tmp_path, monkeypatch):
+    """Stacks to come find processes that are there at once and do nothing."""
+    for package in ("slipstream_core", "slipstream_worker"):
+        folder = tmp_path / "fakes" / package
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+        (folder / "main.py").write_text(FAKE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fakes"))
 
 
 @pytest.fixture
@@ -61,21 +57,14 @@ def watched():
         assert ended, "a process lives on"
 
 
+def descendants(stack: Stack) -> list[int]:
+    """The stack's processes and whatever they started."""
+    supervisor = psutil.Process(stack.pids["supervisor"])
+    return [supervisor.pid, *(child.pid for child in supervisor.children(recursive=True))]
+
+
 def folder_of(stack: Stack) -> Path:
     return Path(stack.address.removeprefix("ipc://")).parent
-
-
-def test_a_simulated_stack_streams(simulated):
-    assert set(simulated.pids) == {"supervisor", "core", "worker"}
-    assert simulated.is_running
-    with simulated.client() as client:
-        assert client.model.name.startswith("simulated:")
-        assert client.model.path.endswith(str(MODEL_PATH))
-        deltas = list(client.stream("Once upon a time", GREEDY))
-        again = client.generate("Once upon a time", GREEDY)
-    assert sum(delta.num_tokens for delta in deltas) == 24
-    assert deltas[-1].finish_reason == "length"
-    assert "".join(delta.text for delta in deltas) == again.text != ""
 
 
 def test_the_demo_model_streams_and_goes_on_deterministically(watched):
@@ -90,12 +79,21 @@ def test_the_demo_model_streams_and_goes_on_deterministically(watched):
     assert {completion.text for completion in many} == {text}
 
 
-def test_stopping_takes_seconds_and_leaves_nothing(watched):
-    stack = Stack(SIMULATED)
-    watched(*stack.pids.values())
+def test_a_simulated_stack_streams_and_stops_within_seconds(watched):
+    stack = Stack(SIMULATED, max_num_seqs=8)
+    assert set(stack.pids) == {"supervisor", "core", "worker"}
+    watched(*descendants(stack))
     folder = folder_of(stack)
-    assert (folder / "client.sock").is_socket()
+    assert folder.stat().st_mode & 0o777 == 0o700
     with stack.client() as client:
+        assert client.model.name.startswith("simulated:")
+        assert client.model.path.endswith(str(MODEL_PATH))
+        deltas = list(client.stream("Once upon a time", GREEDY))
+        again = client.generate("Once upon a time", GREEDY)
+        assert sum(delta.num_tokens for delta in deltas) == 24
+        assert deltas[-1].finish_reason == "length"
+        assert "".join(delta.text for delta in deltas) == again.text != ""
+
         running = client.stream("never ends", max_tokens=3000)
         next(running)
         begin = time.monotonic()
@@ -169,7 +167,7 @@ def test_its_end_is_told(fakes):
         assert ended.wait(PATIENCE_S)
 
 
-def test_kill_9_of_the_process_that_owns_a_stack_ends_the_stack(watched):
+def test_kill_9_of_the_process_that_owns_a_stack_ends_the_stack(watched, fakes):
     program = (
         "import signal, slipstream\n"
         f"stack = slipstream.Stack({SIMULATED!r})\n"
@@ -186,14 +184,14 @@ def test_kill_9_of_the_process_that_owns_a_stack_ends_the_stack(watched):
     assert not Path(address.removeprefix("ipc://")).parent.exists()
 
 
-def test_kill_9_of_the_supervisor_leaves_nobody(watched, fakes):
+def test_kill_9_of_the_supervisor_leaves_nobody(watched):
     with Stack(SIMULATED) as stack:
-        watched(*stack.pids.values())
+        watched(*descendants(stack))
         os.kill(stack.pids["supervisor"], signal.SIGKILL)
     assert not folder_of(stack).exists()
 
 
-def test_a_stack_that_is_forgotten_or_left_to_the_exit_ends(watched):
+def test_a_stack_that_is_forgotten_or_left_to_the_exit_ends(watched, fakes):
     program = (
         "import sys, slipstream\n"
         f"stack = slipstream.Stack({SIMULATED!r})\n"

@@ -37,6 +37,26 @@ def test_worker_killed_at_every_protocol_point(make_stack, expected, outcome, nu
     assert [s.ranks for s in streams] == [s.ranks for s in plain]
 
 
+def test_worker_killed_before_its_client_heard_of_acceptance(make_stack, expected, outcome) -> None:
+    plain = expected(PROMPTS, max_tokens=20)
+    stack = make_stack()
+    client = stack.client()
+    stack.until(lambda: client.hop.is_attached)
+    streams = [client.submit(p, max_tokens=20) for p in PROMPTS]
+    client.step()
+    client.is_reading = False
+    stack.until(lambda: len(stack.worker.lives.streams) == len(PROMPTS))
+    worker, stack.worker = stack.worker, None
+    stack.until(lambda: stack.core.desk.num_streams == len(PROMPTS))
+    stack.worker = worker
+    stack.kill_worker()
+    stack.start_worker()
+    client.is_reading = True
+    stack.until(lambda: all(s.is_over for s in streams))
+    assert [s.fault for s in streams] == [None] * len(PROMPTS)
+    assert outcome(streams) == outcome(plain)
+
+
 @pytest.mark.parametrize("num_steps", [*range(12), 20, 40, 80, 120])
 def test_core_killed_at_every_protocol_point(make_stack, expected, outcome, num_steps) -> None:
     params = {"max_tokens": 60, "stop": ("q}",)}

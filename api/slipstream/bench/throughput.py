@@ -25,6 +25,7 @@ from slipstream.plan import SIMULATED
 from slipstream.settings import wrong_option
 from slipstream_ipc.messages import ModelCard, SamplingParams
 
+_FULL = {"num_requests": 64, "input_len": 128, "output_len": 128}
 _QUICK = {"num_requests": 8, "input_len": 16, "output_len": 16}
 _NOTE = "The model is simulated: time passes, nothing is computed. This is no model's speed."
 
@@ -33,21 +34,23 @@ def add_throughput(parser: Parser) -> None:
     """The benchmark's options."""
     add_settings(parser)
     load = parser.add_argument_group("load")
-    load.add_argument("--num-requests", type=int, default=64, metavar="N", help="default: 64")
-    load.add_argument(
-        "--input-len", type=int, default=128, metavar="N", help="tokens of a prompt; default: 128"
-    )
-    load.add_argument(
-        "--output-len", type=int, default=128, metavar="N", help="tokens of an answer; default: 128"
-    )
+    for name, meaning in (
+        ("num_requests", "how many"),
+        ("input_len", "tokens of a prompt"),
+        ("output_len", "tokens of an answer"),
+    ):
+        load.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=int,
+            metavar="N",
+            help=f"{meaning}; default: {_FULL[name]}, with --quick {_QUICK[name]}",
+        )
     load.add_argument(
         "--concurrency", type=int, metavar="N", help="requests at a time; default: all at once"
     )
     load.add_argument("--temperature", type=float, default=1.0, metavar="X", help="default: 1")
     load.add_argument("--seed", type=int, default=0, metavar="N", help="of the prompts; default: 0")
-    load.add_argument(
-        "--quick", action="store_true", help="a load that takes seconds: 8 requests, 16 + 16 tokens"
-    )
+    load.add_argument("--quick", action="store_true", help="a load that takes seconds")
     parser.add_argument("--json", metavar="FILE", help="write the rows there, a list of objects")
     add_connection(parser)
     parser.set_defaults(run=throughput)
@@ -55,9 +58,9 @@ def add_throughput(parser: Parser) -> None:
 
 def throughput(arguments: argparse.Namespace) -> int:
     """Run the load, tell the result."""
-    if arguments.quick:
-        vars(arguments).update(_QUICK)
-    for name in ("num_requests", "input_len", "output_len"):
+    for name, default in (_QUICK if arguments.quick else _FULL).items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default)
         if getattr(arguments, name) < 1:
             raise wrong_option(name, getattr(arguments, name), "an integer >= 1")
     if arguments.concurrency is not None and arguments.concurrency < 1:

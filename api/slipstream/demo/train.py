@@ -2,7 +2,7 @@
 
 A tiny Llama and its byte-level BPE tokenizer learn Python's own reference texts: the language
 reference's topics and the standard library's docstrings (licence: PSF-2.0; see
-`slipstream.demo.corpus`), once as plain documents and once as chats in the model's own template.
+`slipstream.demo.corpus`), as plain documents and as chats in the model's own template.
 
 Training ends when the minutes are over, not after a number of steps: the learning rate follows
 the share of the time that has passed. Text, its order and the initial weights are a function of
@@ -198,6 +198,7 @@ def main() -> None:
     stream = batches(epochs(tokenizer, arguments.seed), arguments.seed)
     train(model, stream, arguments.minutes * 60)
     model.bfloat16().save_pretrained(arguments.out)
+    (arguments.out / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
     tokenizer.save_pretrained(arguments.out)
     print(f"saved to {arguments.out}")
 
