@@ -469,6 +469,19 @@ class Hop(RuleBasedStateMachine):
         if self.sender.streams:
             self.sender.drop(self._stream(which))
 
+    @rule(which=st.integers(0, 9), has_arrived=st.booleans())
+    def row_changes_hands(self, which: int, has_arrived: bool) -> None:
+        """While messages about the stream that had it, or their acknowledgements, are under way."""
+        if self.sender.streams:
+            self.produce_a_step()
+            self.sender.turn(self.now)
+            if has_arrived:
+                self.network.bring_down(self.network.wires[-1], 1000)
+                self.receiver.turn(self.now, 1000)
+                self.what_arrived_is_a_prefix()
+            self.sender.drop(self._stream(which))
+            self.open_stream()
+
     @rule(which=st.integers(0, 9), num=st.integers(1, 200))
     def produce_much(self, which: int, num: int) -> None:
         if self.sender.streams:
@@ -531,20 +544,30 @@ class Hop(RuleBasedStateMachine):
             else:
                 queue.insert(at + 1 + later, queue[at])
 
-    @rule(upwards=st.booleans(), at=st.integers(0, 3), later=st.sampled_from([None, 0, 1, 3]))
-    def turns_with_a_fault(self, upwards: bool, at: int, later: int | None) -> None:
-        """Everybody works, and one message has bad luck."""
+    @rule(
+        upwards=st.booleans(),
+        at=st.integers(0, 3),
+        later=st.sampled_from([None, 0, 1, 3]),
+        is_congested=st.booleans(),
+    )
+    def turns_with_a_fault(
+        self, upwards: bool, at: int, later: int | None, is_congested: bool
+    ) -> None:
+        """Everybody works, and one message has bad luck, or one end cannot send."""
         self.produce_a_step()
         self.report()
-        if upwards:
+        if upwards and not is_congested:
             self.lose_or_double(True, at, later)
         for wire in self.network.wires:
             self.network.bring_up(wire, 1000)
+        self.network.is_congested = is_congested and not upwards
         self.sender.turn(self.now)
-        if not upwards:
+        self.network.is_congested = is_congested and upwards
+        if not upwards and not is_congested:
             self.lose_or_double(False, at, later)
         self.network.bring_down(self.network.wires[-1], 1000)
         self.receiver.turn(self.now, 1000)
+        self.network.is_congested = False
 
     @rule(is_congested=st.booleans())
     def congestion(self, is_congested: bool) -> None:
