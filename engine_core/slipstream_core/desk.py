@@ -24,7 +24,7 @@ from slipstream_core.port import CoreAcceptor, Port, Receipt
 from slipstream_core.scheduler import Scheduler
 from slipstream_core.streams import Stream, StreamTable
 from slipstream_ipc.accept import Session
-from slipstream_ipc.columns import check_report, u32, u64
+from slipstream_ipc.columns import UInt32s, check_report, u32, u64
 from slipstream_ipc.cursors import Cursors
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.log import PagedLog, history_digest
@@ -183,7 +183,7 @@ class Desk:
             return
         prompt = u32(admit.prompt_ids, "prompt_ids")
         outputs = u32(admit.output_ids, "output_ids")
-        fault_or_none = self._objection(admit, len(prompt), len(outputs))
+        fault_or_none = self._objection(admit, prompt, outputs)
         if fault_or_none is not None:
             port.state(Refused(admit.stream_id, fault_or_none))
             return
@@ -198,10 +198,14 @@ class Desk:
         self._send_from(port, stream, position)
         self._scheduler.add(_scheduling(stream))
 
-    def _objection(self, admit: Admit, prompt_len: int, num_outputs: int) -> Fault | None:
+    def _objection(self, admit: Admit, prompt: UInt32s, outputs: UInt32s) -> Fault | None:
         """Why a stream cannot be taken; the worker has checked its fields already."""
-        total = prompt_len + admit.max_tokens
-        if not prompt_len or total > self._card.max_model_len:
+        total, num_outputs = len(prompt) + admit.max_tokens, len(outputs)
+        largest = int(max(prompt.max(initial=0), outputs.max(initial=0)))
+        if largest >= self._card.vocab_size:
+            why = f"token id {largest}, allowed: [0, {self._card.vocab_size})"
+            return Fault("bad_request", why, "prompt_token_ids")
+        if not len(prompt) or total > self._card.max_model_len:
             why = f"{total} tokens, allowed: a prompt, and {self._card.max_model_len} in all"
             return Fault("bad_request", why, "prompt")
         if num_outputs >= admit.max_tokens:

@@ -54,7 +54,7 @@ class Port:
         self._wants_logprobs = False
         self._cursors = cursors
         self.completed_step = 0  # every token up to this step is in the histories
-        self.sent_step = 0  # … and has been sent
+        self.sent_step = 0  # the last message said that all up to this step is sent
         self.checked_step = 0  # … and has been checked by the worker
 
     @property
@@ -116,7 +116,6 @@ class Port:
         """Send one message of tokens; whether more is left that could be sent now."""
         rows = np.flatnonzero(self._dirty)
         if not len(rows):
-            self.sent_step = self.completed_step
             return False
         budget = _LOGPROB_TOKEN_BUDGET if self._wants_logprobs else _TOKEN_BUDGET
         lengths = self._tokens.lengths(rows)
@@ -127,9 +126,7 @@ class Port:
             if not self._acceptor.send(session, self._message(step, portion), portion):
                 self._cursors.untake(portion)
                 return False
-        else:
-            step = self.completed_step
-        self.sent_step = step
+            self.sent_step = step
         self._dirty[rows] = False
         self._dirty[left] = True
         return len(left) > 0

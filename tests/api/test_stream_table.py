@@ -78,6 +78,14 @@ def test_gap_takes_nothing_and_ends_nothing() -> None:
     assert (text_of(other), other.is_over) == ("x", True)
 
 
+def test_missing_tokens_are_a_gap_where_no_text_is_missing() -> None:
+    table = StreamTable()
+    state = new_state(table)
+    assert not table.deliver(deltas(Entry(state.handle, "a", chars=0, tokens=1)))
+    assert not table.deliver(deltas(Entry(state.handle, "", chars=0, tokens=2, ids=[5])))
+    assert (text_of(state), ids_of(state)) == ("", [])
+
+
 def test_gaps_count_at_one_position_only() -> None:
     table = StreamTable()
     state = new_state(table)
