@@ -76,7 +76,7 @@ class Worker:
                 if isinstance(answer, Rendered):
                     self._from_clients.rendered(answer, card)
             if self._from_core.is_synced:
-                self._from_clients.resume_early()
+                self._from_clients.settle()
         self._core.flush()
         self.lives.flush(now)
 

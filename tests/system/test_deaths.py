@@ -168,6 +168,22 @@ def test_resume_before_sync_done_waits(make_stack, expected, outcome) -> None:
     assert outcome([it]) == outcome(plain)
 
 
+def test_an_abort_before_sync_done_waits(make_stack) -> None:
+    stack = make_stack()
+    client = stack.client()
+    it = client.submit(PROMPTS[0], max_tokens=400)
+    stack.until(lambda: len(it.token_ids) > 10)
+    stack.kill_worker()
+    stack.start_worker()
+    core, stack.core = stack.core, None
+    client.abort(it)
+    for _ in range(50):
+        stack.step()
+    stack.core = core
+    stack.until(lambda: it.is_over)
+    assert it.end.reason == "abort"
+
+
 def test_a_resume_from_a_position_that_never_was_ends_as_diverged(make_stack) -> None:
     stack = make_stack()
     client, other = stack.client(), stack.client()

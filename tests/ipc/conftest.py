@@ -1,0 +1,112 @@
+"""Real sockets for the tests of this folder, and the two ends of a hop on them.
+
+Time is an argument everywhere, so tests pass their own; what really takes time is the way of a
+message through the sockets, and that is waited for with a deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import zmq
+
+from slipstream_ipc.accept import Acceptor, Session
+from slipstream_ipc.attach import Attacher
+from slipstream_ipc.codec import client_codec, front_codec
+from slipstream_ipc.messages import Hello, ModelCard
+from slipstream_ipc.sockets import bind_router
+
+PATIENCE_S = 20.0
+CARD = ModelCard("m", "p", 100, 64, (2,))
+
+
+class Hop:
+    """One accepting end and any number of attaching ones, driven by hand."""
+
+    def __init__(self, address: str) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.address = address
+        self.now = 1000.0
+        self.attachers: list[Attacher[Any, Any, Any]] = []
+        self.received: list[Any] = []  # by the accepting end, Hellos left out
+        self.hellos: list[Hello] = []
+        self.is_welcoming = True
+        self.answers: dict[Attacher[Any, Any, Any], list[Any]] = {}
+        self.accept()
+
+    def accept(self, window: int = 4) -> None:
+        """(Re)start the accepting end."""
+        self.router = bind_router(self.context, self.address)
+        self.acceptor: Acceptor[Any, Any, Any] = Acceptor(self.router, front_codec(), window=window)
+
+    def attacher(self, identity: bytes = b"me", **options: Any) -> Attacher[Any, Any, Any]:
+        attacher: Attacher[Any, Any, Any] = Attacher(
+            self.context,
+            self.address,
+            client_codec(),
+            zmq.Poller(),
+            identity=identity,
+            now=self.now,
+            **options,
+        )
+        self.attachers.append(attacher)
+        self.answers[attacher] = []
+        return attacher
+
+    def attached(self, identity: bytes = b"me", **options: Any) -> Attacher[Any, Any, Any]:
+        attacher = self.attacher(identity, **options)
+        self.until(lambda: attacher.is_attached)
+        return attacher
+
+    def session(self, identity: bytes = b"me") -> Session[Any]:
+        return next(s for s in self.acceptor.sessions if s.identity == identity)
+
+    def serve(self) -> None:
+        """One turn of the accepting end."""
+        for session, body in self.acceptor.receive(self.now):
+            if isinstance(body, Hello):
+                self.hellos.append(body)
+                if self.is_welcoming:
+                    self.acceptor.welcome(session, CARD)
+            else:
+                self.received.append(body)
+
+    def turn(self) -> None:
+        """One turn of everybody."""
+        self.serve()
+        for attacher in self.attachers:
+            self.answers[attacher] += attacher.receive(self.now)
+
+    def until(self, is_done: Callable[[], Any], turn: Callable[[], None] | None = None) -> None:
+        """Take turns until something holds."""
+        poller = zmq.Poller()
+        poller.register(self.router, zmq.POLLIN)
+        for attacher in self.attachers:
+            if attacher._socket is not None:
+                poller.register(attacher._socket, zmq.POLLIN)
+        deadline = time.monotonic() + PATIENCE_S
+        while not is_done():
+            assert time.monotonic() < deadline, "nothing happened"
+            poller.poll(5)
+            (turn or self.turn)()
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with TemporaryDirectory(prefix="s-") as folder:  # a Unix socket's path must be short
+        yield f"ipc://{Path(folder).resolve()}/s"
+
+
+@pytest.fixture
+def hop(address: str) -> Iterator[Hop]:
+    hop = Hop(address)
+    yield hop
+    hop.close()
