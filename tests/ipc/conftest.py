@@ -86,13 +86,10 @@ class Hop:
         """Take turns until something holds."""
         poller = zmq.Poller()
         poller.register(self.router, zmq.POLLIN)
-        for attacher in self.attachers:
-            if attacher._socket is not None:
-                poller.register(attacher._socket, zmq.POLLIN)
         deadline = time.monotonic() + PATIENCE_S
         while not is_done():
             assert time.monotonic() < deadline, "nothing happened"
-            poller.poll(5)
+            poller.poll(1)  # as long as an attaching end has to wait for its turn
             (turn or self.turn)()
 
     def close(self) -> None:

@@ -92,6 +92,7 @@ class Received:
     end: End | None = None
     fault: Fault | None = None
     is_unknown: bool = False
+    is_aborted: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -136,6 +137,7 @@ class RawClient:
         return received
 
     def abort(self, received: Received) -> None:
+        received.is_aborted = True
         self._waiting.append(Abort(received.stream_id))
 
     def goodbye(self) -> None:
@@ -167,6 +169,8 @@ class RawClient:
                         )
                     elif it.submit not in self._waiting:
                         self._waiting.append(it.submit)
+                    if it.is_aborted:
+                        self._waiting.append(Abort(it.stream_id))
             case Accepted():
                 self.streams[body.handle].accepted += 1
             case Rejected():
