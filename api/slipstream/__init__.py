@@ -30,8 +30,8 @@ from slipstream.outputs import Completion, Delta, Logprob
 from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams
 
 if TYPE_CHECKING:
-    from slipstream.llm import LLM
-    from slipstream.stack import Stack
+    from slipstream.llm import LLM, CompletionOutput, RequestOutput
+    from slipstream.stack import Stack, StackError
 
 __all__ = [
     "LLM",
@@ -42,6 +42,7 @@ __all__ = [
     "Client",
     "ClosedError",
     "Completion",
+    "CompletionOutput",
     "ConflictError",
     "ConnectionLostError",
     "Delta",
@@ -50,14 +51,22 @@ __all__ = [
     "ModelCard",
     "OverloadedError",
     "RequestError",
+    "RequestOutput",
     "SamplingParams",
     "SlipstreamError",
     "Stack",
+    "StackError",
     "Stream",
     "StreamLostError",
 ]
 
-_LATER = {"LLM": "slipstream.llm", "Stack": "slipstream.stack"}
+_LATER = {
+    "LLM": "slipstream.llm",
+    "CompletionOutput": "slipstream.llm",
+    "RequestOutput": "slipstream.llm",
+    "Stack": "slipstream.stack",
+    "StackError": "slipstream.stack",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -221,8 +221,8 @@ def open_io(address: str | None, timeout_s: float) -> ClientIO:
     """
     try:
         found = check_address(default_address() if address is None else address)
-    except ValueError as error:
-        raise bad_request(BadRequest("address", address, str(error))) from None
+    except BadRequest as error:
+        raise bad_request(error) from None
     if not timeout_s > 0:
         raise bad_request(BadRequest("timeout_s", timeout_s, "a number of seconds > 0"))
     return ClientIO(found, timeout_s)

@@ -60,6 +60,7 @@ def plan_stack(
         raise wrong_option("runtime_dir", str(runtime_dir), "a shorter absolute path") from error
     core = {
         "model": model,
+        "served_model_name": settings.served_model_name or settings.model or MODEL_NAME,
         "address": core_address,
         **{name: getattr(settings, name) for name in _CORE_OPTIONS},
     }

@@ -27,6 +27,9 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         str | None,
         _about("a folder, a hub id or simulated:OPTION=VALUE,...; default: the bundled demo model"),
     ] = None
+    served_model_name: Annotated[
+        str | None, _about("what clients are told that they talk to; default: MODEL as given")
+    ] = None
     tokenizer: Annotated[
         str | None, _about("a folder or hub id, where it is not the model's own")
     ] = None

@@ -67,8 +67,9 @@ def assemble_core(
     socket = bind_router(context, config.address)
     poller.register(socket, zmq.POLLIN)
     acceptor: CoreAcceptor = Acceptor(socket, core_codec(), window=WINDOW)
+    name = info.name if config.served_model_name is None else config.served_model_name
     card = ModelCard(
-        info.name, config.model, info.vocab_size, info.max_model_len, info.eos_token_ids
+        name, config.model, info.vocab_size, info.max_model_len, info.eos_token_ids
     )
     desk = Desk(
         acceptor,

@@ -12,10 +12,12 @@ Positive = Annotated[int, Meta(ge=1)]
 class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one engine core; unknown names and values out of range are refused.
 
+    `served_model_name` is what clients are told; by default `model`.
     `kv_cache_gib` bounds the cache on the CPU; `num_blocks` overrides it (tests).
     """
 
     model: str
+    served_model_name: str | None = None
     address: str  # ipc:// endpoint the worker connects to
     incarnation: Annotated[int, Meta(ge=0)] = 0
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -27,5 +29,4 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kv_cache_gib: Annotated[float, Meta(gt=0)] = 1.0
     num_blocks: Positive | None = None
     threads: Positive | None = None
-    seed: int = 0
     max_waiting: Positive = 16384

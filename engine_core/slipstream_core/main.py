@@ -27,8 +27,8 @@ def main() -> int:
     # what is loaded stays: the collector need not look at it again
     gc.collect()
     gc.freeze()
-    info = core.runner.info
-    report(Status(ready=True, detail=f"{info.name}, {core.runner.num_blocks} cache blocks"))
+    name = config.served_model_name or config.model
+    report(Status(ready=True, detail=f"{name}, {core.runner.num_blocks} cache blocks"))
     while not stop.is_set:
         core.engine.run_once()
     core.close()

@@ -17,6 +17,7 @@ from pathlib import Path
 import zmq
 
 from slipstream_ipc.codec import MAX_MESSAGE_BYTES
+from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import Hello, Ping, Reattach, Refusal, Welcome
 
 MAX_READ_AT_ONCE = 1024  # messages, before whoever reads them does something else again
@@ -31,11 +32,11 @@ def is_numbered(body: object) -> bool:
 
 
 def check_address(address: str) -> str:
-    """The address; ValueError unless it is an ipc:// one whose path fits a Unix socket."""
+    """The address; BadRequest unless it is an ipc:// one whose path fits a Unix socket."""
     if not address.startswith("ipc:///"):
-        raise ValueError(f"address: got {address!r}, allowed: ipc:// and an absolute path")
+        raise BadRequest("address", address, "ipc:// and an absolute path")
     if len(os.fsencode(address)) - len("ipc://") > _MAX_ADDRESS_BYTES:
-        raise ValueError(f"address: got {address!r}, allowed: at most {_MAX_ADDRESS_BYTES} bytes")
+        raise BadRequest("address", address, f"at most {_MAX_ADDRESS_BYTES} bytes of path")
     return address
 
 

@@ -63,7 +63,9 @@ def test_every_option_explains_itself():
 
 def test_defaults_are_those_of_the_processes(tmp_path):
     core, worker = configs(tmp_path)
-    assert core == CoreConfig(model=DEMO, address=core.address)
+    assert core == CoreConfig(
+        model=DEMO, address=core.address, served_model_name="slipstream-demo"
+    )
     assert worker == WorkerConfig(
         tokenizer=DEMO,
         client_address=f"ipc://{tmp_path}/client.sock",
@@ -75,6 +77,7 @@ def test_defaults_are_those_of_the_processes(tmp_path):
 
 def test_every_option_reaches_a_process(tmp_path):
     given = {
+        "served_model_name": "mine",
         "dtype": "bfloat16",
         "device": "cpu",
         "max_num_seqs": 7,
