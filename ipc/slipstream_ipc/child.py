@@ -10,6 +10,7 @@ Does not know: what the processes do.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -73,4 +74,5 @@ def report(status: Status) -> None:
     """Tell the parent, if one listens."""
     fd = os.environ.get(STATUS_FD_VARIABLE)
     if fd is not None:
-        os.write(int(fd), msgspec.json.encode(status) + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # it has heard enough, or is dying
+            os.write(int(fd), msgspec.json.encode(status) + b"\n")

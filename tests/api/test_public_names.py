@@ -73,7 +73,9 @@ def test_whose_fault_an_error_is() -> None:
     assert all(issubclass(error, slipstream.SlipstreamError) for error in names)
 
 
-@pytest.mark.parametrize("name", sorted(name for name in PUBLIC if name.endswith("Error")))
+@pytest.mark.parametrize(
+    "name", sorted(n for n in PUBLIC if n.endswith("Error") and n != "StackError")
+)
 def test_errors_survive_pickling(name: str) -> None:
     error = getattr(slipstream, name)(Fault("bad_request", "no", "stop"))
     error.text = "so far"

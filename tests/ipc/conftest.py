@@ -14,12 +14,17 @@ from typing import Any
 
 import pytest
 import zmq
+from hypothesis import HealthCheck, settings
 
 from slipstream_ipc.accept import Acceptor, Session
 from slipstream_ipc.attach import Attacher
 from slipstream_ipc.codec import client_codec, front_codec
 from slipstream_ipc.messages import Hello, ModelCard
 from slipstream_ipc.sockets import bind_router
+
+# how long an example takes says more about a busy machine than about the code
+settings.register_profile("ipc", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ipc")
 
 PATIENCE_S = 20.0
 CARD = ModelCard("m", "p", 100, 64, (2,))

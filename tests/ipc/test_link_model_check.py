@@ -723,4 +723,4 @@ def test_link_model_check() -> None:
 
 @pytest.mark.slow
 def test_link_model_check_at_length() -> None:
-    check(1000, 80)
+    check(2000, 80)
