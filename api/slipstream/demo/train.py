@@ -78,7 +78,7 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def build_model() -> LlamaForCausalLM:
-    """A Llama of some 2.5 million parameters, freshly initialised, in float32."""
+    """A Llama of 2.75 million parameters, freshly initialised, in float32."""
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=192,
@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=MODEL_PATH, help="folder of the artefacts")
     parser.add_argument("--minutes", type=float, default=25.0, help="wall-clock time of training")
     parser.add_argument("--seed", type=int, default=0, help="seed of text order and weights")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads of torch")
+    parser.add_argument("--threads", type=int, default=2, help="1 is faster if the CPU is busy")
     arguments = parser.parse_args()
     if arguments.minutes <= 0 or arguments.threads < 1:
         parser.error("--minutes must be above 0 and --threads at least 1")
