@@ -142,6 +142,8 @@ class Attacher(Generic[Out, In, Receipt]):
                     self._send_control(None)
                     continue
                 if isinstance(body, Welcome):
+                    if self.is_attached:
+                        continue  # seen before; a second one would begin everything again
                     if body.version != PROTOCOL_VERSION:
                         yield cast(In, Refusal(Fault("engine", _mismatch(body.version))))
                         continue

@@ -19,6 +19,7 @@ from slipstream_ipc.messages import (
     Frame,
     Goodbye,
     Hello,
+    ModelCard,
     Ping,
     Reattach,
     Refusal,
@@ -28,6 +29,7 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.sockets import MAX_READ_AT_ONCE, new_dealer
 
 POLL_MS = 20_000
+CARD = ModelCard("m", "p", 100, 64, (2,))
 
 
 class Raw:
@@ -74,6 +76,16 @@ def test_the_poller_has_the_current_socket_alone(hop: Any) -> None:
     attacher.close()
     attacher.close()
     assert attacher._poller.sockets == []
+
+
+def test_a_doubled_welcome_begins_nothing_again(hop: Any) -> None:
+    attacher = hop.attached()
+    fill(hop, 1)
+    hop.acceptor.welcome(hop.session(), CARD)
+    fill(hop, 1)
+    hop.until(lambda: len(hop.answers[attacher]) >= 3)
+    kinds = [type(answer) for answer in hop.answers[attacher]]
+    assert kinds == [Welcome, UnknownStreams, UnknownStreams]
 
 
 def test_epochs_grow_and_a_later_incarnations_are_later_than_all_before(hop: Any) -> None:

@@ -609,7 +609,8 @@ class Hop(RuleBasedStateMachine):
     def heal(self) -> None:
         """Whatever happened: once the network works, everything arrives, and soon."""
         self.network.is_congested = False
-        for _ in range(400):
+        backlog = sum(stream.text.num_units for stream in self.sender.streams.values())
+        for _ in range(300 + backlog):  # silence takes 60 turns to be noticed, a message one
             self._flow(1)
             self.now += 0.2
             if self._is_complete():
