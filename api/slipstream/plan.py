@@ -22,7 +22,9 @@ from slipstream.processes import ChildSpec
 from slipstream.settings import StackSettings, wrong_option
 from slipstream_ipc.sockets import check_address
 
+API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"
 CORE_SOCKET = "core.sock"
+FRONT = "http"  # the front's name among the processes
 SIMULATED = "simulated:"
 
 _TOKENIZER = "tokenizer="
@@ -64,6 +66,9 @@ def plan_stack(
         "address": core_address,
         **{name: getattr(settings, name) for name in _CORE_OPTIONS},
     }
+    if model == str(MODEL_PATH) and settings.dtype == "auto":
+        # stored in bfloat16 for its size alone; in float32 its texts do not depend on the batch
+        core["dtype"] = "float32"
     worker = {
         "tokenizer": tokenizer,
         "client_address": address,
@@ -72,11 +77,29 @@ def plan_stack(
         "cache_dir": str(_cache_dir()),
         **{name: getattr(settings, name) for name in _WORKER_OPTIONS},
     }
-    children = (
+    children = [
         _module("core", "slipstream_core.main", core),
         _module("worker", "slipstream_worker.main", worker),
-    )
-    return SupervisorConfig(children, address, str(runtime_dir), parent_pid)
+    ]
+    if settings.http_port is not None:
+        front = {
+            "client_address": address,
+            "tokenizer": tokenizer,
+            "host": settings.host,
+            "port": settings.http_port,
+            "api_keys": api_keys(settings),
+        }
+        children.append(_module(FRONT, "slipstream.http.main", front))
+    return SupervisorConfig(tuple(children), address, str(runtime_dir), parent_pid)
+
+
+def api_keys(settings: StackSettings) -> tuple[str, ...]:
+    """Every key that HTTP clients may send. Raises: BadRequestError."""
+    given = (settings.api_key,) if isinstance(settings.api_key, str) else settings.api_key
+    if not all(key and key.isascii() and key.isprintable() and " " not in key for key in given):
+        raise wrong_option("api_key", given, "printable ASCII without spaces, not empty")
+    from_environment = os.environ.get(API_KEY_VARIABLE)
+    return (*given, from_environment) if from_environment else given
 
 
 def model_and_tokenizer(model: str | None, tokenizer: str | None) -> tuple[str, str]:

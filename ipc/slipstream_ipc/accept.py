@@ -142,11 +142,14 @@ class Acceptor(Generic[Out, In, Receipt]):
         return [s for s in lost if s.identity not in self._identities]
 
     def close(self, session: Session[Receipt]) -> None:
-        """Forget a session. Idempotent."""
+        """Forget a session; what it sent last is acknowledged still. Idempotent."""
+        owes_ack = session.is_open and session.link.owes_ack
         session.is_open = False
-        session.link.end()
         if self._routes.get(session.route) is session:
             del self._routes[session.route]
+            if owes_ack:
+                self._send_control(session, None)
+        session.link.end()
         if self._identities.get(session.identity) is session:
             del self._identities[session.identity]
 

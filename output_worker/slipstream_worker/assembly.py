@@ -41,7 +41,6 @@ def assemble_worker(
 ) -> Worker:
     """A worker between `config.core_address` and `config.client_address`."""
     socket = bind_router(context, config.client_address)
-    poller.register(socket, zmq.POLLIN)
     front: FrontAcceptor = Acceptor(
         socket,
         front_codec(),
@@ -63,6 +62,7 @@ def assemble_worker(
         front,
         prompts,
         detokenizers,
+        poller,
         tokenizer=config.tokenizer,
         stream_interval=config.stream_interval,
         grace_s=config.grace_s,

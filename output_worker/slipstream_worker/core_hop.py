@@ -62,6 +62,15 @@ class CoreHop:
         """Begin another attach."""
         self._attacher.attach(now)
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the next attach asks for everything to be replayed."""
+        return self._attacher.fresh
+
+    @is_fresh.setter
+    def is_fresh(self, value: bool) -> None:
+        self._attacher.fresh = value
+
     def restart(self) -> None:
         """After an attach: nothing that waited means anything."""
         self._states.clear()

@@ -68,7 +68,8 @@ def build(streams: Iterable[Stream]) -> tuple[Deltas, list[Sent]]:
         assert output is not None
         assert reader is not None
         start = reader.cursor
-        stop = output.log.advance(start, max(MESSAGE_BUDGET_BYTES - num_bytes, 0) // 4)
+        left = max(MESSAGE_BUDGET_BYTES - num_bytes, 0)
+        stop = output.log.advance(start, left // 4, left // (4 + 8 * stream.width))
         text = output.log.text_between(start, stop)
         is_end = output.end is not None and stop.unit == output.log.num_units
         handles.append(reader.handle)

@@ -4,8 +4,8 @@ Owns: submissions on their way to the core. Does not know: the core's messages, 
 
 Rules (STREAMS I, V):
 - A submission is idempotent by its stream id; the same id with other content is a conflict.
-- A fresh worker answers no resume and no abort before it knows every stream of the life before
-  (SyncDone).
+- Nobody is heard before every stream of the life before is known (SyncDone; see `worker`), so
+  "unknown" is the truth.
 - Whatever goes wrong with one client's message is that client's: it is told, nobody else is.
 """
 
@@ -59,7 +59,6 @@ class FromClients:
         self._detokenizers = detokenizers
         self._stream_interval = stream_interval
         self._rendering: dict[int, Stream] = {}  # by the prompt process' key
-        self._early: list[tuple[Session[Receipt], Resume | Abort]] = []  # until SyncDone
 
     def handle(self, session: Session[Receipt], body: ClientToWorker, card: ModelCard) -> None:
         """Do what a message asks."""
@@ -75,24 +74,17 @@ class FromClients:
                     logger.exception("a submission of %s failed", session.identity.hex())
                     why = f"{type(error).__name__} while the request was taken in"
                     self._reject(session, body.handle, Fault("engine", why))
-            case Resume() | Abort():
-                self._early.append((session, body))
+            case Resume():
+                self._resume(session, body)
+            case Abort():
+                stream = lives.streams.get(body.stream_id)
+                if stream is not None:
+                    lives.abort(stream)
             case Goodbye():
                 self._front.close(session)
                 lives.dismiss(session.identity)
             case Ping():
                 pass  # the acceptor has answered it
-
-    def settle(self) -> None:
-        """Resumes and aborts that have come; to be called once the core has told everything."""
-        early, self._early = self._early, []
-        for session, body in early:
-            if isinstance(body, Abort):
-                stream = self._lives.streams.get(body.stream_id)
-                if stream is not None:
-                    self._lives.abort(stream)
-            elif session.is_open:
-                self._resume(session, body)
 
     def rendered(self, answer: Rendered, card: ModelCard) -> None:
         """The prompt process is done with a prompt."""

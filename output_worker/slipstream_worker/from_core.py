@@ -99,7 +99,10 @@ class FromCore:
         self._core.restart()
         self._lives.streams.displace_all()
         if not self.is_synced:
-            return  # we attached fresh: the core replays everything
+            # we attached fresh, perhaps not for the first time: the core replays everything
+            self._core.is_fresh = True
+            self._lives.streams.clear()
+            return
         known = [stream for stream in self._lives.streams.all() if stream.output is not None]
         for cut in range(0, max(len(known), 1), _POSITIONS_A_MESSAGE):
             part = known[cut : cut + _POSITIONS_A_MESSAGE]

@@ -84,6 +84,11 @@ class StreamTable:
         self._by_row[row] = stream
         stream.row = row
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._by_id.clear()
+        self._by_row.clear()
+
     def displace_all(self) -> None:
         """No row means anything any more: the core will give them anew."""
         for stream in list(self._by_row.values()):

@@ -4,6 +4,8 @@ Owns: the order of things in one turn. Does not know: what any message means.
 
 Rules:
 - The report to the core leaves before the deltas to the clients: the device may wait for it.
+- Nobody is heard before the core has told everything it knows: what clients send until then lies
+  unread in the socket, and the poller does not look at it.
 - A core that breaks the protocol is attached anew; no stream suffers from it.
 """
 
@@ -36,12 +38,15 @@ class Worker:
         front: FrontAcceptor,
         prompts: PromptSource,
         detokenizers: DetokenizerFactory,
+        poller: zmq.Poller,
         *,
         tokenizer: str,
         stream_interval: int,
         grace_s: float,
     ) -> None:
         """`socket` is the one that `front` accepts on; `tokenizer` is where clients find it."""
+        self._poller = poller
+        self._is_open = False
         self._core = core
         self._socket = socket
         self._front = front
@@ -67,16 +72,16 @@ class Worker:
         except ProtocolError:
             logger.exception("the core broke the protocol; attaching anew")
             self._core.attach(now)
-        # while the core is unknown nobody is welcomed, so clients come again by themselves
         card = self.card
-        if card is not None:
+        if card is not None and self._from_core.is_synced:
+            if not self._is_open:
+                self._is_open = True
+                self._poller.register(self._socket, zmq.POLLIN)
             for session, body in self._front.receive(now):
                 self._from_clients.handle(session, body, card)
             for answer in self._prompts.receive():
                 if isinstance(answer, Rendered):
                     self._from_clients.rendered(answer, card)
-            if self._from_core.is_synced:
-                self._from_clients.settle()
         self._core.flush()
         self.lives.flush(now)
 
@@ -92,4 +97,6 @@ class Worker:
     def close(self) -> None:
         """Leave without a word: whoever comes next is told everything by the neighbours."""
         self._core.close()
+        if self._is_open:
+            self._poller.unregister(self._socket)
         self._socket.close()

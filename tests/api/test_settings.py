@@ -9,6 +9,7 @@ import pytest
 
 from slipstream import BadRequestError
 from slipstream.demo import MODEL_NAME, MODEL_PATH
+from slipstream.http.config import FrontConfig
 from slipstream.plan import model_and_tokenizer, plan_stack
 from slipstream.settings import StackSettings, allowed_values, description, settings_from
 from slipstream_core.config import CoreConfig
@@ -38,6 +39,7 @@ def configs(folder: Path, **options: object) -> tuple[CoreConfig, WorkerConfig]:
         ({"grace_s": -1}, ["grace_s: got -1, allowed: a number >= 0"]),
         ({"dtype": "int8"}, ["dtype: got 'int8', allowed: one of auto, bfloat16"]),
         ({"max_model_len": 0}, ["max_model_len: got 0, allowed: an integer >= 1 or None"]),
+        ({"http_port": 65536}, ["http_port: got 65536, allowed: an integer >= 0 and <= 65535 or"]),
         ({"model": 7}, ["model: got 7, allowed: a string"]),
     ],
 )
@@ -64,7 +66,10 @@ def test_every_option_explains_itself():
 def test_defaults_are_those_of_the_processes(tmp_path):
     core, worker = configs(tmp_path)
     assert core == CoreConfig(
-        model=DEMO, address=core.address, served_model_name="slipstream-demo"
+        model=DEMO,
+        address=core.address,
+        served_model_name="slipstream-demo",
+        dtype="float32",  # the demo model's texts do not depend on the batch
     )
     assert worker == WorkerConfig(
         tokenizer=DEMO,
@@ -92,10 +97,38 @@ def test_every_option_reaches_a_process(tmp_path):
         "client_timeout_s": 1.5,
         "grace_s": 2.5,
     }
-    assert set(given) == {*StackSettings.__struct_fields__} - {"model", "tokenizer"}
+    of_the_front = {"http_port", "host", "api_key"}
+    assert set(given) == {*StackSettings.__struct_fields__} - {"model", "tokenizer", *of_the_front}
     core, worker = configs(tmp_path, **given)
     arrived = {**msgspec.structs.asdict(worker), **msgspec.structs.asdict(core)}
     assert {name: arrived[name] for name in given} == given
+
+
+def front(folder: Path, **options: object) -> FrontConfig:
+    children = plan_stack(settings_from(options), folder).children
+    assert [child.name for child in children] == ["core", "worker", "http"]
+    assert children[2].argv[-1] == "slipstream.http.main"
+    return msgspec.json.decode(children[2].config, type=FrontConfig)
+
+
+def test_a_front_is_there_where_it_has_a_port(tmp_path, monkeypatch):
+    monkeypatch.delenv("SLIPSTREAM_API_KEY", raising=False)
+    default = front(tmp_path, http_port=0)
+    assert default == FrontConfig(f"ipc://{tmp_path}/client.sock", DEMO, port=0)
+    given = front(tmp_path, http_port=81, host="::1", api_key=["one", "two"])
+    assert (given.port, given.host, given.api_keys) == (81, "::1", ("one", "two"))
+    monkeypatch.setenv("SLIPSTREAM_API_KEY", "three")
+    assert front(tmp_path, http_port=0, api_key="one").api_keys == ("one", "three")
+    monkeypatch.setenv("SLIPSTREAM_API_KEY", "")
+    assert front(tmp_path, http_port=0).api_keys == ()
+
+
+@pytest.mark.parametrize("key", ["", "se cret", "secret\n", "sécret", ["fine", ""], [7], 7])
+def test_a_key_that_cannot_be_is_refused_without_being_shown(tmp_path, key):
+    with pytest.raises(BadRequestError, match=r"api_key: got '\(not shown\)'") as caught:
+        plan_stack(settings_from({"api_key": key, "http_port": 0}), tmp_path)
+    assert "cret" not in str(caught.value)
+    assert caught.value.__cause__ is None
 
 
 def test_compiled_tables_lie_in_the_users_cache(tmp_path, monkeypatch):

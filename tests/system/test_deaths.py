@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from slipstream.demo import MODEL_PATH
 from slipstream_ipc.messages import Resume
+
+SLOW_CHAIN = f"simulated:step_ms=20,prefill_us=0,tokenizer={MODEL_PATH},mode=chain"
 
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(6)]
 
@@ -169,7 +172,8 @@ def test_resume_before_sync_done_waits(make_stack, expected, outcome) -> None:
 
 
 def test_an_abort_before_sync_done_waits(make_stack) -> None:
-    stack = make_stack()
+    # slow enough that the stream does not end before a quiet client has noticed the death
+    stack = make_stack(SLOW_CHAIN)
     client = stack.client()
     it = client.submit(PROMPTS[0], max_tokens=400)
     stack.until(lambda: len(it.token_ids) > 10)

@@ -1,65 +1,133 @@
-"""From the times at which tokens came to the numbers that people compare.
+"""From the times at which answers came to the numbers that people compare.
 
-Pure: seconds in, rows out. Terms:
-- TTFT: from asking to the first token. TPOT: from the first token to the last, by the tokens
-  between. ITL: between two deltas of one stream; a delta may hold several tokens.
+Pure: seconds in, rows out. Does not know: where the times come from.
+
+Terms, as the field's serving benchmarks use them:
+- TTFT: from asking to the first chunk with content.
+- TPOT: from there to the end of the answer, by the tokens after the first.
+- ITL: between two chunks with content of one stream; a chunk may hold several tokens.
+- E2E: from asking to the end of the answer.
+Failed requests are counted, by reason, and are in no other number.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 Row = dict[str, str | int | float | bool | None]
+# tokens: every one was seen. usage: the server said how many. requested: the server did not, and
+# the answer is as long as it was asked to be. chunks: taken for tokens, for want of better
+Counting = Literal["tokens", "usage", "requested", "chunks"]
+
+FAILED = "failed_"  # begins the names of what counts failures
 
 
 @dataclass(slots=True)
 class Timeline:
-    """One request: when it was asked for, and when how many tokens came (time.perf_counter)."""
+    """One request: when it was asked for, and when what came (time.perf_counter).
+
+    prompt_len: None where nobody said how many tokens a prompt of text has.
+    """
 
     asked_s: float
-    times_s: list[float] = field(default_factory=list)
-    num_tokens: list[int] = field(default_factory=list)
+    prompt_len: int | None = None
+    times_s: list[float] = field(default_factory=list)  # of chunks with content
+    num_tokens: int = 0
+    ended_s: float = 0.0
+    counting: Counting = "tokens"
+    failure: str | None = None
 
     def note(self, time_s: float, num_tokens: int) -> None:
-        """Tokens have come."""
+        """A chunk with these tokens has come."""
         self.times_s.append(time_s)
-        self.num_tokens.append(num_tokens)
+        self.num_tokens += num_tokens
+        self.ended_s = time_s
 
 
-def summary(timelines: Sequence[Timeline]) -> Row:
-    """A flat row over all requests, none of which may be without tokens."""
-    begin = min(timeline.asked_s for timeline in timelines)
-    duration_s = max(timeline.times_s[-1] for timeline in timelines) - begin
-    num_tokens = sum(sum(timeline.num_tokens) for timeline in timelines)
-    ttft = [timeline.times_s[0] - timeline.asked_s for timeline in timelines]
-    tpot = [
-        (timeline.times_s[-1] - timeline.times_s[0]) / (sum(timeline.num_tokens) - first)
-        for timeline in timelines
-        if sum(timeline.num_tokens) > (first := timeline.num_tokens[0])
-    ]
-    itl = np.concatenate([np.diff(timeline.times_s) for timeline in timelines])
-    return {
-        "duration_s": round(duration_s, 4),
-        "requests_per_s": round(len(timelines) / duration_s, 3),
+def summary(timelines: Sequence[Timeline], percentiles: Sequence[float] = (99.0,)) -> Row:
+    """A flat row over all requests; None for what there is nothing to measure of."""
+    done = [timeline for timeline in timelines if timeline.failure is None]
+    reasons = Counter(timeline.failure for timeline in timelines if timeline.failure is not None)
+    begin = min((timeline.asked_s for timeline in timelines), default=0.0)
+    duration_s = max((timeline.ended_s for timeline in done), default=begin) - begin
+    num_tokens = sum(timeline.num_tokens for timeline in done)
+    lengths = [timeline.prompt_len for timeline in done if timeline.prompt_len is not None]
+    prompt_tokens = sum(lengths) if len(lengths) == len(done) else None
+    streamed = [timeline for timeline in done if timeline.times_s]
+    gaps = [np.diff(timeline.times_s) for timeline in streamed]
+    series = {
+        "ttft": [timeline.times_s[0] - timeline.asked_s for timeline in streamed],
+        "tpot": [
+            (timeline.ended_s - timeline.times_s[0]) / (timeline.num_tokens - 1)
+            for timeline in streamed
+            if timeline.num_tokens > 1
+        ],
+        "itl": np.concatenate(gaps).tolist() if gaps else [],
+    }
+
+    def rate(number: float | None, digits: int) -> float | None:
+        return round(number / duration_s, digits) if number is not None and duration_s else None
+
+    row: Row = {
+        "completed_requests": len(done),
+        f"{FAILED}requests": len(timelines) - len(done),
+        **{f"{FAILED}{reason}": number for reason, number in sorted(reasons.items())},
+        "duration_s": round(duration_s, 6),
+        "requests_per_s": rate(len(done), 3),
+        "prompt_tokens": prompt_tokens,
         "output_tokens": num_tokens,
-        "output_tokens_per_s": round(num_tokens / duration_s, 2),
-        **_spread("ttft", ttft),
-        **_spread("tpot", tpot),
-        **_spread("itl", itl.tolist()),
+        "tokens_counted_by": "+".join(sorted({timeline.counting for timeline in done})) or None,
+        "output_tokens_per_s": rate(num_tokens, 2),
+        "total_tokens_per_s": rate(
+            None if prompt_tokens is None else prompt_tokens + num_tokens, 2
+        ),
     }
+    for name, seconds in series.items():
+        row |= _spread(name, seconds, "ms", percentiles)
+    row |= _spread(
+        "e2e", [timeline.ended_s - timeline.asked_s for timeline in done], "s", percentiles
+    )
+    num_chunks = sum(len(timeline.times_s) for timeline in streamed)
+    row["chunks_per_token"] = round(num_chunks / num_tokens, 4) if streamed and num_tokens else None
+    return row
 
 
-def _spread(name: str, seconds: Sequence[float]) -> Row:
-    """Mean, median and 99th percentile in milliseconds; None where there is nothing to measure."""
-    if not seconds:
-        return {f"{name}_{which}_ms": None for which in ("mean", "median", "p99")}
-    values = 1e3 * np.asarray(seconds)
-    mean, median, p99 = values.mean(), *np.percentile(values, (50, 99))
-    return {
-        f"{name}_mean_ms": round(float(mean), 3),
-        f"{name}_median_ms": round(float(median), 3),
-        f"{name}_p99_ms": round(float(p99), 3),
-    }
+def median_row(rows: Sequence[Row]) -> Row:
+    """One row for several runs of the same: the median of each number.
+
+    Of failures it holds the sums: a median would hide them. What is no number is the first run's.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    found: Row = {}
+    for name in names:
+        values = [value for row in rows if (value := row.get(name)) is not None]
+        numbers = [value for value in values if isinstance(value, int | float)]
+        if not values or len(numbers) < len(values) or isinstance(values[0], bool):
+            found[name] = values[0] if values else None
+        elif name.startswith(FAILED):
+            found[name] = sum(numbers)
+        else:
+            median = float(np.median(numbers))
+            are_whole = all(isinstance(value, int) for value in numbers)
+            found[name] = int(median) if are_whole and median.is_integer() else round(median, 6)
+    return found
+
+
+def percentile_name(percentile: float) -> str:
+    """How a percentile is called in rows: p99, p99_9."""
+    return f"p{percentile:g}".replace(".", "_")
+
+
+def _spread(name: str, seconds: Sequence[float], unit: str, percentiles: Sequence[float]) -> Row:
+    names = ["mean", "median", *map(percentile_name, percentiles)]
+    values: list[float | None] = [None] * len(names)
+    if seconds:
+        scaled = np.asarray(seconds) * (1e3 if unit == "ms" else 1.0)
+        measured = [scaled.mean(), *np.percentile(scaled, (50, *percentiles))]
+        values = [round(float(value), 3 if unit == "ms" else 6) for value in measured]
+    return {f"{name}_{which}_{unit}": value for which, value in zip(names, values, strict=True)}

@@ -104,7 +104,7 @@ async def _measure(address: str, arguments: argparse.Namespace) -> tuple[ModelCa
 
         async def one(prompt: np.ndarray[tuple[int, ...], np.dtype[np.uint32]]) -> Timeline:
             async with places:
-                timeline = Timeline(time.perf_counter())
+                timeline = Timeline(time.perf_counter(), len(prompt))
                 async for delta in client.stream(prompt, params):
                     if delta.num_tokens:
                         timeline.note(time.perf_counter(), delta.num_tokens)

@@ -1,0 +1,135 @@
+"""The bare loop: the real scheduler and a runner, one step ahead, and nothing else.
+
+Owns: requests as the checks state them, the loop, the time at which each step ended. Does not
+know: sockets, text, what the tokens are for. It is what the stack is compared with, and what
+brings tokens for the checks of exactness.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_core.runner.plan import Runner, StepPlan
+from slipstream_core.scheduler import NewRequest, Scheduler
+from slipstream_ipc.log import PagedLog
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One request."""
+
+    prompt: npt.NDArray[np.uint32]
+    max_tokens: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    num_logprobs: int = -1
+
+
+@dataclass(slots=True)
+class Output:
+    """What a request got."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # of those tokens, where they were wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A step that was collected."""
+
+    at_s: float  # time.perf_counter()
+    num_decodes: int
+    num_requests: int
+
+
+def new_scheduler(
+    requests: Sequence[Wanted], *, num_blocks: int, block_size: int, budget: int, max_model_len: int
+) -> Scheduler:
+    """A scheduler to which `requests` were given, as rows 0, 1, 2, …"""
+    tokens = PagedLog(np.uint32)
+    scheduler = Scheduler(
+        tokens=tokens,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_num_seqs=len(requests),
+        max_num_batched_tokens=budget,
+        max_model_len=max_model_len,
+    )
+    for row, it in enumerate(requests):
+        tokens.open(row)
+        tokens.extend(row, it.prompt)
+        scheduler.add(
+            NewRequest(
+                row=row,
+                prompt_len=len(it.prompt),
+                max_tokens=it.max_tokens,
+                temperature=it.temperature,
+                top_k=it.top_k,
+                top_p=it.top_p,
+                min_p=it.min_p,
+                seed=it.seed,
+                num_logprobs=it.num_logprobs,
+                worker_ends=False,
+            )
+        )
+    return scheduler
+
+
+def drive(
+    runner: Runner, requests: Sequence[Wanted], *, budget: int
+) -> tuple[list[Output], list[Ended]]:
+    """Run all requests to their lengths, `budget` tokens to a step."""
+    scheduler = new_scheduler(
+        requests,
+        num_blocks=runner.num_blocks,
+        block_size=runner.info.block_size,
+        budget=budget,
+        max_model_len=runner.info.max_model_len,
+    )
+    acked = np.zeros(len(requests), np.int64)  # nobody reads along
+    outputs = [Output() for _ in requests]
+    steps = []
+    in_flight: deque[StepPlan] = deque()
+    while scheduler.has_work or in_flight:
+        while len(in_flight) < 2 and (plan := scheduler.schedule(acked)) is not None:
+            runner.launch(plan)
+            in_flight.append(plan)
+        assert in_flight, "nobody can run, and nothing runs"
+        plan = in_flight.popleft()
+        result = runner.collect()
+        steps.append(Ended(time.perf_counter(), plan.num_decodes, plan.num_requests))
+        sampled = scheduler.complete(plan, result.token_ids)
+        for row, token_id, index in zip(
+            sampled.rows.tolist(), sampled.token_ids.tolist(), sampled.index.tolist(), strict=True
+        ):
+            outputs[row].token_ids.append(token_id)
+            if result.logprobs is not None:
+                outputs[row].logprobs.append(float(result.logprobs.values[index, 0]))
+    return outputs, steps
+
+
+def decode_intervals_s(steps: Sequence[Ended], batch: int) -> list[float]:
+    """Of each step that decodes `batch` rows and nothing else: since the end of the one before."""
+    return [
+        after.at_s - before.at_s
+        for before, after in pairwise(steps)
+        if after.num_decodes == after.num_requests == batch
+    ]
+
+
+def random_prompts(
+    num: int, length: int, vocab_size: int, seed: int = 0
+) -> list[npt.NDArray[np.uint32]]:
+    """Prompts of one length."""
+    shape = (num, length)
+    return list(np.random.default_rng(seed).integers(0, vocab_size, shape, np.uint32))

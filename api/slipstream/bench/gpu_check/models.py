@@ -1,0 +1,145 @@
+"""Models with random weights: small ones of many architectures, and one in a real model's shape.
+
+Owns: their configurations, how they are made and saved. Does not know: what they are used for.
+
+Small models have wide random weights, so that their outputs are diverse and their logits far
+apart; their windows are shorter than the prompts, so that they matter.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+SMALL_VOCAB = 331
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": SMALL_VOCAB,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.12,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
+
+# By name: the configuration's class, and what it asks for beside the above.
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "gemma2": ("Gemma2Config", {"sliding_window": 11, "query_pre_attn_scalar": 32}),
+    "qwen3_moe": ("Qwen3MoeConfig", {"num_experts": 8, **_EXPERTS}),
+    "gpt_oss": (
+        "GptOssConfig",
+        {"sliding_window": 11, "num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+    "mistral": ("MistralConfig", {"sliding_window": 11}),
+    "qwen3": ("Qwen3Config", {}),
+    "qwen2": ("Qwen2Config", {}),
+    "gemma3": ("Gemma3TextConfig", {"sliding_window": 11, "query_pre_attn_scalar": 32}),
+    "phi3": ("Phi3Config", {}),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    "gpt2": ("GPT2Config", {"n_embd": 128, "n_layer": 4, "n_head": 4, "n_positions": 512}),
+}
+QUICK_ARCHITECTURES = ("llama", "gemma2", "qwen3_moe", "gpt_oss")
+BFLOAT16_ARCHITECTURES = ("llama", "gemma2", "qwen3_moe", "gpt_oss")
+
+# The shape of Qwen3-0.6B (its published configuration): 596 million parameters.
+_QWEN3_06B: dict[str, Any] = {
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+_QUICK_SHAPE: dict[str, Any] = {
+    "vocab_size": 2048,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 4096,
+}
+
+# transformers' own annotations leave this out
+_from_config: Any = AutoModelForCausalLM.from_config
+
+
+def save_small(name: str, folder: Path) -> Path:
+    """A small model of an architecture, float32; its folder."""
+    kind, settings = ARCHITECTURES[name]
+    config = getattr(transformers, kind)(**{**_SMALL, **settings})
+    torch.manual_seed(0)
+    model: PreTrainedModel = _from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # what starts as zeros or ones (biases, sinks, norms) is made to matter too
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    model.save_pretrained(folder / name)
+    return folder / name
+
+
+def shape_name(*, is_quick: bool) -> str:
+    """What the model of `saved_shape` is called."""
+    return "quick shape" if is_quick else "Qwen3-0.6B shape"
+
+
+def saved_shape(folder: Path, device: str, *, is_quick: bool) -> Path:
+    """The model in a real one's shape, with a tokenizer; made once for all parts."""
+    path = folder / "shape"
+    if (path / "tokenizer.json").exists():
+        return path
+    config = transformers.Qwen3Config(**{**_QWEN3_06B, **(_QUICK_SHAPE if is_quick else {})})
+    torch.manual_seed(0)
+    with torch.device(device):
+        model: PreTrainedModel = _from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(path)
+    _save_tokenizer(path, config.vocab_size)
+    return path
+
+
+def weight_bytes(path: Path) -> int:
+    """Bytes of a saved model's weights; tied ones count once."""
+    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
+
+
+def _save_tokenizer(path: Path, vocab_size: int) -> None:
+    """Byte-level, with a made-up word for each id: text is as much work as with a real one."""
+    tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
+    syllables = [c + v for c in "bcdfghjklmnpqrstvwxz" for v in "aeiou"]
+    number = 0
+    while len(tokens) < vocab_size:
+        word, rest = "", len(syllables) + number  # of two syllables at least, so all differ
+        while rest:
+            rest, place = divmod(rest, len(syllables))
+            word += syllables[place]
+        tokens.append("\u0120" + word)
+        number += 1
+    tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    settings = {"tokenizer_class": "TokenizersBackend", "clean_up_tokenization_spaces": False}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer.save(str(path / "tokenizer.json"))

@@ -1,0 +1,51 @@
+"""From the bytes of an event stream to the data of its events.
+
+Owns: where events begin and end (the HTML standard, "Server-sent events"). Does not know: sockets,
+HTTP, what the data means.
+
+Rules:
+- Events end with an empty line; lines end with LF, CR LF or CR, wherever the bytes were cut.
+- Only `data` counts; comments (the usual keep-alive) and all other fields are dropped.
+"""
+
+from __future__ import annotations
+
+from slipstream.bench.failures import RequestFailedError
+
+MAX_EVENT_BYTES = 16 * 2**20  # a peer that never ends an event must not fill the memory
+
+
+class EventSplitter:
+    """One stream's bytes in, its events' data out."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The data of every event that this piece completes.
+
+        Raises: RequestFailedError where an event grows beyond all reason.
+        """
+        if self._rest:
+            piece = self._rest + piece
+        held = b""
+        if b"\r" in piece:
+            if piece.endswith(b"\r"):  # perhaps the first half of a CR LF
+                piece, held = piece[:-1], b"\r"
+            piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *events, rest = piece.split(b"\n\n")
+        self._rest = rest + held
+        if len(self._rest) > MAX_EVENT_BYTES:
+            raise RequestFailedError("malformed", f"an event of more than {MAX_EVENT_BYTES} bytes")
+        return [data for event in events if (data := _data(event)) is not None]
+
+
+def _data(event: bytes) -> bytes | None:
+    if event.startswith(b"data: ") and b"\n" not in event:  # what every server sends
+        return event[6:]
+    lines = [
+        line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")
+    ]
+    return b"\n".join(lines) if lines else None
