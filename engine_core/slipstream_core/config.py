@@ -14,6 +14,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     `served_model_name` is what clients are told; by default `model`.
     `kv_cache_gib` bounds the cache on the CPU; `num_blocks` overrides it (tests).
+    `trust_remote_code` lets code that lies beside the weights run in this process.
     """
 
     model: str
@@ -30,3 +31,4 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     num_blocks: Positive | None = None
     threads: Positive | None = None
     max_waiting: Positive = 16384
+    trust_remote_code: bool = False

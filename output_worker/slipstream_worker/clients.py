@@ -6,6 +6,9 @@ Does not know: how streams are computed, admitted or ended.
 Rules (STREAMS I, II, V):
 - States (Accepted, Rejected) leave before deltas; both wait for credit, nothing queues in a socket.
 - A client without credit is sent nothing; what it misses is merged into the next message.
+- Where the interval is "auto", first tokens and ends leave at once, everything else when the reader
+  has room: when few messages are under way. So every token streams under light load, and under
+  heavy load messages merge by themselves.
 - An attach drops what waited: the client says which streams it wants, and from where.
 """
 
@@ -21,14 +24,20 @@ from slipstream_worker.deltas import Sent
 from slipstream_worker.streams import Reader, Stream
 
 Receipt = list[Sent]
+AUTO_ROOM = 2
+
 FrontAcceptor = Acceptor[WorkerToClient, ClientToWorker, Receipt]
 
 
 class ClientPort:
     """Everything that goes to one client."""
 
-    def __init__(self, acceptor: FrontAcceptor, session: Session[Receipt]) -> None:
+    def __init__(
+        self, acceptor: FrontAcceptor, session: Session[Receipt], room: int | None = None
+    ) -> None:
+        """`room`: messages under way from which on only what is urgent is sent; None: no such."""
         self._acceptor = acceptor
+        self._room = room
         self._session = session
         self._states: deque[WorkerToClient] = deque()
         self._news: dict[Stream, None] = {}  # an ordered set: who waits longest comes first
@@ -44,6 +53,9 @@ class ClientPort:
         self._session = session
         self._states.clear()
         self._news.clear()
+        for stream in self.streams:
+            assert stream.reader is not None
+            stream.reader.is_waiting = True
 
     def state(self, body: WorkerToClient) -> None:
         """Queue a state of one of the client's streams."""
@@ -75,9 +87,12 @@ class ClientPort:
         while self._states and self._acceptor.send(session, self._states[0], []):
             self._states.popleft()
         while self._news and not self._states and session.link.has_credit:
-            due = [stream for stream in self._news if deltas.is_due(stream)]
+            is_crowded = self._room is not None and session.link.num_unacked >= self._room
+            leaves_now = deltas.is_urgent if is_crowded else deltas.is_due
+            due = [stream for stream in self._news if leaves_now(stream)]
             if not due:
-                self._news.clear()
+                if not is_crowded:
+                    self._news.clear()  # who is not due yet comes back with its next token
                 break
             message, sent = deltas.build(due)
             if not self._acceptor.send(session, message, sent):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -10,9 +10,10 @@ from msgspec import Meta, Struct
 class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one output worker; unknown names and values out of range are refused.
 
-    grace_s: how long an ended stream can still be read, and how long a stream whose client has
-    vanished goes on. client_timeout_s: silence after which a client is asked, and again as long
-    until it counts as gone.
+    stream_interval: tokens between two deltas of a stream, at least; "auto": a delta leaves when
+    its reader has room. grace_s: how long an ended stream can still be read, and how long a stream
+    goes on whose client has vanished. client_timeout_s: silence after which a client is asked, and
+    again as long until it counts as gone.
     """
 
     tokenizer: str  # a folder or a hub id
@@ -22,7 +23,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     cache_dir: str  # compiled token tables are kept here
     index: Annotated[int, Meta(ge=0)] = 0
     incarnation: Annotated[int, Meta(ge=0)] = 0
-    stream_interval: Annotated[int, Meta(ge=1)] = 1
+    stream_interval: Annotated[int, Meta(ge=1)] | Literal["auto"] = "auto"
     client_timeout_s: Annotated[float, Meta(gt=0)] = 5.0
     grace_s: Annotated[float, Meta(ge=0)] = 60.0
     trust_remote_code: bool = False

@@ -33,7 +33,7 @@ class Sent(NamedTuple):
 def is_due(stream: Stream) -> bool:
     """Whether the stream has something that its reader should have now."""
     output, reader = stream.output, stream.reader
-    if output is None or reader is None:
+    if output is None or reader is None or reader.is_waiting:
         return False
     if output.end is not None:
         return True
@@ -42,6 +42,14 @@ def is_due(stream: Stream) -> bool:
         return False
     done = reader.cursor.num_tokens
     return not done or log.num_tokens - done >= stream.interval
+
+
+def is_urgent(stream: Stream) -> bool:
+    """Whether that is its first token or its end."""
+    output, reader = stream.output, stream.reader
+    if output is None or reader is None or reader.is_waiting:
+        return False
+    return output.end is not None or (reader.cursor.num_tokens == 0 and output.log.num_tokens > 0)
 
 
 def build(streams: Iterable[Stream]) -> tuple[Deltas, list[Sent]]:

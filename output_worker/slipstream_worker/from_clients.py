@@ -50,14 +50,11 @@ class FromClients:
         lives: Lives,
         prompts: PromptSource,
         detokenizers: DetokenizerFactory,
-        *,
-        stream_interval: int,
     ) -> None:
         self._front = front
         self._lives = lives
         self._prompts = prompts
         self._detokenizers = detokenizers
-        self._stream_interval = stream_interval
         self._rendering: dict[int, Stream] = {}  # by the prompt process' key
 
     def handle(self, session: Session[Receipt], body: ClientToWorker, card: ModelCard) -> None:
@@ -129,8 +126,9 @@ class FromClients:
         if known.fingerprint != fingerprint(submit) or owner != session.identity:
             fault = Fault("conflict", "this stream id is taken by another request", "stream_id")
             self._reject(session, submit.handle, fault)
-        elif known.stage in (Stage.RUNNING, Stage.ENDED):
-            self._lives.read(known, session.identity, submit.handle, START)
+            return
+        self._lives.read(known, session.identity, submit.handle, START)
+        if known.stage in (Stage.RUNNING, Stage.ENDED):
             self._lives.accept(known)
 
     def _set_out(self, stream: Stream, prompt_ids: bytes, card: ModelCard) -> None:
@@ -143,7 +141,7 @@ class FromClients:
             self._lives.reject(stream, error.fault)
             return
         output = open_output(admit, self._detokenizers)
-        self._lives.register(stream, admit, output, self._stream_interval)
+        self._lives.register(stream, admit, output)
         self._lives.submit(stream)
 
     def _resume(self, session: Session[Receipt], resume: Resume) -> None:

@@ -54,14 +54,12 @@ class FromCore:
         detokenizers: DetokenizerFactory,
         *,
         tokenizer: str,
-        stream_interval: int,
     ) -> None:
         """`tokenizer`: where clients find it."""
         self._core = core
         self._lives = lives
         self._detokenizers = detokenizers
         self._tokenizer = tokenizer
-        self._stream_interval = stream_interval
         self.card: ModelCard | None = None
         self.is_synced = False
 
@@ -125,7 +123,7 @@ class FromCore:
         stream = Stream(admit.stream_id, Stage.RUNNING)
         lives.streams.add(stream)
         output = open_output(admit, self._detokenizers)
-        lives.register(stream, admit, output, self._stream_interval)
+        lives.register(stream, admit, output)
         lives.streams.place(stream, message.row)
         # its tokens are yet to come; where an abort or an error ended it, they come before that end
         if message.end is not None:

@@ -13,11 +13,12 @@ Rules (STREAMS III, V):
 from __future__ import annotations
 
 import heapq
+from typing import Literal
 
 from slipstream_ipc.accept import Session
 from slipstream_ipc.messages import Accepted, Admit, End, Fault, Forget, Rejected, Withdraw
 from slipstream_ipc.text_log import Cursor
-from slipstream_worker.clients import ClientPort, FrontAcceptor, Receipt
+from slipstream_worker.clients import AUTO_ROOM, ClientPort, FrontAcceptor, Receipt
 from slipstream_worker.core_hop import CoreHop
 from slipstream_worker.output import StreamOutput
 from slipstream_worker.streams import Stage, Stream, StreamTable
@@ -26,10 +27,18 @@ from slipstream_worker.streams import Stage, Stream, StreamTable
 class Lives:
     """All streams of one worker, and whoever reads them."""
 
-    def __init__(self, core: CoreHop, front: FrontAcceptor, grace_s: float) -> None:
+    def __init__(
+        self,
+        core: CoreHop,
+        front: FrontAcceptor,
+        grace_s: float,
+        stream_interval: int | Literal["auto"],
+    ) -> None:
         self._core = core
         self._front = front
         self._grace_s = grace_s
+        self._least_interval = 1 if stream_interval == "auto" else stream_interval
+        self._room = AUTO_ROOM if stream_interval == "auto" else None
         self._clients: dict[bytes, ClientPort] = {}
         self._vanished: list[tuple[float, Session[Receipt]]] = []  # and when they count as dead
         self._leaving: list[tuple[float, int, bytes]] = []  # heap: when to forget which stream
@@ -48,7 +57,7 @@ class Lives:
         """A client attached: for the first time, or anew."""
         port = self._clients.get(session.identity)
         if port is None:
-            self._clients[session.identity] = ClientPort(self._front, session)
+            self._clients[session.identity] = ClientPort(self._front, session, self._room)
         else:
             port.attach(session)
 
@@ -79,13 +88,13 @@ class Lives:
 
     # ---- a stream's stages ---------------------------------------------------------------
 
-    def register(self, stream: Stream, admit: Admit, output: StreamOutput, interval: int) -> None:
+    def register(self, stream: Stream, admit: Admit, output: StreamOutput) -> None:
         """A stream's prompt is known, or a life before this one knew it."""
         stream.registration = admit
         stream.output = output
         stream.submit = None
         stream.fingerprint = admit.fingerprint
-        stream.interval = max(admit.params.stream_interval, interval)
+        stream.interval = max(admit.params.stream_interval, self._least_interval)
         stream.width = 0 if admit.params.logprobs is None else 1 + admit.params.logprobs
 
     def submit(self, stream: Stream) -> None:
@@ -106,7 +115,7 @@ class Lives:
     def accept(self, stream: Stream) -> None:
         """Tell the reader that its stream runs."""
         reader, admit = stream.reader, stream.registration
-        if reader is not None and admit is not None:
+        if reader is not None and not reader.is_waiting and admit is not None:
             self._clients[reader.client].state(Accepted(reader.handle, admit.prompt_ids))
 
     def refused(self, stream: Stream, fault: Fault) -> None:
@@ -121,7 +130,8 @@ class Lives:
         """A stream is not taken."""
         if stream.reader is not None:
             port = self._clients[stream.reader.client]
-            port.state(Rejected(stream.reader.handle, fault))
+            if not stream.reader.is_waiting:  # else it asks again, and is answered then
+                port.state(Rejected(stream.reader.handle, fault))
             port.leave(stream)
         self.streams.remove(stream)
 

@@ -26,11 +26,16 @@ class Stage(Enum):
 
 @dataclass(slots=True, eq=False)
 class Reader:
-    """Who reads a stream, and how far it has been sent."""
+    """Who reads a stream, and how far it has been sent.
+
+    `is_waiting`: the client attached anew and has yet to say where its copy ends; until then it is
+    sent nothing of this stream.
+    """
 
     client: bytes  # identity
     handle: int
     cursor: Cursor = START
+    is_waiting: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -33,7 +33,7 @@ __all__ = [
     "save_table",
 ]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _HEADER = b"slipstream token table %d\n" % FORMAT_VERSION
 _CHECKSUM_BYTES = 16
@@ -44,15 +44,23 @@ class TableFileError(ValueError):
 
 
 class TokenTable(msgspec.Struct, frozen=True, gc=False):
-    """What each token id stands for, for one way of decoding (`mode`).
+    """What each token id stands for, and how the pieces of a sequence become its text (`mode`).
 
-    "bytelevel": the text of a sequence is the UTF-8 decoding of its pieces joined, with one U+FFFD
-    for each byte or run of bytes that is the beginning of no character.
+    "bytelevel": the text is the UTF-8 decoding of the pieces joined, with one U+FFFD for each byte
+    or run of bytes that is the beginning of no character. The fields with a default are not used.
+
+    "text": the text is the pieces joined. Each is UTF-8 by itself, but for those of `byte_ids`,
+    which are one byte each: where such tokens follow each other they spell characters, with one
+    U+FFFD for each byte that belongs to none.
     """
 
-    mode: Literal["bytelevel"]
-    pieces: tuple[bytes, ...]  # [vocab_size]; an id that no token has is b""
+    mode: Literal["bytelevel", "text"]
+    pieces: tuple[bytes | None, ...]  # [vocab_size]; None: no token has this id
     special: tuple[int, ...]  # ids that skip_special_tokens drops, ascending
+    byte_ids: tuple[int, ...] = ()  # ascending
+    first_pieces: tuple[bytes | None, ...] = ()  # [vocab_size], of a sequence's first; () the same
+    last_pieces: tuple[bytes | None, ...] = ()  # [vocab_size], of a sequence's last; () the same
+    num_stripped: int = 0  # blanks at the beginning of a text that are cut, at most
 
     @property
     def vocab_size(self) -> int:

@@ -12,6 +12,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+from typing import Literal
 
 import zmq
 
@@ -41,7 +42,7 @@ class Worker:
         poller: zmq.Poller,
         *,
         tokenizer: str,
-        stream_interval: int,
+        stream_interval: int | Literal["auto"],
         grace_s: float,
     ) -> None:
         """`socket` is the one that `front` accepts on; `tokenizer` is where clients find it."""
@@ -51,13 +52,9 @@ class Worker:
         self._socket = socket
         self._front = front
         self._prompts = prompts
-        self.lives = Lives(core, front, grace_s)
-        self._from_core = FromCore(
-            core, self.lives, detokenizers, tokenizer=tokenizer, stream_interval=stream_interval
-        )
-        self._from_clients = FromClients(
-            front, self.lives, prompts, detokenizers, stream_interval=stream_interval
-        )
+        self.lives = Lives(core, front, grace_s, stream_interval)
+        self._from_core = FromCore(core, self.lives, detokenizers, tokenizer=tokenizer)
+        self._from_clients = FromClients(front, self.lives, prompts, detokenizers)
 
     @property
     def card(self) -> ModelCard | None:

@@ -199,6 +199,12 @@ def test_the_interface_refuses_what_it_cannot_honour() -> None:
         paged_attention(module, tensor, tensor, tensor, None)
     with pytest.raises(TypeError, match="mask of its own"):
         paged_attention(module, tensor, tensor, tensor, tensor, paged=context)
+    with pytest.raises(TypeError, match="attend to those that come after"):
+        paged_attention(module, tensor, tensor, tensor, None, paged=context, is_causal=False)
+    module.is_causal = False
+    with pytest.raises(TypeError, match="attend to those that come after"):
+        paged_attention(module, tensor, tensor, tensor, None, paged=context)
+    module.is_causal = True
     with pytest.raises(TypeError, match="'position_bias'"):
         paged_attention(module, tensor, tensor, tensor, None, paged=context, position_bias=tensor)
 

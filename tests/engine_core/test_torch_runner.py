@@ -10,10 +10,11 @@ import random
 import select
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -22,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.attention import cpu
 from slipstream_core.runner.loader import LoadedModel, ModelLoadError, load_model
-from slipstream_core.runner.plan import StepFailed, StepPlan, StepResult
+from slipstream_core.runner.plan import SamplingDefaults, StepFailed, StepPlan, StepResult
 from slipstream_core.runner.torch_runner import TorchRunner, load_runner
 
 VOCAB = 199
@@ -269,6 +270,19 @@ def test_many_buckets_equal_generate(
     assert [r.output for r in requests] == expected
 
 
+@pytest.mark.parametrize("rubbish", [torch.nan, torch.inf])
+def test_what_others_left_in_the_cache_never_shows(
+    runner: TorchRunner, expected: list[list[int]], rubbish: float
+) -> None:
+    """A mask hides finite rubbish only: 0 * nan is nan, and so is inf - inf."""
+    for layer in runner._layers:
+        for blocks in (layer.key_blocks, layer.value_blocks):
+            blocks[1:] = rubbish  # all but the null block
+    requests = [Request(prompt, NUM_TOKENS) for prompt in PROMPTS]
+    Driver(runner, budget=32).run(requests)
+    assert [r.output for r in requests] == expected
+
+
 def test_sliding_window_equals_generate(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = save_model(tmp_path_factory.mktemp("mistral"), "mistral")
     expected = generate(folder, PROMPTS, NUM_TOKENS)
@@ -406,6 +420,29 @@ def test_cache_size(llama: Path, llama_model: LoadedModel) -> None:
     small.close()
     with pytest.raises(ModelLoadError, match=r"room for 1 blocks .* needs 2"):
         TorchRunner(llama_model, num_blocks=1, block_size=16, max_num_seqs=2)
+
+
+def test_a_length_that_was_asked_for_is_kept_or_refused(
+    llama: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = CoreConfig(model=str(llama), address="", device="cpu", block_size=16, num_blocks=5)
+    runner = load_runner(config)
+    assert runner.info.max_model_len == 64
+    assert "reaches 256 tokens, but the cache holds 64" in caplog.text
+    runner.close()
+    runner = load_runner(msgspec.structs.replace(config, max_model_len=60))
+    assert runner.info.max_model_len == 60
+    runner.close()
+    with pytest.raises(ModelLoadError, match=r"max_model_len is 65, .* for 64 .* \(6 blocks\)"):
+        load_runner(msgspec.structs.replace(config, max_model_len=65))
+
+
+def test_default_sampling_is_told_and_not_applied(llama_model: LoadedModel) -> None:
+    given = SamplingDefaults(temperature=0.6, repetition_penalty=1.1)
+    model = replace(llama_model, default_sampling=given)
+    runner = TorchRunner(model, num_blocks=9, block_size=16, max_num_seqs=2)
+    assert runner.info.default_sampling == given
+    runner.close()
 
 
 def test_scratch_holds_a_row_longer_than_itself(

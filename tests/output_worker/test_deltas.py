@@ -113,3 +113,13 @@ def test_streams_behind_the_budget_are_left_for_the_next_message() -> None:
     many = [stream(["y" * (MESSAGE_BUDGET_BYTES // 4)]) for _ in range(10)]
     _, sent = deltas.build(many)
     assert 1 <= len(sent) < 10
+
+
+def test_urgent_are_first_tokens_and_ends_alone() -> None:
+    it = stream(["a", "b"])
+    assert deltas.is_urgent(it)
+    move(it, 1)
+    assert deltas.is_due(it)
+    assert not deltas.is_urgent(it)
+    end(it)
+    assert deltas.is_urgent(it)

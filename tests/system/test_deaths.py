@@ -101,6 +101,26 @@ def test_links_that_attach_anew_lose_and_double_nothing(
     assert [s.ranks for s in streams] == [s.ranks for s in plain]
 
 
+def test_a_client_that_attaches_anew_is_sent_nothing_before_it_says_where_it_is(
+    make_stack, expected, outcome
+) -> None:
+    plain = expected(PROMPTS[:1], max_tokens=200)
+    stack = make_stack()
+    client = stack.client()
+    it = client.submit(PROMPTS[0], max_tokens=200)
+    stack.until(lambda: len(it.token_ids) > 5)
+    # what is under way is lost with the old socket
+    client.is_reading = False
+    link = stack.worker.lives.port(client.hop._identity).session.link
+    stack.until(lambda: link.num_unacked >= 2)
+    client.hop.attach(stack.now())
+    for _ in range(30):
+        stack.step()
+    client.is_reading = True
+    stack.until(lambda: it.is_over)
+    assert outcome([it]) == outcome(plain)
+
+
 def test_abort_or_error_end_survives_worker_death(make_stack, monkeypatch) -> None:
     stack = make_stack()
     client = stack.client()

@@ -82,6 +82,25 @@ def test_a_reader_without_room_is_coalesced_and_delays_nobody(make_stack, expect
     assert a.num_deltas < 100
 
 
+def test_auto_sends_first_tokens_and_ends_to_a_reader_that_has_no_room(make_stack) -> None:
+    stack = make_stack(stream_interval="auto")
+    client = stack.client()
+    first = client.submit(PROMPTS[0], max_tokens=400)
+    stack.until(lambda: len(first.token_ids) > 5)
+    second = client.submit(PROMPTS[1], max_tokens=2)
+    client.step()
+    client.is_reading = False
+    link = stack.worker.lives.port(client.hop._identity).session.link
+    stack.until(lambda: stack.core.desk.num_streams == 2 and link.num_unacked >= 2)
+    # tokens of the first stream pile up, the second one's Accepted, first token and end do not
+    for _ in range(300):
+        stack.step()
+    assert 2 < link.num_unacked <= 6
+    client.is_reading = True
+    stack.until(lambda: first.is_over and second.is_over)
+    assert first.num_deltas < 350
+
+
 def test_abort_races_submit_tokenising_preemption_and_final_one_end(make_stack) -> None:
     for num_steps in range(0, 60, 2):
         stack = make_stack(num_blocks=34, max_num_batched_tokens=64, grace_s=0.0)

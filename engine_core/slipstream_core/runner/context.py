@@ -23,6 +23,7 @@ class ForwardContext:
     layers: Sequence[LayerCache]
     kv_slots: torch.Tensor  # [T] int64: where each token's key and value go
     attention: CpuAttention  # this step's, shared by its layers
+    begun_blocks: torch.Tensor | None = None  # [n] int64: to be cleared first, if any
 
     def attend(
         self,
@@ -34,5 +35,7 @@ class ForwardContext:
     ) -> torch.Tensor:
         """Store, then attend; shapes as in AttentionContext.attend."""
         cache = self.layers[layer]
+        if self.begun_blocks is not None:
+            cache.clear(self.begun_blocks)
         cache.store(self.kv_slots, key, value)
         return self.attention.attend(query, key, value, cache, params)

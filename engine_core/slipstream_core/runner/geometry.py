@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -74,11 +75,24 @@ def read_geometry(
     """
     recorder = GeometryRecorder()
     ids = torch.zeros(1, min(8, vocab_size), dtype=torch.int64, device="meta")
+    keep = torch.zeros(2, dtype=torch.int64, device="meta")
     with torch.inference_mode():
-        model(input_ids=ids, position_ids=ids, use_cache=False, paged=recorder)
+        output: Any = model(
+            input_ids=ids,
+            position_ids=ids,
+            use_cache=False,
+            logits_to_keep=keep,
+            paged=recorder,
+        )
     if recorder.num_calls != num_layers or set(recorder.layers) != set(range(num_layers)):
         raise ValueError(
             f"{recorder.num_calls} attention calls over {len(recorder.layers)} layers "
             f"where the configuration names {num_layers}"
+        )
+    # where they are not honoured, every row would be sampled from another row's logits
+    if output.logits.shape != (1, len(keep), vocab_size):
+        raise ValueError(
+            f"its logits are {tuple(output.logits.shape)} where 1 x {len(keep)} chosen tokens x "
+            f"vocabulary {vocab_size} were asked for"
         )
     return tuple(recorder.layers[i] for i in range(num_layers))

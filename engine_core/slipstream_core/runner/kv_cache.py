@@ -5,8 +5,9 @@ Owns allocation and layout. Knows no requests: which block is whose is the sched
 Rules:
 - Block 0 is the null block: padding points there, nobody reads it for its content.
 - A slot is block * block_size + offset; the same for every layer.
-- Memory starts as zeros. Attention masks what lies behind a row's end with -inf, and that hides
-  any finite rubbish, but not a NaN.
+- What lies behind a row's end in its last block is finite: memory starts as zeros, and a block is
+  cleared when its first token is written, unless the same step fills it. Attention masks it with
+  -inf, which would hide neither a NaN nor an infinity that the block's last owner left there.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ class LayerCache:
         """Put T tokens' keys and values [T, num_kv_heads, dim] at slots int64 [T]."""
         self.keys.index_copy_(0, slots, key)
         self.values.index_copy_(0, slots, value)
+
+    def clear(self, blocks: torch.Tensor) -> None:
+        """Make zeros of blocks int64 [n]."""
+        self.key_blocks.index_fill_(0, blocks, 0)
+        self.value_blocks.index_fill_(0, blocks, 0)
 
 
 def allocate(

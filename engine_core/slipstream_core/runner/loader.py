@@ -7,34 +7,54 @@ Rules:
   would run and compute something else (attention that ignores our function, weights missing from
   the checkpoint, frequencies that depend on who shares the batch) is refused.
 - Every failure is a ModelLoadError that names what was given and what would do instead.
-- No code from the model's folder is run.
-- Nothing is printed. Transformers' logging is quiet while a model loads, then as it was.
+- No code from the model's folder is run, unless `trust_remote_code` says so.
+- Nothing is written to stdout. Transformers' logging is quiet while a model loads, then as it was;
+  its progress bars are shown where a person watches, that is on a stderr that is a terminal.
+- One copy of the weights. The model is first made on the meta device, where it takes no memory,
+  and the checkpoint is mapped, not read. On a CPU, in the checkpoint's own dtype, the parameters
+  are the mapping itself; so such a file must not be rewritten in place while it is served (a new
+  file under the old name does no harm). In another dtype each tensor is converted out of the
+  mapping, whose clean pages the kernel takes back when it needs them; for another device the
+  parameters move one by one. Only experts are put together a layer at a time.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging
+from transformers.utils import logging as transformers_logging
 
 from slipstream_core.runner.attention.interface import ATTENTION_NAME, register
 from slipstream_core.runner.geometry import LayerGeometry, read_geometry
+from slipstream_core.runner.hub import Source, incomplete, locate
+from slipstream_core.runner.plan import SamplingDefaults
+from slipstream_core.runner.probe import check_independence
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 
+logger = logging.getLogger(__name__)
+
 # transformers' own annotations leave these out
 _AutoModel: Any = AutoModelForCausalLM
-_logging: Any = logging
+_transformers_logging: Any = transformers_logging
+_by_config: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
 
-_NOT_REPLACEABLE = "{} does not let its attention be replaced, which serving needs"
+_HTTP_CLIENTS = ("httpx", "httpx2")  # their loggers
 _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_SERVED = (
+    "served are decoder-only models that do all their mixing of tokens in transformers' attention "
+    "interface, such as Llama, Qwen3, Mistral, Gemma 3, GPT-OSS or DeepSeek V3"
+)
 
 
 class ModelLoadError(ValueError):
@@ -55,6 +75,7 @@ class LoadedModel:
     vocab_size: int
     max_model_len: int  # tokens, prompt and output together
     eos_token_ids: tuple[int, ...]
+    default_sampling: SamplingDefaults
     dtype: torch.dtype
     device: torch.device
 
@@ -65,24 +86,44 @@ def load_model(
     dtype: DType = "auto",
     device: Device = "auto",
     max_model_len: int | None = None,
+    trust_remote_code: bool = False,
 ) -> LoadedModel:
     """Load a local folder or a hub id.
 
-    `dtype` auto is float32 on a CPU, where the narrow types are slower for most models, and the
-    checkpoint's own elsewhere. `max_model_len` may lower what the model allows. Raises
-    ModelLoadError.
+    `dtype` auto is the checkpoint's own, but float32 on a CPU, unless the checkpoint is bfloat16
+    and the CPU multiplies in it (AMX). `max_model_len` may lower what the model allows.
+    `trust_remote_code` lets code from the model's folder run, with all that a program may do.
+    Raises ModelLoadError.
     """
+    started = time.monotonic()
     target = _device(name, device)
     register()
     with _quiet():
-        config = _config(name)
+        try:
+            source = locate(name)
+        except ValueError as error:
+            raise ModelLoadError(name, str(error)) from error
+        config = _config(name, source, trust_remote_code)
         torch_dtype = _dtype(dtype, target, config)
         text = config.get_text_config()
         _refuse_kind(name, config, text)
-        geometry = _geometry(name, config, text)
+        geometry = _geometry(name, config, text, trust_remote_code)
         limit = _max_model_len(name, text, max_model_len)
-        _refuse_longrope(name, text, limit)
-        module = _weights(name, config, torch_dtype).to(target).eval()  # type: ignore[arg-type]
+        _refuse_longrope(name, config, text, limit)
+        _refuse_unseen_windows(name, config, text, geometry, limit)
+        logger.info("loading %s in %s", name, str(torch_dtype).removeprefix("torch."))
+        module = _weights(name, source, config, torch_dtype, trust_remote_code)
+        module = module.to(target).eval()  # type: ignore[arg-type]
+        try:
+            check_independence(module, vocab_size=text.vocab_size, max_model_len=limit)
+        except Exception as error:
+            raise _refusal(name, config, f"cannot be served ({_brief(error)})") from error
+    logger.info(
+        "loaded %s: %.2f GiB in %.1f s",
+        name,
+        sum(p.nbytes for p in module.parameters()) / 2**30,
+        time.monotonic() - started,
+    )
     return LoadedModel(
         name=name,
         module=module,
@@ -90,6 +131,7 @@ def load_model(
         vocab_size=text.vocab_size,
         max_model_len=limit,
         eos_token_ids=_eos_token_ids(module, text),
+        default_sampling=_default_sampling(module),
         dtype=torch_dtype,
         device=target,
     )
@@ -97,16 +139,30 @@ def load_model(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    verbosity = _logging.get_verbosity()
-    had_bars = _logging.is_progress_bar_enabled()
-    _logging.set_verbosity_error()
-    _logging.disable_progress_bar()
+    verbosity = _transformers_logging.get_verbosity()
+    had_bars = _transformers_logging.is_progress_bar_enabled()
+    # The hub's logger writes lines itself and hands them on to ours, which would say them twice;
+    # its HTTP client has a line of its own for every request.
+    hub, clients = logging.getLogger("huggingface_hub"), list(map(logging.getLogger, _HTTP_CLIENTS))
+    handlers, levels = hub.handlers[:], [client.level for client in clients]
+    _transformers_logging.set_verbosity_error()
+    _show_bars(sys.stderr.isatty())
+    hub.handlers.clear()
+    for client in clients:
+        client.setLevel(logging.WARNING)
     try:
         yield
     finally:
-        _logging.set_verbosity(verbosity)
-        if had_bars:
-            _logging.enable_progress_bar()
+        _transformers_logging.set_verbosity(verbosity)
+        _show_bars(had_bars)
+        hub.handlers[:] = handlers
+        for client, level in zip(clients, levels, strict=True):
+            client.setLevel(level)
+
+
+def _show_bars(shown: bool) -> None:
+    logs = _transformers_logging
+    (logs.enable_progress_bar if shown else logs.disable_progress_bar)()
 
 
 def _device(name: str, device: Device) -> torch.device:
@@ -126,34 +182,41 @@ def _dtype(dtype: DType, device: torch.device, config: PreTrainedConfig) -> torc
             "bfloat16": torch.bfloat16,
             "float16": torch.float16,
         }[dtype]
-    own = config.dtype
-    return own if device.type != "cpu" and isinstance(own, torch.dtype) else torch.float32
+    own = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    if device.type != "cpu" or (own == torch.bfloat16 and _multiplies_bfloat16()):
+        return own
+    return torch.float32
 
 
-def _config(name: str) -> PreTrainedConfig:
-    path = Path(name).expanduser()
-    if name.startswith((".", "/", "~")) or path.is_dir():
-        if not path.is_dir():
-            raise ModelLoadError(name, "there is no such folder")
-        if not (path / "config.json").is_file():
-            raise ModelLoadError(name, "the folder holds no config.json, so it is no model's")
+def _multiplies_bfloat16() -> bool:
+    """Whether this CPU has tile units for bfloat16, which make it faster than float32."""
+    # torch has no public name for it; without this one the answer is only the slower one
+    supported = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    return bool(supported())
+
+
+def _config(name: str, source: Source, trust_remote_code: bool) -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
-            _source(name), trust_remote_code=False
+            source.path,
+            local_files_only=source.local_only,
+            trust_remote_code=trust_remote_code,
         )
     except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise ModelLoadError(
+                name,
+                "it comes with code of its own, which is not run; set trust_remote_code if you "
+                "have read that code and trust it",
+            ) from error
         raise ModelLoadError(
             name,
-            "its configuration could not be read; give a model's folder or a reachable hub id, "
-            f"of an architecture that transformers itself has ({_brief(error)})",
+            "its configuration could not be read; give a model's folder or a hub id, of an "
+            f"architecture that transformers itself has ({_brief(error)}){incomplete(source)}",
         ) from error
     # With a padding id GPT-2 looks for padding in every batch, which makes the device wait.
     config.pad_token_id = None
     return config
-
-
-def _source(name: str) -> str:
-    return str(Path(name).expanduser()) if name.startswith("~") else name
 
 
 def _max_model_len(name: str, text: PreTrainedConfig, asked: int | None) -> int:
@@ -167,24 +230,40 @@ def _max_model_len(name: str, text: PreTrainedConfig, asked: int | None) -> int:
     return own if asked is None else asked
 
 
+def _refusal(name: str, config: PreTrainedConfig, problem: str) -> ModelLoadError:
+    """Of a whole architecture: its class, what is wrong, what is served."""
+    return ModelLoadError(name, f"{_class_name(config)} {problem}; {_SERVED}")
+
+
+def _class_name(config: PreTrainedConfig) -> str:
+    if config.architectures:
+        return str(config.architectures[0])
+    if type(config) in _by_config:
+        return str(_by_config[type(config)].__name__)
+    return type(config).__name__.removesuffix("Config")
+
+
 def _refuse_kind(name: str, config: PreTrainedConfig, text: PreTrainedConfig) -> None:
     if config.is_encoder_decoder:
-        raise ModelLoadError(name, "it has an encoder; only decoder-only models are served")
+        raise _refusal(name, config, "has an encoder")
     if unknown := set(getattr(text, "layer_types", None) or ()) - _KNOWN_LAYER_TYPES:
-        raise ModelLoadError(
+        raise _refusal(
             name,
-            f"it has layers of type {', '.join(sorted(unknown))}; "
-            f"served are {', '.join(sorted(_KNOWN_LAYER_TYPES))}",
+            config,
+            f"has layers of type {', '.join(sorted(unknown))}, where only "
+            f"{' and '.join(sorted(_KNOWN_LAYER_TYPES))} are known",
         )
     if any(r["rope_type"] == "dynamic" for r in _ropes(getattr(text, "rope_parameters", None))):
         raise ModelLoadError(
             name,
-            "its rope type is 'dynamic', whose results depend on who shares a batch; "
-            "a fixed one ('default', 'linear', 'llama3', 'yarn') is served",
+            f"{_class_name(config)} has the rope type 'dynamic', whose results depend on who "
+            "shares a batch; a fixed one ('default', 'linear', 'llama3', 'yarn') is served",
         )
 
 
-def _refuse_longrope(name: str, text: PreTrainedConfig, max_model_len: int) -> None:
+def _refuse_longrope(
+    name: str, config: PreTrainedConfig, text: PreTrainedConfig, max_model_len: int
+) -> None:
     """It has two sets of frequencies, and its longest row chooses one for the whole batch."""
     for rope in _ropes(getattr(text, "rope_parameters", None)):
         if rope["rope_type"] != "longrope":
@@ -193,8 +272,8 @@ def _refuse_longrope(name: str, text: PreTrainedConfig, max_model_len: int) -> N
         if short is None or max_model_len > short:
             raise ModelLoadError(
                 name,
-                "its rope type is 'longrope', whose results depend on who shares a batch beyond "
-                f"{short} tokens; give a max_model_len of at most that",
+                f"{_class_name(config)} has the rope type 'longrope', whose results depend on who "
+                f"shares a batch beyond {short} tokens; give a max_model_len of at most that",
             )
 
 
@@ -210,43 +289,83 @@ def _ropes(parameters: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _geometry(
-    name: str, config: PreTrainedConfig, text: PreTrainedConfig
+    name: str, config: PreTrainedConfig, text: PreTrainedConfig, trust_remote_code: bool
 ) -> tuple[LayerGeometry, ...]:
+    not_replaceable = _refusal(
+        name, config, "does not let its attention be replaced, which serving needs"
+    )
     try:
         with torch.device("meta"):  # in bfloat16: there, experts take no other type
             shell = _AutoModel.from_config(
-                config, dtype=torch.bfloat16, attn_implementation=ATTENTION_NAME
+                config,
+                dtype=torch.bfloat16,
+                attn_implementation=ATTENTION_NAME,
+                trust_remote_code=trust_remote_code,
             ).eval()
     except Exception as error:
         if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
             # these look their attention up in a table of their own
-            raise ModelLoadError(name, _NOT_REPLACEABLE.format(config.model_type)) from error
+            raise not_replaceable from error
         raise ModelLoadError(
             name, f"transformers cannot build it as a causal language model ({_brief(error)})"
         ) from error
-    architecture = type(shell).__name__
     if not shell._supports_attention_backend:
-        raise ModelLoadError(name, _NOT_REPLACEABLE.format(architecture))
+        raise not_replaceable
     try:
         return read_geometry(shell, text.num_hidden_layers, text.vocab_size)
     except Exception as error:
-        raise ModelLoadError(
-            name, f"{architecture} does not attend in a way that can be served ({_brief(error)})"
+        raise _refusal(
+            name, config, f"does not attend in a way that can be served ({_brief(error)})"
         ) from error
 
 
-def _weights(name: str, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _refuse_unseen_windows(
+    name: str,
+    config: PreTrainedConfig,
+    text: PreTrainedConfig,
+    geometry: tuple[LayerGeometry, ...],
+    max_model_len: int,
+) -> None:
+    """Some models keep their window to the mask that they make, and do not tell their attention.
+
+    Which layers have one is read as transformers' own cache reads it.
+    """
+    window = getattr(text, "sliding_window", None)
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * len(geometry)
+    for layer, kind in zip(geometry, kinds, strict=False):
+        named = window if kind == "sliding_attention" else None
+        seen = [min(each or max_model_len, max_model_len) for each in (named, layer.window)]
+        if seen[0] != seen[1]:
+            raise _refusal(
+                name,
+                config,
+                f"names a window of {named} tokens in its configuration and "
+                f"{layer.window} to its attention, so beyond the smaller of the two it would "
+                "compute something else; a max_model_len of at most that will do",
+            )
+
+
+def _weights(
+    name: str,
+    source: Source,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+) -> PreTrainedModel:
     try:
         module, report = _AutoModel.from_pretrained(
-            _source(name),
+            source.path,
             config=config,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
-            trust_remote_code=False,
+            local_files_only=source.local_only,
+            trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
     except Exception as error:
-        raise ModelLoadError(name, f"its weights could not be loaded ({_brief(error)})") from error
+        raise ModelLoadError(
+            name, f"its weights could not be loaded ({_brief(error)}){incomplete(source)}"
+        ) from error
     # Left alone these would hold random numbers.
     if absent := sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"])):
         raise ModelLoadError(
@@ -266,6 +385,15 @@ def _eos_token_ids(module: PreTrainedModel, text: PreTrainedConfig) -> tuple[int
     if ids is None:
         return ()
     return tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+
+
+def _default_sampling(module: PreTrainedModel) -> SamplingDefaults:
+    """What the generation settings say, where they say something."""
+    given = {
+        field.name: getattr(module.generation_config, field.name, None)
+        for field in fields(SamplingDefaults)
+    }
+    return SamplingDefaults(**given)
 
 
 def _brief(error: Exception) -> str:

@@ -16,6 +16,7 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import partial
 
@@ -32,6 +33,8 @@ from slipstream_core.runner.loader import LoadedModel, ModelLoadError, load_mode
 from slipstream_core.runner.plan import Logprobs, ModelInfo, StepFailed, StepPlan, StepResult
 from slipstream_core.runner.sampler import RawLogprobs, sample
 
+logger = logging.getLogger(__name__)
+
 
 def load_runner(config: CoreConfig) -> TorchRunner:
     """Load the model and size its cache. Raises ModelLoadError."""
@@ -40,16 +43,40 @@ def load_runner(config: CoreConfig) -> TorchRunner:
         dtype=config.dtype,
         device=config.device,
         max_model_len=config.max_model_len,
+        trust_remote_code=config.trust_remote_code,
     )
     num_blocks = config.num_blocks
     if num_blocks is None:
         num_blocks = int(config.kv_cache_gib * 2**30) // block_bytes(model, config.block_size)
+    _check_length(model, config, num_blocks)
     return TorchRunner(
         model,
         num_blocks=num_blocks,
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         threads=config.threads,
+    )
+
+
+def _check_length(model: LoadedModel, config: CoreConfig, num_blocks: int) -> None:
+    """A length that was asked for is kept or refused; the model's own gives way to the cache."""
+    room = (num_blocks - 1) * config.block_size
+    if not 0 < room < model.max_model_len:
+        return
+    if config.max_model_len is None:
+        logger.warning(
+            "%s reaches %d tokens, but the cache holds %d: that is what a request may have",
+            model.name,
+            model.max_model_len,
+            room,
+        )
+        return
+    blocks = -(-model.max_model_len // config.block_size) + 1
+    needed = blocks * block_bytes(model, config.block_size) / 2**30
+    raise ModelLoadError(
+        model.name,
+        f"max_model_len is {model.max_model_len}, but the cache has room for {room} tokens; "
+        f"give at most that, or {needed:.3f} GiB of cache ({blocks} blocks)",
     )
 
 
@@ -98,6 +125,7 @@ class TorchRunner:
             eos_token_ids=model.eos_token_ids,
             block_bytes=block_bytes(model, block_size),
             block_size=block_size,
+            default_sampling=model.default_sampling,
         )
         self._module = model.module
         self._device = model.device
@@ -179,18 +207,35 @@ class TorchRunner:
             blocks_per_bucket=self._blocks_per_bucket,
             scratch=self._scratch,
         )
+        begun = _begun_blocks(plan, self._block_size)
         output = self._module(
             input_ids=ids[None],
             position_ids=self._to(plan.positions[tokens])[None],
             use_cache=False,
             logits_to_keep=self._to(last[plan.samples]),
-            paged=ForwardContext(self._layers, self._to(plan.kv_slots[tokens]), attention),
+            paged=ForwardContext(
+                self._layers,
+                self._to(plan.kv_slots[tokens]),
+                attention,
+                self._to(begun) if len(begun) else None,
+            ),
         )
         logits: torch.Tensor = output.logits[0]
         return logits
 
     def _to(self, column: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(column).to(self._device, non_blocking=True)
+
+
+def _begun_blocks(plan: StepPlan, block_size: int) -> npt.NDArray[np.int64]:
+    """The blocks whose first token this step writes and whose last it does not, [n].
+
+    A row's blocks are written in order, so only its last one can be such a block. On average that
+    is one row in `block_size`, and clearing its block writes as much as storing one token per row.
+    """
+    numbers, num_in_last = np.divmod(plan.kv_lens, block_size)
+    begun = np.flatnonzero((num_in_last > 0) & (num_in_last <= plan.query_lens))
+    return plan.block_tables[begun, numbers[begun]].astype(np.int64)
 
 
 def _by_length(

@@ -1,8 +1,7 @@
 """Paged attention on a CPU: blocks are gathered into a small scratch, then torch's SDPA runs.
 
 Owns how a step's rows are grouped and masked. Knows no model; it is given one layer at a time.
-Made for CPUs, it runs
-wherever torch does: on other devices it is the reference and the fallback.
+Made for CPUs, it runs wherever torch does: on other devices it is the reference and the fallback.
 
 Decode rows come sorted by length, and neighbours share a bucket: their blocks are gathered into
 one padded batch [rows, longest, heads, dim]. A bucket is as large as fits the scratch, which is

@@ -20,7 +20,8 @@ from transformers import AttentionInterface
 ATTENTION_NAME = "slipstream_paged"
 
 # Arguments of transformers' attention functions that change nothing here: inference has no
-# dropout, positions are already in the keys, and the context knows which tokens see which.
+# dropout, positions are already in the keys, and the context knows which tokens see which (an
+# `is_causal` that is not so is refused).
 _WITHOUT_EFFECT = frozenset(
     {
         "cache_position",
@@ -82,6 +83,8 @@ def paged_attention(
         raise TypeError("the model does not hand its keyword arguments on to attention")
     if attention_mask is not None:
         raise TypeError("the model makes an attention mask of its own")
+    if not (getattr(module, "is_causal", True) and others.get("is_causal", True) is not False):
+        raise TypeError("its tokens attend to those that come after them")
     for name, argument in others.items():
         if argument is not None and name not in _WITHOUT_EFFECT:
             raise TypeError(f"the model passes {name!r} to attention, whose meaning is not known")

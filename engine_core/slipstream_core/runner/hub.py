@@ -1,0 +1,105 @@
+"""Where a model's files are: in a folder, at the hub, or left here by an earlier download.
+
+Owns the question whether the hub may be asked, which is put once, quickly, before anything else:
+transformers alone would retry each of its files for half a minute. Knows nothing of what the
+files hold.
+
+Rules:
+- A hub that cannot be reached is no error where an earlier download is at hand.
+- Every failure says what was tried and what to do instead.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HFValidationError,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # not annotated
+
+logger = logging.getLogger(__name__)
+
+_CONFIG = "config.json"
+_INSTEAD = (
+    "to serve it without the hub, give the folder of a model, or fetch it first where the hub can "
+    "be reached (`hf download {0}`) and bring the cache along"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What to give to transformers."""
+
+    path: str  # a folder, or a hub id
+    local_only: bool  # ask no hub
+
+
+def locate(name: str) -> Source:
+    """Find the files of a folder or a hub id. Raises ValueError with what is wrong."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / _CONFIG).is_file():
+            raise ValueError(f"the folder holds no {_CONFIG}, so it is no model's")
+        return Source(str(path), True)
+    if name.startswith((".", "/", "~")):
+        raise ValueError("there is no such folder")
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ValueError("it is neither a folder nor a hub id such as 'Qwen/Qwen3-0.6B'") from error
+    why = _why_unreachable(name)
+    if why is None:
+        return Source(name, False)
+    if not isinstance(try_to_load_from_cache(name, _CONFIG), str):
+        raise ValueError(
+            f"it is no folder here, the hub was not reached ({why}), and no earlier download lies "
+            f"in {constants.HF_HUB_CACHE}; {_INSTEAD.format(name)}"
+        )
+    logger.info("the hub was not reached (%s); %s comes from an earlier download", why, name)
+    return Source(name, True)
+
+
+def incomplete(source: Source) -> str:
+    """What to add to an error about files, where the hub could have had the missing ones."""
+    if not source.local_only or Path(source.path).is_dir():
+        return ""
+    return (
+        f"; the hub was not asked, and what an earlier download left in {constants.HF_HUB_CACHE} "
+        f"may be incomplete: {_INSTEAD.format(source.path)}"
+    )
+
+
+def _why_unreachable(name: str) -> str | None:
+    """None where the hub has the model; ValueError where it answers that it has not."""
+    if constants.is_offline_mode():
+        return "HF_HUB_OFFLINE is set"
+    url = hf_hub_url(name, _CONFIG)
+    try:
+        # one request, no retries, no longer than HF_HUB_ETAG_TIMEOUT
+        get_hf_file_metadata(url)
+    except GatedRepoError as error:
+        raise ValueError(
+            f"its owner asks for consent: accept the terms at {constants.ENDPOINT}/{name}, then "
+            "log in with `hf auth login` or set HF_TOKEN"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ValueError(
+            f"it is no folder here, and {constants.ENDPOINT} shows no such model; for a private "
+            "one log in with `hf auth login` or set HF_TOKEN"
+        ) from error
+    except EntryNotFoundError as error:
+        raise ValueError(
+            f"{constants.ENDPOINT}/{name} holds no {_CONFIG}, so it is no model's"
+        ) from error
+    except Exception as error:
+        # whatever the network has to say: no connection, no answer in time, a proxy's refusal
+        lines = str(error).strip().splitlines()
+        return f"{url}: {lines[0] if lines else type(error).__name__}"
+    return None

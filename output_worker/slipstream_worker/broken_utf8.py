@@ -1,0 +1,64 @@
+"""Bytes to text, as they come, where some of them belong to no character.
+
+Owns: the two ways in which decoders replace such bytes, and what may still become a character.
+
+Does not know: tokens, tables, streams.
+
+Rules:
+- Bytes wait only while they are the beginning of some character: three at most.
+- U+FFFD is given as soon as it is certain. Python's decoder waits for the third byte of a
+  surrogate, which UTF-8 does not have; here nothing does.
+"""
+
+from __future__ import annotations
+
+from codecs import utf_8_decode
+
+__all__ = ["MAX_DANGLING", "REPLACEMENT", "decode_joined", "decode_run_byte"]
+
+REPLACEMENT = "\ufffd"
+MAX_DANGLING = 3  # bytes of an unfinished UTF-8 character, and so the tokens that can hold them
+
+
+def _beginnings() -> frozenset[bytes]:
+    """Whatever is less than a character, of all characters: 17,651 of them, 2 MB."""
+    first_of_rows = range(0x80, 0x110000, 64)  # 64 in a row differ in their last byte alone
+    characters = [chr(code) for code in first_of_rows if not 0xD800 <= code < 0xE000]
+    rows = [character.encode() for character in characters]
+    return frozenset(row[:length] for row in rows for length in range(1, len(row)))
+
+
+_BEGINNINGS = _beginnings()
+
+
+def decode_joined(data: bytes) -> tuple[str, bytes]:
+    """ByteLevel's way: one U+FFFD for a beginning of a character that does not go on, and one for
+    each byte that begins none.
+
+    Returns the text of `data` and the bytes at its end that wait.
+    """
+    if data in _BEGINNINGS:
+        return "", data
+    text, num_used = utf_8_decode(data, "replace", False)
+    rest = data[num_used:]
+    if rest and rest not in _BEGINNINGS:
+        return text + rest.decode("utf-8", "replace"), b""
+    return text, rest
+
+
+def decode_run_byte(waiting: bytes, byte: bytes) -> tuple[str, bytes]:
+    """Byte fallback's way: one U+FFFD for each byte that belongs to no character.
+
+    Returns the text that `byte` completes behind the bytes that were `waiting`, and those that
+    wait now.
+    """
+    data = waiting + byte
+    if data in _BEGINNINGS:
+        return "", data
+    try:
+        return data.decode(), b""
+    except UnicodeDecodeError:
+        if not waiting:
+            return REPLACEMENT, b""
+    text, rest = decode_run_byte(b"", byte)
+    return REPLACEMENT * len(waiting) + text, rest

@@ -1,0 +1,106 @@
+"""ByteLevel's detokeniser: a token is bytes, and the text is that of all bytes joined.
+
+Owns: the view of a table of mode "bytelevel", and the state of one stream over it, which is the
+bytes of an unfinished character.
+
+Does not know: other modes, files, `tokenizers`.
+
+Rules: those of `detokenizer`. A special token between two halves of a character breaks it where
+special tokens are shown and leaves it whole where they are skipped, as in decode: the bytes are
+joined after skipping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from slipstream_worker.broken_utf8 import MAX_DANGLING, REPLACEMENT, decode_joined
+from slipstream_worker.token_table import TokenTable
+
+__all__ = ["ByteDetokenizer", "ByteView"]
+
+
+class ByteView(NamedTuple):
+    """A table as a stream sees it: with the special tokens, or with nothing in their place."""
+
+    pieces: list[bytes]
+    texts: list[str | None]  # None: the piece is not UTF-8 by itself
+
+    @classmethod
+    def of(cls, table: TokenTable, skip_special_tokens: bool) -> ByteView:
+        """The view that all streams share which ask for the same."""
+        pieces = [piece or b"" for piece in table.pieces]
+        if skip_special_tokens:
+            for token_id in table.special:
+                pieces[token_id] = b""
+        return cls(pieces, [_own_text(piece) for piece in pieces])
+
+
+class ByteDetokenizer:
+    """One stream's text, by looking tokens up."""
+
+    __slots__ = ("_num_inherited", "_pieces", "_texts", "_waiting")
+
+    def __init__(self, view: ByteView, prompt_ids: Sequence[int]) -> None:
+        self._pieces, self._texts = view
+        self._waiting = _dangling_bytes(view.pieces, prompt_ids)
+        # As long as these wait, the prompt has begun the character and shows U+FFFD for it.
+        self._num_inherited = len(self._waiting)
+
+    @property
+    def is_pending(self) -> bool:
+        return len(self._waiting) > self._num_inherited
+
+    def step(self, token_id: int) -> str:
+        if not self._waiting:
+            try:
+                text = self._texts[token_id]
+            except IndexError:
+                return ""
+            if text is not None:
+                return text
+        return self._decode(_piece(self._pieces, token_id))
+
+    def step_many(self, token_ids: Sequence[int]) -> str:
+        if not self._waiting:
+            texts = self._texts
+            try:  # nearly always; a check of each text would cost more than all the rest
+                return "".join([texts[i] for i in token_ids])  # type: ignore[misc]
+            except (IndexError, TypeError):
+                pass  # an id beyond the vocabulary, or a text that is None
+        return self._decode(b"".join([_piece(self._pieces, token_id) for token_id in token_ids]))
+
+    def flush(self) -> str:
+        tail = "" if self._num_inherited or not self._waiting else REPLACEMENT
+        self._waiting = b""
+        self._num_inherited = 0
+        return tail
+
+    def _decode(self, more: bytes) -> str:
+        text, self._waiting = decode_joined(self._waiting + more)
+        if self._num_inherited and text:
+            self._num_inherited = 0
+            return text.removeprefix(REPLACEMENT)
+        return text
+
+
+def _own_text(piece: bytes) -> str | None:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _piece(pieces: list[bytes], token_id: int) -> bytes:
+    return pieces[token_id] if token_id < len(pieces) else b""
+
+
+def _dangling_bytes(pieces: list[bytes], prompt_ids: Sequence[int]) -> bytes:
+    """The unfinished character at the prompt's end; its last three bytes tell."""
+    tail = b""
+    for token_id in reversed(prompt_ids):
+        tail = _piece(pieces, token_id) + tail
+        if len(tail) >= MAX_DANGLING:
+            break
+    return decode_joined(tail)[1]

@@ -1,0 +1,67 @@
+"""Architectures, as tiny random models: token for token what generate says, or refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream_core.runner.loader import ModelLoadError, load_model
+
+
+def _list_of_models() -> Any:
+    """The list that the printed table is made of; benchmarks are scripts, not a package."""
+    path = Path(__file__).parents[2] / "benchmarks" / "tiny_models.py"
+    spec = importlib.util.spec_from_file_location("tiny_models", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["tiny_models"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tiny_models = _list_of_models()
+SERVED = [each for each in tiny_models.ARCHITECTURES if each.refused is None]
+REFUSED = [each for each in tiny_models.ARCHITECTURES if each.refused is not None]
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(each, id=each.name, marks=[] if each.quick else [pytest.mark.slow])
+        for each in SERVED
+    ],
+)
+def test_equals_generate(architecture: Any, tmp_path: Path) -> None:
+    torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
+    tiny_models.save(architecture, tmp_path)
+    expected = tiny_models.generate(tmp_path)
+    # a model that says one thing for ever would hide every mistake
+    assert len({token for output in expected for token in output}) >= 8
+    model = load_model(str(tmp_path), device="cpu", dtype="float32")
+    for variant in tiny_models.VARIANTS:
+        served = tiny_models.serve(model, variant)
+        assert served.outputs == expected, variant.name
+        assert (served.num_preemptions > 0) == (variant is tiny_models.PREEMPTED)
+
+
+@pytest.mark.parametrize("architecture", REFUSED, ids=[each.name for each in REFUSED])
+def test_refused_with_the_reason(architecture: Any, tmp_path: Path) -> None:
+    tiny_models.save(architecture, tmp_path)
+    with pytest.raises(ModelLoadError) as error:
+        load_model(str(tmp_path), device="cpu")
+    said = str(error.value)
+    assert architecture.refused in said
+    assert architecture.config_class.removesuffix("Config").removesuffix("Text")[:4] in said
+    assert "served" in said  # and what is allowed
+
+
+def test_windows_are_shorter_than_what_is_served() -> None:
+    """Else a window that is ignored would not show."""
+    longest = max(tiny_models.PROMPT_LENS) + tiny_models.NUM_OUTPUTS
+    assert min(tiny_models.NUM_OUTPUTS, longest // 2) > tiny_models.WINDOW
+    assert longest <= tiny_models.MAX_MODEL_LEN
