@@ -69,7 +69,12 @@ def assemble_core(
     acceptor: CoreAcceptor = Acceptor(socket, core_codec(), window=WINDOW)
     name = info.name if config.served_model_name is None else config.served_model_name
     card = ModelCard(
-        name, config.model, info.vocab_size, info.max_model_len, info.eos_token_ids
+        name,
+        config.model,
+        info.vocab_size,
+        info.max_model_len,
+        info.eos_token_ids,
+        info.default_sampling,
     )
     desk = Desk(
         acceptor,

@@ -85,6 +85,19 @@ class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):
     content: str
 
 
+class SamplingDefaults(Struct, array_like=True, frozen=True):
+    """How the model's makers would have it sampled; None where they say nothing.
+
+    For whoever fills in what a request leaves open. The core applies none of it.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
 class ModelCard(Struct, array_like=True, frozen=True):
     """What a stack serves."""
 
@@ -93,6 +106,7 @@ class ModelCard(Struct, array_like=True, frozen=True):
     vocab_size: int
     max_model_len: int  # tokens, prompt and output together
     eos_token_ids: tuple[int, ...]
+    default_sampling: SamplingDefaults = SamplingDefaults()
 
 
 class End(Struct, array_like=True, frozen=True):

@@ -27,7 +27,7 @@ from transformers.utils import logging
 from slipstream_core.runner.geometry import LayerGeometry
 from slipstream_core.runner.hub import Source
 from slipstream_core.runner.loader import ModelLoadError, load_model
-from slipstream_core.runner.plan import SamplingDefaults
+from slipstream_ipc.messages import SamplingDefaults
 
 SETTINGS: dict[str, Any] = {
     "vocab_size": 97,

@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -36,8 +36,8 @@ from transformers.utils import logging as transformers_logging
 from slipstream_core.runner.attention.interface import ATTENTION_NAME, register
 from slipstream_core.runner.geometry import LayerGeometry, read_geometry
 from slipstream_core.runner.hub import Source, incomplete, locate
-from slipstream_core.runner.plan import SamplingDefaults
 from slipstream_core.runner.probe import check_independence
+from slipstream_ipc.messages import SamplingDefaults
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -390,8 +390,8 @@ def _eos_token_ids(module: PreTrainedModel, text: PreTrainedConfig) -> tuple[int
 def _default_sampling(module: PreTrainedModel) -> SamplingDefaults:
     """What the generation settings say, where they say something."""
     given = {
-        field.name: getattr(module.generation_config, field.name, None)
-        for field in fields(SamplingDefaults)
+        name: getattr(module.generation_config, name, None)
+        for name in SamplingDefaults.__struct_fields__
     }
     return SamplingDefaults(**given)
 

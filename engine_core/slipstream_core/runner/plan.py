@@ -15,11 +15,13 @@ Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from slipstream_ipc.messages import SamplingDefaults
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -100,20 +102,6 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """How the model's makers would have it sampled; None where they say nothing.
-
-    For whoever fills in what a request leaves open. The core applies none of it.
-    """
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What the rest of the core needs to know of a loaded model."""
 
@@ -123,7 +111,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     block_bytes: int  # bytes of cache that one block of `block_size` tokens takes, all layers
     block_size: int
-    default_sampling: SamplingDefaults = SamplingDefaults()
+    default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
 class StepFailed(Exception):  # noqa: N818  (an outcome of a step, named like the field's results)
