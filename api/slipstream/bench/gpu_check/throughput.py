@@ -25,8 +25,9 @@ _WARM_UP = 8  # decode steps that are not counted
 
 def run(setting: Setting, report: Report) -> None:
     """A row for each batch size and way to sample."""
+    report.say(f"making a model in the {shape_name(is_quick=setting.is_quick)}")
     path = saved_shape(setting.folder, setting.device, is_quick=setting.is_quick)
-    report.say(f"{shape_name(is_quick=setting.is_quick)}, {weight_bytes(path) / 1e6:.0f} MB")
+    report.say(f"loading its {weight_bytes(path) / 1e6:.0f} MB")
     bandwidth = default_bandwidth(setting.device, is_quick=setting.is_quick)
     batches = (1, 4) if setting.is_quick else (1, 32, 256)
     prompt_len, num_tokens = (16, 24) if setting.is_quick else (128, 56)
