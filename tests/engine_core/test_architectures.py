@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream_core.runner.loader import ModelLoadError, load_model
+from slipstream_core.runner.loader import load_model
+from slipstream_core.runner.refusals import ModelLoadError
 
 
 def _list_of_models() -> Any:

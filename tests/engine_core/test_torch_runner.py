@@ -22,8 +22,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.attention import cpu
-from slipstream_core.runner.loader import LoadedModel, ModelLoadError, load_model
+from slipstream_core.runner.loader import LoadedModel, load_model
 from slipstream_core.runner.plan import StepFailed, StepPlan, StepResult
+from slipstream_core.runner.refusals import ModelLoadError
 from slipstream_core.runner.torch_runner import TorchRunner, load_runner
 from slipstream_ipc.messages import SamplingDefaults
 

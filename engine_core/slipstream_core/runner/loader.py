@@ -20,16 +20,16 @@ Rules:
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -37,6 +37,15 @@ from slipstream_core.runner.attention.interface import ATTENTION_NAME, register
 from slipstream_core.runner.geometry import LayerGeometry, read_geometry
 from slipstream_core.runner.hub import Source, incomplete, locate
 from slipstream_core.runner.probe import check_independence
+from slipstream_core.runner.refusals import (
+    ModelLoadError,
+    brief,
+    refusal,
+    refuse_kind,
+    refuse_longrope,
+    refuse_unseen_windows,
+    ropes,
+)
 from slipstream_ipc.messages import SamplingDefaults
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -47,22 +56,8 @@ logger = logging.getLogger(__name__)
 # transformers' own annotations leave these out
 _AutoModel: Any = AutoModelForCausalLM
 _transformers_logging: Any = transformers_logging
-_by_config: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
 
 _HTTP_CLIENTS = ("httpx", "httpx2")  # their loggers
-_KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
-_SERVED = (
-    "served are decoder-only models that do all their mixing of tokens in transformers' attention "
-    "interface, such as Llama, Qwen3, Mistral, Gemma 3, GPT-OSS or DeepSeek V3"
-)
-
-
-class ModelLoadError(ValueError):
-    """A model cannot be served as asked: what was given, what is wrong, what would do."""
-
-    def __init__(self, model: str, problem: str) -> None:
-        super().__init__(f"cannot load the model {model!r}: {problem}")
-        self.model = model
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +101,18 @@ def load_model(
         config = _config(name, source, trust_remote_code)
         torch_dtype = _dtype(dtype, target, config)
         text = config.get_text_config()
-        _refuse_kind(name, config, text)
+        refuse_kind(name, config, text)
         geometry = _geometry(name, config, text, trust_remote_code)
         limit = _max_model_len(name, text, max_model_len)
-        _refuse_longrope(name, config, text, limit)
-        _refuse_unseen_windows(name, config, text, geometry, limit)
+        refuse_longrope(name, config, text, limit)
+        refuse_unseen_windows(name, config, text, geometry, limit)
         logger.info("loading %s in %s", name, str(torch_dtype).removeprefix("torch."))
         module = _weights(name, source, config, torch_dtype, trust_remote_code)
         module = module.to(target).eval()  # type: ignore[arg-type]
         try:
             check_independence(module, vocab_size=text.vocab_size, max_model_len=limit)
         except Exception as error:
-            raise _refusal(name, config, f"cannot be served ({_brief(error)})") from error
+            raise refusal(name, config, f"cannot be served ({brief(error)})") from error
     logger.info(
         "loaded %s: %.2f GiB in %.1f s",
         name,
@@ -212,7 +207,7 @@ def _config(name: str, source: Source, trust_remote_code: bool) -> PreTrainedCon
         raise ModelLoadError(
             name,
             "its configuration could not be read; give a model's folder or a hub id, of an "
-            f"architecture that transformers itself has ({_brief(error)}){incomplete(source)}",
+            f"architecture that transformers itself has ({brief(error)}){incomplete(source)}",
         ) from error
     # With a padding id GPT-2 looks for padding in every batch, which makes the device wait.
     config.pad_token_id = None
@@ -230,74 +225,22 @@ def _max_model_len(name: str, text: PreTrainedConfig, asked: int | None) -> int:
     return own if asked is None else asked
 
 
-def _refusal(name: str, config: PreTrainedConfig, problem: str) -> ModelLoadError:
-    """Of a whole architecture: its class, what is wrong, what is served."""
-    return ModelLoadError(name, f"{_class_name(config)} {problem}; {_SERVED}")
-
-
-def _class_name(config: PreTrainedConfig) -> str:
-    if config.architectures:
-        return str(config.architectures[0])
-    if type(config) in _by_config:
-        return str(_by_config[type(config)].__name__)
-    return type(config).__name__.removesuffix("Config")
-
-
-def _refuse_kind(name: str, config: PreTrainedConfig, text: PreTrainedConfig) -> None:
-    if config.is_encoder_decoder:
-        raise _refusal(name, config, "has an encoder")
-    if unknown := set(getattr(text, "layer_types", None) or ()) - _KNOWN_LAYER_TYPES:
-        raise _refusal(
-            name,
-            config,
-            f"has layers of type {', '.join(sorted(unknown))}, where only "
-            f"{' and '.join(sorted(_KNOWN_LAYER_TYPES))} are known",
-        )
-    if any(r["rope_type"] == "dynamic" for r in _ropes(getattr(text, "rope_parameters", None))):
-        raise ModelLoadError(
-            name,
-            f"{_class_name(config)} has the rope type 'dynamic', whose results depend on who "
-            "shares a batch; a fixed one ('default', 'linear', 'llama3', 'yarn') is served",
-        )
-
-
-def _refuse_longrope(
-    name: str, config: PreTrainedConfig, text: PreTrainedConfig, max_model_len: int
-) -> None:
-    """It has two sets of frequencies, and its longest row chooses one for the whole batch."""
-    for rope in _ropes(getattr(text, "rope_parameters", None)):
-        if rope["rope_type"] != "longrope":
-            continue
-        short = rope.get("original_max_position_embeddings")
-        if short is None or max_model_len > short:
-            raise ModelLoadError(
-                name,
-                f"{_class_name(config)} has the rope type 'longrope', whose results depend on who "
-                f"shares a batch beyond {short} tokens; give a max_model_len of at most that",
-            )
-
-
-def _ropes(parameters: Any) -> Iterator[Mapping[str, Any]]:
-    """The rope settings: one for the model, or one per layer type."""
-    if not isinstance(parameters, Mapping):
-        return
-    if "rope_type" in parameters:
-        yield parameters
-    else:
-        for nested in parameters.values():
-            yield from _ropes(nested)
-
-
 def _geometry(
     name: str, config: PreTrainedConfig, text: PreTrainedConfig, trust_remote_code: bool
 ) -> tuple[LayerGeometry, ...]:
-    not_replaceable = _refusal(
+    not_replaceable = refusal(
         name, config, "does not let its attention be replaced, which serving needs"
     )
+    # the frequencies do not matter here, and some versions' longrope looks at positions, which have
+    # no values on the meta device
+    plain = copy.deepcopy(config)
+    for rope in ropes(getattr(plain.get_text_config(), "rope_parameters", None)):
+        if rope["rope_type"] == "longrope":
+            rope["rope_type"] = "default"
     try:
         with torch.device("meta"):  # in bfloat16: there, experts take no other type
             shell = _AutoModel.from_config(
-                config,
+                plain,
                 dtype=torch.bfloat16,
                 attn_implementation=ATTENTION_NAME,
                 trust_remote_code=trust_remote_code,
@@ -307,42 +250,16 @@ def _geometry(
             # these look their attention up in a table of their own
             raise not_replaceable from error
         raise ModelLoadError(
-            name, f"transformers cannot build it as a causal language model ({_brief(error)})"
+            name, f"transformers cannot build it as a causal language model ({brief(error)})"
         ) from error
     if not shell._supports_attention_backend:
         raise not_replaceable
     try:
         return read_geometry(shell, text.num_hidden_layers, text.vocab_size)
     except Exception as error:
-        raise _refusal(
-            name, config, f"does not attend in a way that can be served ({_brief(error)})"
+        raise refusal(
+            name, config, f"does not attend in a way that can be served ({brief(error)})"
         ) from error
-
-
-def _refuse_unseen_windows(
-    name: str,
-    config: PreTrainedConfig,
-    text: PreTrainedConfig,
-    geometry: tuple[LayerGeometry, ...],
-    max_model_len: int,
-) -> None:
-    """Some models keep their window to the mask that they make, and do not tell their attention.
-
-    Which layers have one is read as transformers' own cache reads it.
-    """
-    window = getattr(text, "sliding_window", None)
-    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * len(geometry)
-    for layer, kind in zip(geometry, kinds, strict=False):
-        named = window if kind == "sliding_attention" else None
-        seen = [min(each or max_model_len, max_model_len) for each in (named, layer.window)]
-        if seen[0] != seen[1]:
-            raise _refusal(
-                name,
-                config,
-                f"names a window of {named} tokens in its configuration and "
-                f"{layer.window} to its attention, so beyond the smaller of the two it would "
-                "compute something else; a max_model_len of at most that will do",
-            )
 
 
 def _weights(
@@ -364,7 +281,7 @@ def _weights(
         )
     except Exception as error:
         raise ModelLoadError(
-            name, f"its weights could not be loaded ({_brief(error)}){incomplete(source)}"
+            name, f"its weights could not be loaded ({brief(error)}){incomplete(source)}"
         ) from error
     # Left alone these would hold random numbers.
     if absent := sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"])):
@@ -394,9 +311,3 @@ def _default_sampling(module: PreTrainedModel) -> SamplingDefaults:
         for name in SamplingDefaults.__struct_fields__
     }
     return SamplingDefaults(**given)
-
-
-def _brief(error: Exception) -> str:
-    """An error's first line: transformers' messages run to paragraphs."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

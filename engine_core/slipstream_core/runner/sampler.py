@@ -59,7 +59,7 @@ def sample(
     allowed = logits
     if len(plan.masked_rows):
         index = (_to(plan.masked_rows, logits), _to(plan.masked_ids, logits))
-        allowed = logits.index_put(index, logits.new_tensor(-torch.inf))
+        allowed = logits.index_put(index, torch.full((), -torch.inf, device=logits.device))
     token_ids = allowed.argmax(-1)
     if not plan.all_greedy:
         drawn = _draw_rows(allowed, plan, vocab)

@@ -26,14 +26,18 @@ import torch
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner import kv_cache
-from slipstream_core.runner.attention.cpu import SCRATCH_BYTES, CpuAttention, Scratch
+from slipstream_core.runner.attention.cpu import CpuAttention, Scratch, scratch_bytes
 from slipstream_core.runner.context import ForwardContext
 from slipstream_core.runner.device import DeviceThread
-from slipstream_core.runner.loader import LoadedModel, ModelLoadError, load_model
+from slipstream_core.runner.loader import LoadedModel, load_model
 from slipstream_core.runner.plan import Logprobs, ModelInfo, StepFailed, StepPlan, StepResult
+from slipstream_core.runner.refusals import ModelLoadError
 from slipstream_core.runner.sampler import RawLogprobs, sample
 
 logger = logging.getLogger(__name__)
+
+
+_CARD_SHARE = 0.8  # of free memory; the rest is for activations
 
 
 def load_runner(config: CoreConfig) -> TorchRunner:
@@ -47,7 +51,7 @@ def load_runner(config: CoreConfig) -> TorchRunner:
     )
     num_blocks = config.num_blocks
     if num_blocks is None:
-        num_blocks = int(config.kv_cache_gib * 2**30) // block_bytes(model, config.block_size)
+        num_blocks = _cache_bytes(config, model.device) // block_bytes(model, config.block_size)
     _check_length(model, config, num_blocks)
     return TorchRunner(
         model,
@@ -56,6 +60,13 @@ def load_runner(config: CoreConfig) -> TorchRunner:
         max_num_seqs=config.max_num_seqs,
         threads=config.threads,
     )
+
+
+def _cache_bytes(config: CoreConfig, device: torch.device) -> int:
+    """Memory for the cache: what is configured on a CPU, most of what is free on a card."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * _CARD_SHARE)
+    return int(config.kv_cache_gib * 2**30)
 
 
 def _check_length(model: LoadedModel, config: CoreConfig, num_blocks: int) -> None:
@@ -127,6 +138,9 @@ class TorchRunner:
             block_size=block_size,
             default_sampling=model.default_sampling,
         )
+        if model.device.type == "cuda":
+            # it plans anew for every shape, on the host; decode steps bring new ones all the time
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self._module = model.module
         self._device = model.device
         self._block_size = block_size
@@ -139,7 +153,7 @@ class TorchRunner:
         )
         self._scratch = Scratch(model.dtype, model.device)
         widest = max(layer.key_blocks[0].nbytes for layer in self._layers)
-        self._blocks_per_bucket = SCRATCH_BYTES // widest
+        self._blocks_per_bucket = scratch_bytes(model.device) // widest
         # [max_num_seqs] int64: by slot, the last token sampled
         self._last_token = torch.zeros(max_num_seqs, dtype=torch.int64, device=model.device)
         self._vocab = torch.arange(model.vocab_size, dtype=torch.int32, device=model.device)
@@ -177,6 +191,8 @@ class TorchRunner:
         try:
             with torch.inference_mode():
                 return self._step(plan)
+        except torch.AcceleratorError:
+            raise  # the device's context is beyond use: the process ends, another takes its place
         except Exception as error:
             raise StepFailed(plan.step, error) from error
 

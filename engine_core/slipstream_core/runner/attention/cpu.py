@@ -27,8 +27,15 @@ from slipstream_core.runner.attention.interface import AttentionParams
 from slipstream_core.runner.kv_cache import LayerCache
 from slipstream_core.runner.plan import Bools, Int32s
 
-# Per gathered tensor (one for keys, one for values): two of them fit a core's share of L2/L3.
+# Per gathered tensor (one for keys, one for values). On a CPU two of them fit a core's share of
+# L2/L3; a card wants few launches.
 SCRATCH_BYTES = 2 << 20
+CUDA_SCRATCH_BYTES = 256 << 20
+
+
+def scratch_bytes(device: torch.device) -> int:
+    """The size of a scratch buffer on this device."""
+    return CUDA_SCRATCH_BYTES if device.type == "cuda" else SCRATCH_BYTES
 
 
 class Scratch:
@@ -36,7 +43,8 @@ class Scratch:
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.device = device
-        self._keys = torch.empty(SCRATCH_BYTES // dtype.itemsize, dtype=dtype, device=device)
+        size = scratch_bytes(device) // dtype.itemsize
+        self._keys = torch.empty(size, dtype=dtype, device=device)
         self._values = torch.empty_like(self._keys)
 
     def gather(
