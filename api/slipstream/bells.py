@@ -3,6 +3,9 @@
 Owns: waiting, for threads and for event loops. Does not know: what is waited for.
 
 Rules:
+- Whatever has `ring(stream)` is a bell: it is called by whoever drives the connection, once for
+  each batch in which the stream has news. Where that is an event loop (`loop_io`), a bell may do
+  its work right there.
 - A reader hangs its bell on the stream, looks once more, and only then waits; the I/O thread adds
   first and looks for a bell afterwards. So no wake-up is lost, without a lock on the way.
 - A bell may ring without cause: who wakes looks again.
@@ -16,9 +19,17 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 Rung = TypeVar("Rung")
+RungOnly = TypeVar("RungOnly", contravariant=True)
+
+
+class Bell(Protocol[RungOnly]):
+    """What can be rung for a stream. It raises nothing."""
+
+    def ring(self, cause: RungOnly, /) -> None:
+        """There is news of `cause`."""
 
 
 class ThreadBell(Generic[Rung]):

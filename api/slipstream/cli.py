@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from slipstream.bench.serve import add_serve_benchmark
 from slipstream.bench.throughput import add_throughput
 from slipstream.chat import add_chat
 from slipstream.errors import BadRequestError, SlipstreamError
@@ -62,6 +63,7 @@ def _parser() -> Parser:
     benchmarks = _command(commands, "bench", "measure a stack").add_subparsers(
         dest="benchmark", required=True, metavar="BENCHMARK"
     )
+    add_serve_benchmark(_command(benchmarks, "serve", "a server under load, ours or any other"))
     add_throughput(_command(benchmarks, "throughput", "many requests at once: tokens a second"))
     return parser
 

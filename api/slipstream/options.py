@@ -48,8 +48,12 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
             details.append(f"default: {field.default}")
         elif details == ["a string"]:
             details = []
+        is_list = isinstance(field.default, tuple)
+        if is_list:
+            details = ["may be given several times"]
         group.add_argument(
             f"--{field.name.replace('_', '-')}",
+            action="append" if is_list else "store",
             default=argparse.SUPPRESS,
             metavar="X",
             help=description(field.name) + (f" ({'; '.join(details)})" if details else ""),

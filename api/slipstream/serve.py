@@ -10,13 +10,15 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-from slipstream.endpoints import default_runtime_dir
+from slipstream.endpoints import default_runtime_dir, http_address_in
 from slipstream.events import Event, ProcessReady, StackFailed, StackReady
 from slipstream.options import Parser, add_settings, given_settings
-from slipstream.plan import plan_stack
-from slipstream.settings import settings_from
+from slipstream.plan import API_KEY_VARIABLE, FRONT, api_keys, plan_stack
+from slipstream.settings import settings_from, wrong_option
 from slipstream.supervisor import Supervisor, log_to_stderr
 from slipstream_ipc.sockets import private_directory
+
+DEFAULT_HTTP_PORT = 8000
 
 
 def add_serve(parser: Parser) -> None:
@@ -27,12 +29,20 @@ def add_serve(parser: Parser) -> None:
         metavar="DIR",
         help=f"where its sockets lie; one stack to a folder; default: {default_runtime_dir()}",
     )
+    parser.add_argument(
+        "--no-http", action="store_true", help="no HTTP front: clients use the socket alone"
+    )
     parser.set_defaults(run=serve)
 
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run a stack; the supervisor's exit code."""
-    settings = settings_from(given_settings(arguments))
+    given = given_settings(arguments)
+    if not arguments.no_http:
+        given.setdefault("http_port", DEFAULT_HTTP_PORT)
+    elif "http_port" in given:
+        raise wrong_option("http_port", given["http_port"], "nothing where --no-http is given")
+    settings = settings_from(given)
     if arguments.runtime_dir is None:
         folder = default_runtime_dir()
         private_directory(folder.parent)  # or who owns that one could exchange the folder
@@ -40,21 +50,38 @@ def serve(arguments: argparse.Namespace) -> int:
         folder = Path(arguments.runtime_dir).absolute()
     config = plan_stack(settings, folder)
     log_to_stderr()
-    return Supervisor(config, _tell).run()
+    return Supervisor(config, _Teller(has_keys=bool(api_keys(settings)))).run()
 
 
-def _tell(event: Event) -> None:
-    match event:
-        case ProcessReady(name=name, pid=pid, detail=detail, seconds=seconds):
-            about = f": {detail}" if detail else ""
-            _write(sys.stdout, f"{name} ready (process {pid}, {seconds:.1f} s){about}")
-        case StackReady(address=address):
-            example = (
-                f"{_program()} generate --address {shlex.quote(address)} --prompt 'In Python,'"
-            )
-            _write(sys.stdout, f"serving at {address}; Ctrl-C ends it. Try:\n  {example}")
-        case StackFailed(error=error):
-            _write(sys.stderr, f"slipstream serve: {error}")
+class _Teller:
+    """Tells the terminal what happens."""
+
+    def __init__(self, *, has_keys: bool) -> None:
+        self._has_keys = has_keys
+        self._http_address: str | None = None
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case ProcessReady(name=name, pid=pid, detail=detail, seconds=seconds):
+                about = f": {detail}" if detail else ""
+                _write(sys.stdout, f"{name} ready (process {pid}, {seconds:.1f} s){about}")
+                if name == FRONT:
+                    self._http_address = http_address_in(detail)
+            case StackReady(address=address):
+                quoted = shlex.quote(address)
+                examples = f"\n  {_program()} generate --address {quoted} --prompt 'In Python,'"
+                if self._http_address is not None:
+                    examples += f"\n  {_curl(self._http_address, has_keys=self._has_keys)}"
+                _write(sys.stdout, f"serving at {address}; Ctrl-C ends it. Try:{examples}")
+            case StackFailed(error=error):
+                _write(sys.stderr, f"slipstream serve: {error}")
+
+
+def _curl(address: str, *, has_keys: bool) -> str:
+    key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if has_keys else ""
+    body = '{"prompt": "In Python,", "max_tokens": 40, "stream": true}'
+    json = "-H 'Content-Type: application/json'"
+    return f"curl -N {address}/v1/completions {json}{key} -d '{body}'"
 
 
 def _program() -> str:

@@ -15,6 +15,8 @@ from msgspec import Meta, Struct, inspect
 from slipstream.errors import BadRequestError, bad_request
 from slipstream_ipc.errors import BadRequest
 
+_SECRETS = ("api_key",)  # what these hold is never shown
+
 
 def _about(text: str) -> Meta:
     return Meta(description=text)
@@ -62,14 +64,26 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Annotated[int, Meta(ge=1)] | None, _about("threads that compute on the CPU")
     ] = None
     stream_interval: Annotated[
-        int, Meta(ge=1), _about("tokens between two deltas of a stream, at least")
-    ] = 1
+        Annotated[int, Meta(ge=1)] | Literal["auto"],
+        _about("tokens between two deltas of a stream, at least; auto: when its reader has room"),
+    ] = "auto"
     client_timeout_s: Annotated[
         float, Meta(gt=0), _about("silence after which a client is asked whether it lives")
     ] = 5.0
     grace_s: Annotated[
         float, Meta(ge=0), _about("how long a stream goes on whose client has vanished")
     ] = 60.0
+    http_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        _about("of the OpenAI-compatible HTTP front; 0 takes any free one; default: no front"),
+    ] = None
+    host: Annotated[
+        str, _about("where the HTTP front listens; anything but loopback opens it to the network")
+    ] = "127.0.0.1"
+    api_key: Annotated[
+        str | tuple[str, ...],
+        _about("a key that HTTP clients may send; $SLIPSTREAM_API_KEY too; none: all are served"),
+    ] = ()
 
 
 _FIELDS = {field.name: field for field in msgspec.structs.fields(StackSettings)}
@@ -85,14 +99,15 @@ def settings_from(options: Mapping[str, Any], *, from_text: bool = False) -> Sta
             raise wrong_option("option", name, "one of " + ", ".join(sorted(_FIELDS)))
         try:
             msgspec.convert(value, _FIELDS[name].type, strict=not from_text)
-        except msgspec.ValidationError as error:
-            raise wrong_option(name, value, allowed_values(name)) from error
+        except msgspec.ValidationError:
+            raise wrong_option(name, value, allowed_values(name)) from None
     return msgspec.convert(dict(options), StackSettings, strict=not from_text)
 
 
 def wrong_option(name: str, given: object, allowed: str) -> BadRequestError:
     """The error for an option's value that cannot be."""
-    return bad_request(BadRequest(name, given, allowed))
+    shown = "(not shown)" if name in _SECRETS else given
+    return bad_request(BadRequest(name, shown, allowed))
 
 
 def description(name: str) -> str:
@@ -115,11 +130,14 @@ def _allowed(info: inspect.Type) -> str:
         case inspect.UnionType(types=types):
             return " or ".join(_allowed(one) for one in types)
         case inspect.LiteralType(values=values):
-            return "one of " + ", ".join(str(value) for value in values)
+            names = ", ".join(str(value) for value in values)
+            return f"one of {names}" if len(values) > 1 else names
         case inspect.IntType():
             return "an integer" + _bounds(info)
         case inspect.FloatType():
             return "a number" + _bounds(info)
+        case inspect.VarTupleType():
+            return "a list of strings"
         case inspect.NoneType():
             return "None"
         case _:

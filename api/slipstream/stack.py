@@ -31,10 +31,11 @@ import msgspec
 
 from slipstream.async_client import AsyncClient
 from slipstream.client import Client
+from slipstream.endpoints import http_address_in
 from slipstream.errors import SlipstreamError
 from slipstream.events import Event, ProcessReady, StackFailed, StackReady, SupervisorConfig
 from slipstream.lines import LineReader
-from slipstream.plan import plan_stack
+from slipstream.plan import FRONT, plan_stack
 from slipstream.settings import settings_from
 from slipstream_ipc.messages import Fault
 
@@ -57,7 +58,7 @@ class Stack:
     start_timeout_s: how long loading the model may take.
     verbose: let the processes log what they do to standard error, not only what goes wrong. The
     environment variable SLIPSTREAM_LOG_LEVEL overrides it.
-    settings: see `StackSettings`.
+    settings: see `StackSettings`; `http_port=0` starts an HTTP front, at `http_address`.
 
     Raises: BadRequestError (a ValueError) for an unknown option or a value out of range; StackError
     where the stack does not become ready.
@@ -77,6 +78,7 @@ class Stack:
         config = plan_stack(checked, folder, parent_pid=os.getpid())
         level = os.environ.get(LOG_LEVEL_VARIABLE, "INFO" if verbose else "WARNING")
         self.address = config.address
+        self.http_address: str | None = None  # as the start of a URL; None without a front
         self._pids: dict[str, int] = {}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "slipstream.supervisor"],
@@ -103,8 +105,7 @@ class Stack:
     def pids(self) -> dict[str, int]:
         """The process ids of the stack by name, the supervisor's among them."""
         for event in self._new_events():
-            if isinstance(event, ProcessReady):
-                self._pids[event.name] = event.pid
+            self._note(event)
         return {"supervisor": self._process.pid, **self._pids}
 
     @property
@@ -160,9 +161,8 @@ class Stack:
             selector.register(self._events, selectors.EVENT_READ)
             while True:
                 for event in self._new_events():
+                    self._note(event)
                     match event:
-                        case ProcessReady():
-                            self._pids[event.name] = event.pid
                         case StackReady():
                             return
                         case StackFailed():
@@ -175,6 +175,12 @@ class Stack:
                         f"the stack was not ready after start_timeout_s={timeout_s:g} "
                         f"(ready processes: {ready})"
                     )
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, ProcessReady):
+            self._pids[event.name] = event.pid
+            if event.name == FRONT:
+                self.http_address = http_address_in(event.detail)
 
     def _new_events(self) -> list[Event]:
         return [msgspec.json.decode(line, type=Event) for line in self._events.read()]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 
 from slipstream.batch import Batch
-from slipstream.bells import LoopBell, ThreadBell, ring_loops
+from slipstream.bells import Bell, LoopBell, ring_loops
 from slipstream.errors import SlipstreamError, error_from
 from slipstream.outputs import Delta
 from slipstream_ipc.columns import check_deltas, u32
@@ -37,7 +37,7 @@ class StreamState:
     wants_whole: bool  # the reader is woken by the end alone
     submitted_at: float = 0.0
     deltas: deque[Delta] = field(default_factory=deque)  # unread; grows while nobody reads
-    bell: ThreadBell[StreamState] | LoopBell | None = None  # hangs here while the reader waits
+    bell: Bell[StreamState] | LoopBell | None = None  # hangs here while the reader waits
     prompt_ids: bytes | None = None  # u32; None until the stream is accepted
     end: End | None = None
     error: SlipstreamError | None = None
@@ -169,11 +169,12 @@ class StreamTable:
         loop_bells = []
         for state in woken:
             bell = state.bell
-            if isinstance(bell, ThreadBell):
-                bell.ring(state)
-            elif bell is not None:
+            if isinstance(bell, LoopBell):
                 loop_bells.append(bell)
-        ring_loops(loop_bells)
+            elif bell is not None:
+                bell.ring(state)
+        if loop_bells:
+            ring_loops(loop_bells)
 
     def _fault(self, handle: int, fault: Fault) -> None:
         state = self._streams.get(handle)

@@ -208,8 +208,6 @@ def test_reattach_goes_unnoticed(worker: FakeWorker, run: Any) -> None:
 def test_close_ends_waiting_tasks(worker: FakeWorker, run: Any) -> None:
     async def main() -> None:
         client = AsyncClient(worker.address)
-        with pytest.raises(ConnectionLostError, match="not connected"):
-            _ = client.model
         await client.connect()
         tasks = [asyncio.create_task(read(client.stream("x"))) for _ in range(3)]
         for _ in tasks:
@@ -227,6 +225,10 @@ def test_close_ends_waiting_tasks(worker: FakeWorker, run: Any) -> None:
 
 def test_missing_server(address: str, run: Any) -> None:
     async def main() -> None:
+        client = AsyncClient(address)
+        with pytest.raises(ConnectionLostError, match="not connected"):
+            _ = client.model
+        await client.close()
         with pytest.raises(ConnectionLostError, match="slipstream serve"):
             async with AsyncClient(address, timeout_s=0.1):
                 pass

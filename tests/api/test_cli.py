@@ -158,6 +158,11 @@ def test_usage_errors_are_one_line_and_code_2(arguments, said, capsys):
         (["generate", "--prompt", "x", "--logprobs", "2"], "generate: logprobs: got 2, allowed: "),
         (["generate", "./none", "--prompt", "x"], "generate: model: got './none', allowed: "),
         (["serve", "--block-size", "0"], "serve: block_size: got '0', allowed: an integer >= 1"),
+        (["serve", "--http-port", "1", "--no-http"], "serve: http_port: got 1, allowed: nothing"),
+        (
+            ["generate", "--api-key", "s", "--address", "ipc:///x", "--prompt", "x"],
+            "generate: api_key: got '(not shown)', allowed: nothing where --address is given",
+        ),
         (["chat", "--address", "tcp://x"], "chat: address: got 'tcp://x', allowed: "),
         (["bench", "throughput", "--input-len", "0"], "bench: input_len: got 0, allowed: "),
         (
@@ -232,7 +237,7 @@ def test_chat_answers_line_by_line_and_remembers(address, texts, capsys, typed):
 
 
 def test_chat_forgets_its_oldest_turns_when_the_model_is_full(capsys, address, texts, typed):
-    long = "word " * 3000
+    long = "word " * 1500  # 3,000 tokens: the model holds one such turn, and not two
     typed(f"{long}\n{long}\nshort\n")
     options = ["--max-tokens", "4", "--temperature", "0"]
     assert main(["chat", "--address", address, *options]) == 0
@@ -300,17 +305,26 @@ def test_bench_refuses_a_load_that_the_model_cannot_hold(address, capsys):
 def test_serve_says_what_is_ready_and_how_to_use_it_and_ends_on_ctrl_c(tmp_path):
     folder = tmp_path / "run"
     serve = [*COMMAND, "serve", "simulated:step_ms=1", "--runtime-dir", str(folder)]
+    serve += ["--http-port", "0", "--api-key", "a-secret"]
     process = subprocess.Popen(
         serve, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     deadline = threading.Timer(PATIENCE_S, process.kill)
     deadline.start()
     try:
-        lines = [process.stdout.readline() for _ in range(4)]
-        assert {line.split(" (process ")[0] for line in lines[:2]} == {"core ready", "worker ready"}
+        lines = [process.stdout.readline() for _ in range(6)]
+        ready = {line.split(" (process ")[0]: line for line in lines[:3]}
+        assert set(ready) == {"core ready", "worker ready", "http ready"}
+        http_address = ready["http ready"].split("serving on ")[1].strip()
+        assert http_address.startswith("http://127.0.0.1:")
         address = f"ipc://{folder}/client.sock"
-        assert lines[2].startswith(f"serving at {address}")
-        assert address in lines[3]
+        assert lines[3].startswith(f"serving at {address}")
+        assert address in lines[4]
+        curl = f"curl -N {http_address}/v1/completions"
+        assert lines[5].strip().startswith(curl)
+        example = lines[5].strip().replace("$SLIPSTREAM_API_KEY", "a-secret")
+        streamed = subprocess.run(example, shell=True, capture_output=True, text=True, check=True)
+        assert streamed.stdout.endswith("data: [DONE]\n\n")
         with Client(address) as client:
             assert client.generate("x", max_tokens=3).num_tokens == 3
 
@@ -322,6 +336,7 @@ def test_serve_says_what_is_ready_and_how_to_use_it_and_ends_on_ctrl_c(tmp_path)
         out, err = wait_for(process)
         assert (process.returncode, out) == (0, "")
         assert "Traceback" not in err
+        assert "a-secret" not in err + "".join(lines)
         assert "supervisor INFO stopping (SIGINT)" in err
         assert not folder.exists()
     finally:

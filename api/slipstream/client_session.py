@@ -1,0 +1,231 @@
+"""A client's connection and its streams, whoever drives it: a thread (`client_io`) or an event loop
+(`loop_io`).
+
+Owns: the attach, what is sent and when, how long a missing server is waited for. Does not know:
+threads, event loops, clocks (the time comes in as an argument), who reads, how outputs look.
+
+Rules (STREAMS I and II):
+- All calls come from one thread. `turn` is called after others, when the socket has something, and
+  at least every TICK_S.
+- Deltas are acknowledged when they lie in their streams' queues, and pings are answered here: a
+  reader's pause is no death of the client. Queues have no bound yet: a reader that never reads
+  costs memory, here and nowhere else.
+- A server that is away for `timeout_s` ends whatever waits, and is waited for anew by whatever
+  comes next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from secrets import token_bytes
+
+import zmq
+
+from slipstream.errors import ConnectionLostError, EngineError, SlipstreamError
+from slipstream.outbox import Outbox
+from slipstream.stream_table import StreamState, StreamTable
+from slipstream_ipc.attach import Attacher
+from slipstream_ipc.codec import client_codec
+from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.messages import (
+    Accepted,
+    ClientToWorker,
+    Deltas,
+    Fault,
+    Goodbye,
+    ModelCard,
+    Refusal,
+    Rejected,
+    UnknownStreams,
+    Welcome,
+    WorkerToClient,
+)
+
+TICK_S = 0.25  # how late a heartbeat or a deadline may be noticed
+GOODBYE_S = 0.5  # how long a server is given to hear that its client leaves
+
+_MAX_BREACHES = 3
+_WHAT_TO_DO = (
+    "start one with scripts/launch or `slipstream serve`, or say where it is "
+    "(the address argument or $SLIPSTREAM_ADDRESS)"
+)
+
+
+@dataclass(eq=False, slots=True)
+class _Caller:
+    """Somebody who waits for the server to be there."""
+
+    future: Future[ModelCard]
+    since: float
+
+
+class ClientSession:
+    """Every stream of one client, over one attach after the other. It begins to attach at once.
+
+    poller: where the current attach's socket is registered.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        timeout_s: float,
+        poller: zmq.Poller,
+        now: float,
+    ) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self.model: ModelCard | None = None  # as the server said last
+        self._table = StreamTable()
+        self._callers: list[_Caller] = []
+        self._outbox = Outbox(self._table)
+        self._lost_at: float | None = now
+        self._num_breaches = 0  # of the protocol, since a message was good
+        self._goodbye_epoch: int | None = None  # of the attach in which it is said
+        self._attacher: Attacher[ClientToWorker, WorkerToClient, StreamState | None] = Attacher(
+            context, address, client_codec(), poller, identity=token_bytes(16), now=now
+        )
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a server is there, as far as we know."""
+        return self._attacher.is_attached
+
+    # ---- what may be asked for ---------------------------------------------------------------
+
+    def connect(self, future: Future[ModelCard], now: float) -> None:
+        """Fulfil `future` when the server is there; ConnectionLostError after `timeout_s`."""
+        if self._attacher.is_attached and self.model is not None:
+            future.set_result(self.model)
+        else:
+            self._callers.append(_Caller(future, now))
+
+    def submit(self, state: StreamState, now: float) -> None:
+        """Ask for the stream."""
+        state.submitted_at = now
+        self._table.add(state)
+        self._outbox.submit(state)
+
+    def abort(self, state: StreamState) -> None:
+        """Ask the server to end the stream; its End is still to come."""
+        if not state.was_sent:
+            self._table.give_up(state, None)
+        elif not state.is_over and not state.is_abort_wanted:
+            state.is_abort_wanted = True
+            self._outbox.abort(state)
+
+    def abandon(self, state: StreamState) -> None:
+        """End the stream at once: nobody reads it any more."""
+        if not state.is_over:
+            self._table.give_up(state, None)
+            self._outbox.abort(state)
+
+    def end_all(self, error: Callable[[], SlipstreamError]) -> None:
+        """End whoever waits and every stream on our side, each by an error of its own."""
+        self._fail_waiting(error)
+        self._table.wake()
+
+    # ---- what is done with it ----------------------------------------------------------------
+
+    def turn(self, now: float) -> None:
+        """Take in what has arrived, send what is due, wake whoever has news."""
+        self._receive(now)
+        self._attacher.beat(now)
+        if self._attacher.is_attached:
+            self._lost_at = None
+            self._outbox.flush(self._attacher.send)
+        else:
+            self._count_absence(now)
+        self._table.wake()
+
+    def say_goodbye(self, now: float) -> bool:
+        """Leave for good. Whether it is done: acknowledged, or nobody there to hear it. Until
+        then, call it again when the socket has something; `close` after GOODBYE_S at the latest.
+        """
+        attacher = self._attacher
+        for _ in attacher.receive(now):
+            pass
+        if self._goodbye_epoch is None and attacher.send(Goodbye(), None):
+            self._goodbye_epoch = attacher.epoch
+        if not attacher.is_attached:
+            return True
+        if self._goodbye_epoch is None:
+            return False  # without credit
+        return attacher.epoch != self._goodbye_epoch or attacher.num_unacked == 0
+
+    def close(self) -> None:
+        """Let go of the socket, without a word."""
+        self._attacher.close()
+
+    def _receive(self, now: float) -> None:
+        table = self._table
+        for body in self._attacher.receive(now):
+            try:
+                match body:
+                    case Deltas():
+                        if not table.deliver(body):
+                            self._attacher.attach(now)
+                        self._num_breaches = 0
+                    case Accepted():
+                        table.accept(body)
+                    case Rejected():
+                        table.reject(body)
+                    case UnknownStreams():
+                        table.lose(body)
+                    case Welcome():
+                        self._greet(body.model)
+                    case Refusal():
+                        self._fail_waiting(partial(SlipstreamError, body.fault))
+                        if self._attacher.is_attached:  # else `beat` tries again, without haste
+                            self._attacher.attach(now)
+            except ProtocolError as error:
+                self._note_breach(error)
+                self._attacher.attach(now)
+        for state in self._attacher.take_receipts():
+            if state is not None:
+                table.forget(state)
+
+    def _note_breach(self, error: ProtocolError) -> None:
+        """A new attach may help, but not for ever."""
+        self._num_breaches += 1
+        if self._num_breaches >= _MAX_BREACHES:
+            self._num_breaches = 0
+            why = f"the server does not keep to the protocol: {error}"
+            self._fail_waiting(partial(EngineError, Fault("engine", why)))
+
+    def _greet(self, model: ModelCard) -> None:
+        self.model = model
+        callers, self._callers = self._callers, []
+        for caller in callers:
+            caller.future.set_result(model)
+        self._outbox.refill()
+
+    def _count_absence(self, now: float) -> None:
+        """End what has waited for `timeout_s`, all of them without a server."""
+        if self._lost_at is None:
+            self._lost_at = now
+        latest = now - self.timeout_s
+        if self._lost_at > latest:
+            return
+        was_there = self.model is not None
+        what = (
+            "the Slipstream server has been gone from" if was_there else "no Slipstream server at"
+        )
+        why = f"{what} {self.address} for {self.timeout_s:g} s: {_WHAT_TO_DO}"
+        error = partial(ConnectionLostError, Fault("engine", why))
+        for state in self._table.streams:
+            if state.submitted_at <= latest:
+                self._table.give_up(state, error())
+        for caller in list(self._callers):
+            if caller.since <= latest:
+                self._callers.remove(caller)
+                caller.future.set_exception(error())
+
+    def _fail_waiting(self, error: Callable[[], SlipstreamError]) -> None:
+        callers, self._callers = self._callers, []
+        for caller in callers:
+            caller.future.set_exception(error())
+        self._table.give_up_all(error)

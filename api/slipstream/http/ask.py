@@ -1,0 +1,99 @@
+"""What an endpoint makes of a request: the streams to run, and the shape of the answer.
+
+Types alone, but for the sampling parameters that both endpoints read alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from msgspec import Raw
+
+from slipstream.batch import TokenLogprobs
+from slipstream.http.errors import bad_field
+from slipstream.http.logprobs import TextPlace
+from slipstream.http.requests import Request
+from slipstream.http.responses import Choice, Logprobs
+from slipstream.http.token_texts import TokenTexts
+from slipstream.requests import checked_params
+from slipstream.stream_table import StreamState
+from slipstream_ipc.messages import SamplingDefaults, SamplingParams
+
+_WHOLE_INTERVAL = 64  # tokens to a delta where nobody looks at it before the end
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p")
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "stream_interval",
+)
+
+
+class Shape(Protocol):
+    """How an endpoint's answers look."""
+
+    whole_object: str
+    chunk_object: str
+
+    def whole(self, index: int, text: str, logprobs: Logprobs | None, reason: str) -> Choice:
+        """An answer in full."""
+
+    def first(self, index: int) -> Choice | None:
+        """What precedes a stream's first text."""
+
+    def chunk(
+        self, index: int, text: str | Raw, logprobs: Logprobs | Raw | None, reason: str | None
+    ) -> Choice:
+        """A part of an answer."""
+
+    def logprobs(
+        self, entries: list[TokenLogprobs], k: int, texts: TokenTexts, place: TextPlace
+    ) -> Logprobs:
+        """Log-probabilities of tokens that begin at `place`, which goes on to their end."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ask:
+    """Streams that are one request, each of them one choice of the answer."""
+
+    id: str
+    model: str
+    created: int  # seconds
+    states: list[StreamState]
+    shape: Shape
+    is_stream: bool
+    with_usage: bool  # at a stream's end
+    num_logprobs: int | None  # the likeliest so many, beside the sampled one
+    param_names: dict[str, str] = field(default_factory=dict)  # the caller's, by ours
+
+
+def sampling_params(
+    body: Request, defaults: SamplingDefaults, *, max_tokens: int | None, num_logprobs: int | None
+) -> SamplingParams:
+    """Checked parameters; what the caller leaves open is as the model's makers have it.
+
+    Raises: BadRequestError, ApiError.
+    """
+    given: dict[str, Any] = {
+        name: value for name in _DEFAULTS if (value := getattr(defaults, name)) is not None
+    }
+    given |= {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
+    if not body.stream:
+        if body.stream_options is not None:
+            raise bad_field("stream_options", "stream_options: allowed only where stream is true")
+        given["stream_interval"] = max(given.get("stream_interval", 1), _WHOLE_INTERVAL)
+    return checked_params(SamplingParams(max_tokens=max_tokens, logprobs=num_logprobs, **given), {})
+
+
+def wants_usage(body: Request) -> bool:
+    """Whether a stream ends with its usage."""
+    return body.stream_options is not None and bool(body.stream_options.include_usage)

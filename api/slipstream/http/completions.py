@@ -1,0 +1,107 @@
+"""POST /v1/completions: prompts to streams, and the shape of what they say.
+
+Owns: the kinds of prompts. Does not know: how streams run or are written.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from slipstream.batch import TokenLogprobs
+from slipstream.http.ask import Ask, sampling_params, wants_usage
+from slipstream.http.decoding import BodyDecoder, refuse_unsupported
+from slipstream.http.errors import bad_field
+from slipstream.http.logprobs import TextPlace, completion_logprobs
+from slipstream.http.requests import CompletionRequest
+from slipstream.http.responses import Choice, CompletionChoice, Logprobs
+from slipstream.http.token_texts import TokenTexts
+from slipstream.requests import Prompt, new_submit
+from slipstream.stream_table import StreamState
+from slipstream_ipc.messages import ModelCard
+
+MAX_PROMPTS = 1024  # of one request
+_DEFAULT_MAX_TOKENS = 16
+_KINDS = "text, token ids, or a list of several of either"
+_PARAM_NAMES = {"prompt_token_ids": "prompt"}
+_decoder = BodyDecoder(CompletionRequest)
+
+
+def read_completion(content: bytes) -> CompletionRequest:
+    """Raises: ApiError."""
+    body = _decoder.decode(content)
+    refuse_unsupported(body)
+    return body
+
+
+def ask_completion(body: CompletionRequest, model: ModelCard) -> Ask:
+    """Raises: ApiError, BadRequestError."""
+    max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    params = sampling_params(
+        body, model.default_sampling, max_tokens=max_tokens, num_logprobs=body.logprobs
+    )
+    states = [
+        StreamState(
+            new_submit(prompt, params, priority=body.priority or 0, model=model),
+            wants_whole=not body.stream,
+        )
+        for prompt in _prompts(body.prompt)
+    ]
+    return Ask(
+        id=f"cmpl-{states[0].submit.stream_id.hex()}",
+        model=model.name,
+        created=int(time.time()),
+        states=states,
+        shape=CompletionShape(),
+        is_stream=bool(body.stream),
+        with_usage=wants_usage(body),
+        num_logprobs=body.logprobs,
+        param_names=_PARAM_NAMES,
+    )
+
+
+class CompletionShape:
+    """See `Shape`."""
+
+    whole_object = chunk_object = "text_completion"
+
+    def whole(self, index: int, text: str, logprobs: Logprobs | None, reason: str) -> Choice:
+        return CompletionChoice(index, text, logprobs, reason)
+
+    def first(self, index: int) -> Choice | None:
+        return None
+
+    def chunk(
+        self, index: int, text: str | Raw, logprobs: Logprobs | Raw | None, reason: str | None
+    ) -> Choice:
+        return CompletionChoice(index, text, logprobs, reason)
+
+    def logprobs(
+        self, entries: list[TokenLogprobs], k: int, texts: TokenTexts, place: TextPlace
+    ) -> Logprobs:
+        return completion_logprobs(entries, k, texts, place)
+
+
+def _prompts(given: str | list[object]) -> list[Prompt]:
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise bad_field("prompt", f"prompt: got an empty list, allowed: {_KINDS}")
+    match given[0]:
+        case str():
+            kind: type = list[str]
+        case list():
+            kind = list[list[int]]
+        case _:
+            kind = list[int]
+    try:
+        found: Any = msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise bad_field("prompt", f"prompt: {error}, allowed: {_KINDS}") from None
+    prompts = [found] if isinstance(given[0], int) else found
+    if len(prompts) > MAX_PROMPTS:
+        raise bad_field("prompt", f"prompt: got {len(prompts)} prompts, allowed: {MAX_PROMPTS}")
+    return prompts

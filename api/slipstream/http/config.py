@@ -1,0 +1,40 @@
+"""What the front is told when it starts. Types alone.
+
+Rules:
+- API keys travel in this config, on a pipe; nothing writes them anywhere.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Limits(Struct, frozen=True, forbid_unknown_fields=True):
+    """What one connection may take, in bytes and seconds."""
+
+    header_bytes: int = 64 * 1024  # of one request's line and headers
+    body_bytes: int = 16 * 2**20  # of one request's body
+    write_buffer_bytes: int = 64 * 1024  # unsent, before a stream's chunks are held and merged
+    held_bytes: int = 8 * 2**20  # held for a reader that does not read, before it is dropped
+    idle_s: float = 75.0  # between two requests
+    header_s: float = 15.0  # from a request's first byte to the end of its headers
+    body_s: float = 120.0  # from there to the end of its body
+    stall_s: float = 60.0  # a reader may leave a full buffer unread
+    linger_s: float = 2.0  # a refused request's rest is read, so that its refusal arrives
+    drain_s: float = 1.0  # at the end, until the last answers have left
+
+
+class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of the front's process.
+
+    client_address: the worker's, where this process is a client. tokenizer: a folder or hub id.
+    port: 0 takes any free one. timeout_s: how long a request waits for a worker that is away.
+    """
+
+    client_address: str
+    tokenizer: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()  # none: whoever can connect may ask
+    timeout_s: float = 10.0
+    limits: Limits = Limits()

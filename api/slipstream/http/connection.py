@@ -1,0 +1,283 @@
+"""One client's connection: requests in, answers out, one after the other.
+
+Owns: the transport, the order of answers, time limits, back-pressure, the connection's end. Does
+not know: how requests are read (`parsing`), what they ask for (`app`), who makes answers.
+
+Rules:
+- One exchange at a time. Requests sent ahead wait, and while one waits nothing more is read.
+- A client that ends its half of the connection has left: what was asked for on it is called off.
+- What is unsent stays small: `Exchange.is_paused` says that no more is taken for now, and a reader
+  that does not read for long is dropped.
+- A refusal ends the connection; until the client has stopped sending, or for a moment at least,
+  what it sends is still read, or its end would destroy the refusal on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from math import inf
+from typing import Protocol, cast
+
+from slipstream.http import wire
+from slipstream.http.config import Limits
+from slipstream.http.errors import ApiError
+from slipstream.http.parsing import Request, RequestParser
+from slipstream.http.wire import Response
+
+
+class Host(Protocol):
+    """What a connection needs of its server."""
+
+    limits: Limits
+    is_draining: bool
+
+    def connected(self, connection: Connection) -> None:
+        """There is a new connection."""
+
+    def disconnected(self, connection: Connection) -> None:
+        """It has ended."""
+
+    def check_head(self, request: Request) -> ApiError | None:
+        """What is to be refused before its body is read."""
+
+    def handle(self, request: Request, exchange: Exchange) -> None:
+        """See to it that the exchange gets its answer, now or later."""
+
+
+class Exchange:
+    """A request that waits for its answer: `respond`, or `begin_stream`, `write` and `finish`.
+
+    on_gone: called when the client leaves before the answer is complete. on_writable: called when
+    the transport takes more again. All calls but those do nothing once the client has gone.
+    """
+
+    def __init__(self, request: Request, connection: Connection) -> None:
+        self.request = request
+        self.is_paused = False  # the client reads too slowly: hold back what can be held
+        self.has_begun = False
+        self.on_gone: Callable[[], None] | None = None
+        self.on_writable: Callable[[], None] | None = None
+        self._connection: Connection | None = connection
+        self._is_chunked = request.version != "1.0"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the client is there, and the answer is not complete."""
+        return self._connection is not None
+
+    def respond(self, response: Response) -> None:
+        """The whole answer."""
+        connection, request = self._connection, self.request
+        if connection is None:
+            return
+        keep_alive = connection.keeps_alive(request)
+        connection.write(
+            wire.response_bytes(
+                response,
+                time.time(),
+                keep_alive=keep_alive,
+                version=request.version,
+                with_body=request.method != "HEAD",
+            )
+        )
+        self._end(connection, keep_alive)
+
+    def begin_stream(self) -> None:
+        """The head of a stream of events."""
+        connection, request = self._connection, self.request
+        if connection is None:
+            return
+        self.has_begun = True
+        request.keep_alive = self._is_chunked and connection.keeps_alive(request)
+        connection.write(
+            wire.stream_head(time.time(), keep_alive=request.keep_alive, version=request.version)
+        )
+
+    def write(self, events: bytes) -> None:
+        """Events of the stream that has begun."""
+        if self._connection is not None:
+            self._connection.write(wire.chunk(events) if self._is_chunked else events)
+
+    def finish(self) -> None:
+        """The stream has been told to its end."""
+        if self._connection is not None:
+            if self._is_chunked:
+                self._connection.write(wire.LAST_CHUNK)
+            self._end(self._connection, self.request.keep_alive)
+
+    def drop(self) -> None:
+        """End the connection without a word."""
+        if self._connection is not None:
+            self._connection.abort()
+
+    def leave(self) -> None:
+        """The client has gone."""
+        self._connection = None
+        if self.on_gone is not None:
+            self.on_gone()
+
+    def pause(self, is_paused: bool) -> None:
+        """The transport takes no more, or takes more again."""
+        self.is_paused = is_paused
+        if not is_paused and self.on_writable is not None:
+            self.on_writable()
+
+    def _end(self, connection: Connection, keep_alive: bool) -> None:
+        self._connection = None
+        connection.exchange_ended(keep_alive)
+
+
+class Connection(asyncio.Protocol):
+    """See the module."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._limits = host.limits
+        self._parser = RequestParser(host.limits, host.check_head)
+        self._waiting: deque[Request] = deque()
+        self._exchange: Exchange | None = None
+        self._is_paused = self._is_closing = False
+        self.deadline = inf  # of the loop's clock; the server looks at it now and then
+        self.write: Callable[[bytes], None]  # to the transport
+
+    # ---- called by the event loop ------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop has a class of its own
+        self._loop = asyncio.get_running_loop()
+        self.write = self._transport.write
+        self._transport.set_write_buffer_limits(self._limits.write_buffer_bytes)
+        self._host.connected(self)
+        self._set_deadline(self._limits.header_s)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_closing:
+            return
+        before = self._parser.phase
+        self._waiting += self._parser.feed(data)
+        if self._parser.phase != before and self._exchange is None:
+            self._wait_for_more()
+        self._go_on()
+        if self._waiting and not self._is_closing:
+            self._transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        self._leave()
+        return False  # the transport closes, once it has sent what it has
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._host.disconnected(self)
+        self._leave()
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+        self._set_deadline(self._limits.stall_s)
+        if self._exchange is not None:
+            self._exchange.pause(True)
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        if self._exchange is not None:
+            self.deadline = inf
+            self._exchange.pause(False)
+        elif not self._is_closing:
+            self._wait_for_more()
+
+    # ---- called by the server ----------------------------------------------------------------
+
+    def check_deadline(self, now: float) -> None:
+        """Do what is due when the time is over."""
+        if now < self.deadline:
+            return
+        if self._is_closing or self._is_paused:
+            self.abort()
+        elif self._parser.phase in ("head", "body") and self._exchange is None:
+            self._waiting += self._parser.refuse_late()
+            self._go_on()
+        else:
+            self._close()
+
+    def drain(self) -> None:
+        """The server stops: nothing new is begun here."""
+        self._waiting.clear()
+        if self._exchange is None and not self._is_closing:
+            self._close()
+
+    def abort(self) -> None:
+        """End the connection now, and drop what is unsent."""
+        self._transport.abort()
+        self._leave()
+
+    # ---- called by the exchange --------------------------------------------------------------
+
+    def keeps_alive(self, request: Request) -> bool:
+        """Whether the connection outlives the answer to this request."""
+        return request.keep_alive and not self._host.is_draining
+
+    def exchange_ended(self, keep_alive: bool) -> None:
+        """The answer is complete."""
+        exchange, self._exchange = self._exchange, None
+        assert exchange is not None
+        if exchange.request.refusal is not None:
+            self._linger()
+        elif not keep_alive:
+            self._close()
+        else:
+            if not self._is_paused:
+                self._wait_for_more()
+            if self._waiting or self._parser.wants_continue:
+                self._loop.call_soon(self._go_on)  # not deeper and deeper, in a pipeline
+
+    # ---- within ------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Begin the next exchange, if there is one to begin."""
+        if self._exchange is not None or self._is_closing:
+            return
+        if self._waiting:
+            request = self._waiting.popleft()
+            if not self._waiting:
+                self._transport.resume_reading()
+            self._exchange = exchange = Exchange(request, self)
+            exchange.is_paused = self._is_paused
+            self.deadline = inf
+            if request.refusal is not None:
+                exchange.respond(request.refusal.response())
+            else:
+                self._host.handle(request, exchange)
+        elif self._parser.wants_continue:
+            self._parser.wants_continue = False
+            self.write(wire.CONTINUE)
+
+    def _wait_for_more(self) -> None:
+        limits = self._limits
+        within = {"idle": limits.idle_s, "head": limits.header_s, "body": limits.body_s}
+        self._set_deadline(within.get(self._parser.phase, limits.linger_s))
+
+    def _set_deadline(self, seconds: float) -> None:
+        self.deadline = self._loop.time() + seconds
+
+    def _leave(self) -> None:
+        """The client is not there any more."""
+        self._is_closing = True
+        self._set_deadline(self._limits.linger_s)
+        self._waiting.clear()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.leave()
+
+    def _close(self) -> None:
+        """Once what is unsent has left."""
+        self._is_closing = True
+        self._set_deadline(self._limits.stall_s)
+        self._transport.close()
+
+    def _linger(self) -> None:
+        self._is_closing = True
+        self._set_deadline(self._limits.linger_s)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+            self._transport.resume_reading()

@@ -1,0 +1,87 @@
+"""Log-probabilities in OpenAI's two shapes. Pure functions.
+
+Owns: which candidates are shown, and how. Does not know: streams, JSON.
+
+Rules:
+- A log-probability of minus infinity is told as -9999, which JSON can hold.
+- `TokenLogprobs` has the sampled token first; the likeliest k are those whose rank is at most k.
+"""
+
+from __future__ import annotations
+
+from codecs import getincrementaldecoder
+from collections.abc import Sequence
+
+from slipstream.batch import Logprob, TokenLogprobs
+from slipstream.http.responses import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
+from slipstream.http.token_texts import TokenTexts
+
+_LEAST = -9999.0
+
+
+class TextPlace:
+    """How many characters of a text its tokens so far have completed."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def advance(self, raw: bytes) -> None:
+        """Behind the token that is these bytes."""
+        self.offset += len(self._decoder.decode(raw))
+
+
+def chat_logprobs(entries: Sequence[TokenLogprobs], k: int, texts: TokenTexts) -> ChatLogprobs:
+    """One entry for each token; `k` likeliest ones beside it."""
+    content = []
+    for entry in entries:
+        sampled = next(iter(entry.values()))
+        shown = texts.of(sampled.token_id)
+        content.append(
+            TokenLogprob(
+                shown.text,
+                None if shown.raw is None else list(shown.raw),
+                _value(sampled),
+                [_top(each, texts) for each in _likeliest(entry, k)],
+            )
+        )
+    return ChatLogprobs(content)
+
+
+def completion_logprobs(
+    entries: Sequence[TokenLogprobs], k: int, texts: TokenTexts, place: TextPlace
+) -> CompletionLogprobs:
+    """The columns, of tokens that begin at `place`, which goes on to their end."""
+    offsets, values, tokens, tops = [], [], [], []
+    for entry in entries:
+        sampled = next(iter(entry.values()))
+        token = texts.of(sampled.token_id)
+        offsets.append(place.offset)
+        place.advance(token.raw or b"")
+        values.append(_value(sampled))
+        tokens.append(token.name)
+        top = {token.name: _value(sampled)}
+        for each in _likeliest(entry, k):
+            top.setdefault(texts.of(each.token_id).name, _value(each))
+        tops.append(top)
+    return CompletionLogprobs(offsets, values, tokens, tops)
+
+
+def _likeliest(entry: TokenLogprobs, k: int) -> list[Logprob]:
+    found = [each for each in entry.values() if each.rank <= k]
+    return sorted(found, key=lambda each: each.rank)
+
+
+def _top(candidate: Logprob, texts: TokenTexts) -> TopLogprob:
+    shown = texts.of(candidate.token_id)
+    raw = None if shown.raw is None else list(shown.raw)
+    return TopLogprob(shown.text, raw, _value(candidate))
+
+
+def _value(candidate: Logprob) -> float:
+    return max(candidate.logprob, _LEAST)

@@ -1,0 +1,137 @@
+"""What clients get, as types in OpenAI's shapes. Types alone.
+
+`Raw` stands where a stream's chunks differ: the rest of a chunk is encoded once (`answer`).
+"""
+
+from __future__ import annotations
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+NULL = Raw(b"null")
+
+
+class Usage(Struct, frozen=True):
+    """How many tokens a request took."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionLogprobs(Struct, frozen=True):
+    """A completion's log-probabilities: a column for each kind of value."""
+
+    text_offset: list[int]  # where each token's text begins in the answer's
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
+class TopLogprob(Struct, frozen=True):
+    """A candidate. `bytes` is null where a token's bytes are not known."""
+
+    token: str
+    bytes: list[int] | None
+    logprob: float
+
+
+class TokenLogprob(Struct, frozen=True):
+    """A token of a chat's answer, with the likeliest ones in its place."""
+
+    token: str
+    bytes: list[int] | None
+    logprob: float
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    """A chat's log-probabilities."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+Logprobs = CompletionLogprobs | ChatLogprobs
+
+
+class CompletionChoice(Struct, frozen=True):
+    """One prompt's answer, or a part of it."""
+
+    index: int
+    text: str | Raw
+    logprobs: Logprobs | Raw | None
+    finish_reason: str | None
+
+
+class ChatMessage(Struct, frozen=True):
+    """The answer to a chat."""
+
+    role: str
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(Struct, frozen=True):
+    """The answer to a chat, in full."""
+
+    index: int
+    message: ChatMessage
+    logprobs: Logprobs | None
+    finish_reason: str | None
+
+
+class ChatDelta(Struct, frozen=True, omit_defaults=True):
+    """What is new of an answer."""
+
+    role: str | UnsetType = UNSET
+    content: str | Raw | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct, frozen=True):
+    """A part of the answer to a chat."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: Logprobs | Raw | None
+    finish_reason: str | None
+
+
+Choice = CompletionChoice | ChatChoice | ChatChunkChoice
+
+
+class Answer(Struct, frozen=True):
+    """A response's body, or a stream's chunk.
+
+    usage: null in the chunks of a stream that ends with it, absent in those of others.
+    """
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class Model(Struct, frozen=True):
+    """What is served."""
+
+    id: str
+    created: int
+    max_model_len: int
+    object: str = "model"
+    owned_by: str = "slipstream"
+
+
+class Models(Struct, frozen=True):
+    """Everything that is served."""
+
+    data: list[Model]
+    object: str = "list"
+
+
+class Health(Struct, frozen=True):
+    """How this process is."""
+
+    status: str
+    model: str | UnsetType = UNSET

@@ -1,0 +1,114 @@
+"""What goes over an HTTP connection as bytes: heads, chunks, events. Pure functions.
+
+Owns: framing of responses, and of server-sent events. Does not know: sockets, routes, streams.
+
+Rules:
+- An event is one line. Some clients split lines at U+0085, U+2028 and U+2029 too, so those leave as
+  JSON escapes; JSON escapes every control character below them by itself.
+"""
+
+from __future__ import annotations
+
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+
+import msgspec
+from msgspec import Struct
+
+LAST_CHUNK = b"0\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+DONE_EVENT = b"data: [DONE]\n\n"
+JSON = b"application/json"
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Response(Struct, frozen=True):
+    """A whole answer. `headers` go out besides those that every answer has."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+def json_response(
+    status: int, content: object, headers: tuple[tuple[bytes, bytes], ...] = ()
+) -> Response:
+    """`content`, a Struct, as JSON."""
+    return Response(status, _encode(content), headers)
+
+
+def response_bytes(
+    response: Response, now: float, *, keep_alive: bool, version: str, with_body: bool = True
+) -> bytes:
+    """A whole answer. now: the wall clock's seconds. version: the request's, "1.1" say."""
+    lines = [
+        status_line(response.status),
+        b"content-type: " + JSON,
+        b"content-length: %d" % len(response.body),
+        *(b"%s: %s" % header for header in response.headers),
+        *_common(now, keep_alive, version),
+        b"\r\n",
+    ]
+    return b"\r\n".join(lines) + (response.body if with_body else b"")
+
+
+def stream_head(now: float, *, keep_alive: bool, version: str) -> bytes:
+    """What precedes a stream of events: chunked, or to HTTP/1.0 until the connection ends."""
+    lines = [
+        status_line(200),
+        b"content-type: " + EVENT_STREAM,
+        b"cache-control: no-cache",
+        b"x-accel-buffering: no",  # asks a proxy in front to pass on each event as it comes
+        *_common(now, keep_alive, version),
+    ]
+    if version != "1.0":
+        lines.append(b"transfer-encoding: chunked")
+    return b"\r\n".join([*lines, b"\r\n"])
+
+
+def chunk(data: bytes) -> bytes:
+    """`data`, not empty, as one chunk of a chunked body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def event(content: object) -> bytes:
+    """`content`, a Struct, as a server-sent event."""
+    return b"data: " + one_line(_encode(content)) + b"\n\n"
+
+
+def json_text(text: str) -> bytes:
+    """A JSON string that holds no line break of any kind."""
+    return one_line(_encode(text))
+
+
+def one_line(encoded: bytes) -> bytes:
+    """JSON without a raw line or paragraph separator."""
+    if encoded.isascii():
+        return encoded
+    encoded = encoded.replace(b"\xc2\x85", b"\\u0085")
+    if b"\xe2\x80" in encoded:
+        encoded = encoded.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+    return encoded
+
+
+@lru_cache(maxsize=64)
+def status_line(status: int) -> bytes:
+    """Without its line break."""
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode()
+
+
+def _common(now: float, keep_alive: bool, version: str) -> list[bytes]:
+    lines = [b"date: " + _date(int(now))]
+    if not keep_alive:
+        lines.append(b"connection: close")
+    elif version == "1.0":
+        lines.append(b"connection: keep-alive")
+    return lines
+
+
+@lru_cache(maxsize=2)
+def _date(second: int) -> bytes:
+    return formatdate(second, usegmt=True).encode()

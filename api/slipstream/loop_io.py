@@ -1,0 +1,153 @@
+"""A client's connection driven by an event loop: no thread, no hand-over, no task to a stream.
+
+Owns: when the session gets its turn. Does not know: the protocol (`client_session`), what bells do.
+
+Rules:
+- Everything happens in the loop's thread: a stream's bell (`bells`) is rung inside a turn, and may
+  submit and abandon streams there; what it asks for is sent in the turn after.
+- ZeroMQ's descriptor is an edge: it says that something happened, and sending takes that away too.
+  So after every turn the socket itself is asked whether there is more to read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import zmq
+
+from slipstream.client_session import GOODBYE_S, TICK_S, ClientSession
+from slipstream.errors import ClosedError
+from slipstream.stream_table import StreamState
+from slipstream_ipc.messages import Fault, ModelCard
+
+
+class LoopIO:
+    """Serves streams over one connection, in the running event loop, until it is closed."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._poller = _LoopPoller(self._loop, self._turn)
+        self._session = ClientSession(
+            self._context, address, timeout_s, self._poller, time.monotonic()
+        )
+        self._is_turn_due = False
+        self._is_closed = False
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
+        self._schedule()
+
+    @property
+    def model(self) -> ModelCard | None:
+        """What the server serves, as it said last."""
+        return self._session.model
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a server is there, as far as we know."""
+        return self._session.is_attached
+
+    async def connect(self) -> ModelCard:
+        """Wait until the server is there; ConnectionLostError after `timeout_s`."""
+        future: Future[ModelCard] = Future()
+        future.set_running_or_notify_cancel()
+        self._session.connect(future, time.monotonic())
+        return await asyncio.wrap_future(future)
+
+    def submit(self, state: StreamState) -> None:
+        """Ask for the stream."""
+        self._session.submit(state, time.monotonic())
+        self._schedule()
+
+    def abandon(self, state: StreamState) -> None:
+        """End the stream at once: nobody reads it any more."""
+        self._session.abandon(state)
+        self._schedule()
+
+    async def close(self) -> None:
+        """End all streams, each by a ClosedError, and tell the server goodbye: half a second at
+        most. Idempotent.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._ticker.cancel()
+        self._session.end_all(partial(ClosedError, Fault("engine", "the client was closed")))
+        deadline = self._loop.time() + GOODBYE_S
+        while not self._session.say_goodbye(time.monotonic()):
+            if not await self._poller.wait(deadline - self._loop.time()):
+                break
+        self._session.close()
+        self._context.destroy(linger=0)
+
+    def _turn(self) -> None:
+        self._is_turn_due = False
+        if self._is_closed:
+            return
+        self._session.turn(time.monotonic())
+        if self._poller.has_more():
+            self._schedule()
+
+    def _tick(self) -> None:
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
+        self._turn()
+
+    def _schedule(self) -> None:
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            self._loop.call_soon(self._turn)
+
+
+class _LoopPoller(zmq.Poller):
+    """Calls back when the socket that is registered, one at a time, may have something."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_news: Callable[[], None]) -> None:
+        super().__init__()
+        self._loop = loop
+        self._on_news = on_news
+        self._socket: Any = None
+        self._fd = -1
+        self._waiter: asyncio.Future[bool] | None = None
+
+    def register(self, socket: Any, flags: int = zmq.POLLIN) -> None:
+        assert self._socket is None
+        self._socket = socket
+        self._fd = int(socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._fd, self._on_edge)
+
+    def unregister(self, socket: Any) -> None:
+        assert self._socket is socket
+        self._loop.remove_reader(self._fd)
+        self._socket = None
+
+    def has_more(self) -> bool:
+        """Whether something can be read."""
+        if self._socket is None:
+            return False
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Until there may be something, which is not told to anybody else; False: there is not."""
+        if self.has_more():
+            return True
+        self._waiter = self._loop.create_future()
+        timer = self._loop.call_later(max(0.0, timeout_s), self._wake, False)
+        try:
+            return await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def _on_edge(self) -> None:
+        if self._waiter is not None:
+            self._wake(True)
+        else:
+            self._on_news()
+
+    def _wake(self, is_news: bool) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(is_news)

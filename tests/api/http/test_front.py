@@ -1,0 +1,522 @@
+"""The front's process over raw sockets, with a worker that says exactly what a test wants."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from tests.api.conftest import PATIENCE_S, Entry, FakeWorker, deltas
+from tests.api.http.conftest import JSON, Front, Raw, events_of
+
+from slipstream_ipc.codec import decode_params
+from slipstream_ipc.messages import Abort, End, Fault, Goodbye, Resume, Submit
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+ASKS = {"prompt": "hi", "max_tokens": 5}
+STREAMS = {**ASKS, "stream": True}
+CHATS = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def say(played: FakeWorker, handle: int, text: str, chars: int = 0, reason: str | None = None):
+    """Some of a stream, and its end where there is a reason."""
+    end = None if reason is None else End(reason, chars + len(text))
+    played.send(deltas(Entry(handle, text, chars, end=end)))
+
+
+def begun(played: FakeWorker, raw: Raw, **fields: object) -> int:
+    """A stream that has said "a"; its handle."""
+    raw.post(COMPLETIONS, {**STREAMS, **fields})
+    handle = played.expect_and_accept()
+    say(played, handle, "a")
+    head = raw.read_until(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n")
+    assert raw.read_event()["choices"][0]["text"] == "a"
+    return handle
+
+
+# ---- answers -----------------------------------------------------------------------------------
+
+
+def test_a_stream_comes_piece_by_piece_and_ends_with_done(played, raw):
+    handle = begun(played, raw)
+    say(played, handle, "b", 1)
+    event = raw.read_event()
+    assert event["choices"] == [{"index": 0, "text": "b", "logprobs": None, "finish_reason": None}]
+    assert (event["object"], event["model"]) == ("text_completion", "fake")
+    assert "usage" not in event
+    say(played, handle, "c", 2, "length")
+    assert raw.read_event()["choices"][0] == {
+        "index": 0,
+        "text": "c",
+        "logprobs": None,
+        "finish_reason": "length",
+    }
+    assert raw.read_event() == "[DONE]"
+    assert raw.read_chunk() == b""
+    assert raw.get("/health").status == 200  # the connection goes on
+
+
+def test_a_chat_says_its_role_first_and_its_usage_last(played, raw):
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    raw.post(CHAT, {**CHATS, **options})
+    submit = played.expect(Submit)
+    assert decode_params(submit.params).max_tokens is None
+    handle = played.accept(submit, prompt_ids=[1, 2, 3])
+    say(played, handle, "ab")
+    raw.read_until(b"\r\n\r\n")
+    first, text = raw.read_event(), raw.read_event()
+    say(played, handle, "", 2, "stop")
+    last, end = raw.read_event(), raw.read_chunk()
+    usage, done = events_of(end)
+    assert first["object"] == "chat.completion.chunk"
+    assert first["id"] == last["id"] == f"chatcmpl-{submit.stream_id.hex()}"
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert text["choices"][0]["delta"] == {"content": "ab"}
+    assert last["choices"][0]["delta"] == {}
+    assert last["choices"][0]["finish_reason"] == "stop"
+    assert first["usage"] is text["usage"] is last["usage"] is None
+    assert usage["choices"] == []
+    assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    assert done == "[DONE]"
+
+
+def test_an_answer_at_once(played, raw):
+    raw.post(CHAT, CHATS)
+    handle = played.expect_and_accept()
+    say(played, handle, "ab")
+    say(played, handle, "c", 2, "stop")
+    answer = raw.read()
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "abc", "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ]
+    assert answer.json["usage"]["completion_tokens"] == 3
+
+
+def test_each_prompt_has_a_choice(played, raw):
+    raw.post(COMPLETIONS, {**ASKS, "prompt": ["x", "y"]})
+    one, two = played.expect_and_accept(), played.expect_and_accept()
+    say(played, two, "second", 0, "stop")
+    say(played, one, "first", 0, "length")
+    choices = raw.read().json["choices"]
+    assert [(each["index"], each["text"]) for each in choices] == [(0, "first"), (1, "second")]
+
+
+def test_each_prompt_has_its_part_of_a_stream(played, raw):
+    handle = begun(played, raw, prompt=["x", "y"])
+    other = played.expect_and_accept()
+    say(played, other, "b", 0, "stop")
+    say(played, handle, "", 1, "length")
+    one, two, done = raw.read_event(), raw.read_event(), raw.read_event()
+    assert (one["choices"][0]["index"], one["choices"][0]["text"]) == (1, "b")
+    assert (two["choices"][0]["index"], two["choices"][0]["finish_reason"]) == (0, "length")
+    assert done == "[DONE]"
+
+
+def test_separators_inside_a_text_break_no_event(played, raw):
+    handle = begun(played, raw)
+    text = "x\u0085y\u2028z\u2029\x0b\x0c\x1c\x1d\x1e\r\n\x00\x7fé𝄞\ufeff"
+    say(played, handle, text, 1)
+    assert raw.read_event()["choices"][0]["text"] == text
+    say(played, handle, "", 1 + len(text), "stop")
+    assert raw.read_event()["choices"][0]["finish_reason"] == "stop"
+
+
+def test_text_that_is_not_there_yet_makes_no_event(played, raw):
+    handle = begun(played, raw)
+    played.send(deltas(Entry(handle, "", 1, 1, ids=[7])))
+    played.send(deltas(Entry(handle, "é", 1, 2, ids=[8])))
+    assert raw.read_event()["choices"][0]["text"] == "é"
+    say(played, handle, "", 2, "stop")
+
+
+def test_what_a_link_repeats_is_said_once(played, raw):
+    handle = begun(played, raw)
+    say(played, handle, "ab")
+    assert raw.read_event()["choices"][0]["text"] == "b"
+    say(played, handle, "", 2, "stop")
+
+
+def test_a_worker_that_is_attached_anew_goes_on(played, raw):
+    handle = begun(played, raw)
+    played.tell_to_attach()
+    assert not played.hellos.get(timeout=10).fresh
+    resume = played.expect(Resume)
+    assert (resume.num_chars, resume.num_tokens) == (1, 1)
+    say(played, resume.handle, "b", 1, "stop")
+    assert raw.read_event()["choices"][0]["text"] == "b"
+    assert handle == resume.handle
+
+
+# ---- failures ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "code", "param"),
+    [
+        (Fault("bad_request", "prompt: too long", "prompt"), 400, None, "messages"),
+        (Fault("bad_request", "max_tokens: 9", "max_tokens"), 400, None, "max_tokens"),
+        (Fault("overloaded", "full"), 503, "overloaded", None),
+        (Fault("engine", "broken"), 500, "engine_error", None),
+    ],
+)
+def test_what_the_engine_does_not_take(played, raw, fault, status, code, param):
+    for options in ({}, {"stream": True}):
+        raw.post(CHAT, {**CHATS, **options})
+        played.reject(played.expect(Submit), fault)
+        answer = raw.read()
+        assert (answer.status, answer.error["code"]) == (status, code)
+        assert answer.error["message"] == fault.message
+        assert answer.error["param"] == param
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        assert answer.error["type"] == kind
+        assert ("retry-after" in answer.headers) == (status == 503)
+
+
+def test_a_failure_in_the_middle_is_a_streams_last_event(played, raw):
+    handle = begun(played, raw)
+    end = End("error", 2, fault=Fault("engine", "it broke"))
+    played.send(deltas(Entry(handle, "b", 1, end=end)))
+    assert raw.read_event()["choices"][0]["text"] == "b"
+    error = raw.read_event()["error"]
+    assert (error["message"], error["code"]) == ("it broke", "engine_error")
+    assert raw.read_chunk() == b""
+    assert raw.get("/health").status == 200
+
+
+def test_a_stream_that_fails_before_its_first_text_has_a_status(played, raw):
+    raw.post(COMPLETIONS, STREAMS)
+    handle = played.expect_and_accept()
+    played.send(deltas(Entry(handle, "", end=End("error", 0, fault=Fault("engine", "no")))))
+    assert raw.read().status == 500
+
+
+def test_an_abort_that_nobody_asked_for_is_a_failure(played, raw):
+    raw.post(COMPLETIONS, ASKS)
+    say(played, played.expect_and_accept(), "x", 0, "abort")
+    assert (raw.read().error["code"]) == "aborted"
+
+
+def test_one_prompt_that_fails_ends_the_others(played, raw):
+    handle = begun(played, raw, prompt=["x", "y"])
+    other = played.expect(Submit)
+    played.reject(other, Fault("overloaded", "full"))
+    assert raw.read_event()["error"]["code"] == "overloaded"
+    assert raw.read_chunk() == b""
+    played.expect(Abort)
+    assert handle >= 0
+
+
+# ---- clients that leave, or do not read --------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "half-close"])
+@pytest.mark.parametrize("kind", ["stream", "whole", "unaccepted"])
+def test_who_leaves_has_its_requests_aborted(played, front, how, kind):
+    with Raw(front.port) as raw:
+        if kind == "stream":
+            raw.post(COMPLETIONS, STREAMS)
+            submit = played.expect(Submit)
+            played.accept(submit)
+            say(played, submit.handle, "a")
+            raw.read_until(b"data: ")
+        else:
+            raw.post(COMPLETIONS, ASKS)
+            submit = played.expect(Submit)
+            if kind == "whole":
+                played.accept(submit)
+        if how == "half-close":
+            raw.socket.shutdown(socket.SHUT_WR)
+        elif how == "reset":
+            linger = (1).to_bytes(4, "little") + (0).to_bytes(4, "little")
+            raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            raw.socket.close()
+        else:
+            raw.socket.close()
+        assert played.expect(Abort).stream_id == submit.stream_id
+        if how == "half-close":
+            raw.read_to_end()  # the server has ended its half, too
+
+
+def test_who_leaves_has_all_its_prompts_aborted(played, front):
+    with Raw(front.port) as raw:
+        raw.post(COMPLETIONS, {**STREAMS, "prompt": ["x", "y", "z"]})
+        submits = {played.expect(Submit).stream_id for _ in range(3)}
+    assert {played.expect(Abort).stream_id for _ in range(3)} == submits
+
+
+def test_a_slow_reader_gets_everything_in_fewer_events(played, front):
+    """What the kernel and the transport do not take is held, merged, and sent when they do."""
+    with Raw(front.port, receive_buffer=4096) as raw, Raw(front.port) as other:
+        raw.post(COMPLETIONS, STREAMS)
+        handle = played.expect_and_accept()
+        num = 400
+        piece = "x" * 20_000  # eight megabytes in all: more than the kernel's buffers
+        for index in range(num):
+            played.send(deltas(Entry(handle, piece, index * len(piece), index, ids=[1])))
+        other.post(COMPLETIONS, ASKS)  # it hinders nobody
+        say(played, played.expect_and_accept(), "quick", 0, "stop")
+        assert other.read().json["choices"][0]["text"] == "quick"
+        end = End("stop", num)
+        played.send(deltas(Entry(handle, "", num * len(piece), num, ids=[], end=end)))
+        events = raw.read().events
+    texts = [event["choices"][0]["text"] for event in events[:-1]]
+    assert "".join(texts) == piece * num
+    assert len(texts) < num
+    assert events[-1] == "[DONE]"
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_who_never_reads_is_dropped(played, front):
+    with Raw(front.port, receive_buffer=4096) as raw, Raw(front.port) as other:
+        raw.post(COMPLETIONS, STREAMS)
+        submit = played.expect(Submit)
+        played.accept(submit)
+        handle = begun(played, other)
+        piece = "x" * 500_000
+        for index in range(60):  # thirty megabytes; eight may be held
+            played.send(deltas(Entry(submit.handle, piece, index * len(piece), index, ids=[1])))
+            say(played, handle, "b", 1 + index)
+            assert other.read_event()["choices"][0]["text"] == "b"  # the piece has been taken in
+        assert played.expect(Abort).stream_id == submit.stream_id
+        assert len(raw.read_to_end()) < 60 * len(piece)
+        say(played, handle, "", 61, "stop")
+        assert other.read_event()["choices"][0]["finish_reason"] == "stop"
+
+
+# ---- HTTP --------------------------------------------------------------------------------------
+
+
+def test_health_readiness_and_the_model(raw):
+    assert raw.get("/health").json == {"status": "ok"}
+    assert raw.get("/ready").json == {"status": "ready", "model": "fake"}
+    models = raw.get("/v1/models").json
+    assert (models["object"], [each["id"] for each in models["data"]]) == ("list", ["fake"])
+    assert raw.get("/v1/models/fake?x=y").json == models["data"][0]
+    assert raw.get("/v1/models/f%61ke").status == 200
+    missing = raw.get("/v1/models/other")
+    assert (missing.status, missing.error["code"]) == (404, "model_not_found")
+
+
+def test_a_head_alone(raw):
+    raw.send("HEAD /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert raw.read(with_body=False).headers["content-length"] == "15"
+    assert raw.get("/health").status == 200
+
+
+def test_requests_sent_ahead_are_answered_in_order(played, front):
+    with Raw(front.port) as raw:
+        raw.post(COMPLETIONS, STREAMS)
+        raw.send("GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        raw.post(COMPLETIONS, ASKS)
+        raw.send("GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n" * 50)
+        raw.send("GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        say(played, played.expect_and_accept(), "one", 0, "stop")
+        assert raw.read().events[0]["choices"][0]["text"] == "one"
+        assert raw.read().json == {"status": "ok"}
+        say(played, played.expect_and_accept(), "two", 0, "stop")
+        assert raw.read().json["choices"][0]["text"] == "two"
+        for _ in range(50):
+            assert raw.read().json["object"] == "list"
+        refused = raw.read()  # and nothing behind it
+        assert (refused.status, refused.headers["connection"]) == (404, "close")
+        assert raw.read_to_end() == b""
+
+
+def test_bodies_may_come_in_chunks_and_late(played, raw):
+    raw.send(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{JSON}\r\nTransfer-Encoding: chunked\r\n")
+    raw.send('\r\n6\r\n{"prom\r\n')
+    raw.send('b\r\npt": "hey"}\r\n0\r\n\r\n')
+    submit = played.expect(Submit)
+    assert submit.text == "hey"
+    say(played, played.accept(submit), "x", 0, "stop")
+    assert raw.read().status == 200
+
+
+def test_who_asks_first_is_told_to_go_on(played, raw):
+    raw.send(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{JSON}\r\nContent-Length: 15\r\n")
+    raw.send("Expect: 100-continue\r\n\r\n")
+    assert raw.read().status == 100
+    raw.send('{"prompt": "x"}')
+    say(played, played.expect_and_accept(), "x", 0, "stop")
+    assert raw.read().status == 200
+
+
+def test_who_asks_first_may_be_refused(raw):
+    raw.send(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{JSON}\r\nContent-Length: 100001\r\n")
+    raw.send("Expect: 100-continue\r\n\r\n")
+    assert raw.read().status == 413
+
+
+def test_old_http(played, front):
+    with Raw(front.port) as raw:
+        raw.post(COMPLETIONS, STREAMS, version="1.0")
+        handle = played.expect_and_accept()
+        say(played, handle, "x", 0, "stop")
+        answer = raw.read()  # to the connection's end
+        assert "transfer-encoding" not in answer.headers
+        assert answer.events[-1] == "[DONE]"
+    with Raw(front.port) as raw:
+        raw.send("GET /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\n" * 2)
+        assert [raw.read().headers["connection"] for _ in range(2)] == ["keep-alive"] * 2
+
+
+def test_a_connection_ends_when_it_is_asked_to(front):
+    with Raw(front.port) as raw:
+        raw.send("GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert raw.read().headers["connection"] == "close"
+        assert raw.read_to_end() == b""
+
+
+@pytest.mark.parametrize(
+    ("request_line", "body", "status"),
+    [
+        ("GET /nowhere", b"", 404),
+        ("GET /v1/completions", b"", 405),
+        ("POST /health", b"{}", 405),
+        ("DELETE /v1/models", b"", 405),
+        ("OPTIONS /v1/completions", b"", 405),
+        ("POST /v1/completions", b"{", 400),
+        ("POST /v1/completions", b'{"prompt": "\xff"}', 400),
+        ("POST /v1/completions", b'{"prompt": 7}', 400),
+        ("POST /v1/completions", b'{"prompt": "x", "nonsense": 1}', 400),
+        ("POST /v1/completions", b'{"prompt": "x", "n": 2}', 400),
+        ("POST /v1/completions", b'{"prompt": "x", "model": "gpt-4"}', 404),
+        ("POST /v1/completions", b'{"prompt": [1, 1000]}', 400),
+        ("POST /v1/chat/completions", b'{"messages": "x"}', 400),
+        ("POST /v1/completions", b'{"prompt": "' + b"x" * 100_000 + b'"}', 413),
+    ],
+)
+def test_bad_requests(front, request_line, body, status):
+    with Raw(front.port) as raw:
+        head = (
+            f"{request_line} HTTP/1.1\r\nHost: x\r\n{JSON}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        raw.send(head.encode() + body)
+        answer = raw.read()
+        assert answer.status == status
+        assert answer.error["type"] == "invalid_request_error"
+        if status == 405:
+            assert answer.headers["allow"] in ("GET", "POST")
+        if status == 400 and b"nonsense" in body:
+            assert answer.error["param"] == "nonsense"
+
+
+def test_a_body_that_is_not_said_to_be_json_is_refused(front):
+    with Raw(front.port) as raw:
+        raw.send(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n")
+        raw.send("Content-Length: 15\r\n\r\n" + '{"prompt": "x"}')
+        assert raw.read().status == 415
+
+
+def test_a_refusal_arrives_however_much_the_client_still_sends(front):
+    with Raw(front.port) as raw:
+        raw.send(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{JSON}\r\n")
+        raw.send(b"Content-Length: 90000000\r\n\r\n" + b"x" * 3_000_000)
+        assert raw.read().status == 413
+        assert raw.read_to_end() == b""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "",
+        "GET /health HT",
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{",
+    ],
+)
+def test_who_is_too_slow_is_not_waited_for(front, data):
+    with Raw(front.port) as raw:
+        raw.send(data)
+        if data:
+            assert raw.read().status == 408
+        assert raw.read_to_end() == b""
+
+
+# ---- keys, and the process's life --------------------------------------------------------------
+
+
+def test_keys(worker):
+    front = Front(worker.address, api_keys=("right", "also"))
+    try:
+        with Raw(front.port) as raw:
+            for path in ("/health", "/ready"):
+                assert raw.get(path).status == 200
+            for key in ("right", "also"):
+                assert raw.get("/v1/models", f"Authorization: Bearer {key}").status == 200
+            assert raw.get("/v1/models", "authorization: bearer right ").status == 200
+        for given in ("Bearer wrong", "Bearer ", "Basic right", "right", "Bearer right also", None):
+            with Raw(front.port) as raw:
+                headers = [] if given is None else [f"Authorization: {given}"]
+                answer = raw.get("/v1/models", *headers)
+                assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+                assert answer.headers["www-authenticate"] == "Bearer"
+        with Raw(front.port) as raw:  # before the body has come
+            raw.send(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n")
+            assert raw.read().status == 401
+    finally:
+        log = front.stop()
+    assert "right" not in log
+
+
+def test_the_end_of_the_process_ends_what_runs(worker):
+    front = Front(worker.address)
+    with Raw(front.port) as streamed, Raw(front.port) as whole, Raw(front.port) as idle:
+        assert idle.get("/health").status == 200
+        begun(worker, streamed)
+        whole.post(COMPLETIONS, ASKS)
+        worker.expect_and_accept()
+        log = front.stop()
+        error = streamed.read_event()["error"]
+        assert error["message"] == "the server is shutting down"
+        assert streamed.read_chunk() == b""
+        assert whole.read().status == 503
+        for each in (streamed, whole, idle):
+            assert each.read_to_end() == b""
+    worker.expect(Goodbye)
+    assert front.process.returncode == 0
+    assert "Traceback" not in log
+
+
+def test_a_port_that_is_taken_is_named(address):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        front = Front(address, wait=False, port=port)
+        error = front.status().error
+        assert error.startswith(f"cannot listen at http://127.0.0.1:{port}: ")
+        assert "http_port" in error
+        front.process.wait(PATIENCE_S)
+        front.stop()
+    assert front.process.returncode == 1
+
+
+def test_without_a_worker_it_lives_but_is_not_ready(address):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    front = Front(address, wait=False, port=port)
+    try:
+        while True:
+            try:
+                raw = Raw(port)
+                break
+            except ConnectionRefusedError:
+                assert front.process.poll() is None
+        with raw:
+            assert raw.get("/health").status == 200
+            not_ready = raw.get("/ready")
+            assert (not_ready.status, not_ready.error["code"]) == (503, "not_ready")
+            assert not_ready.headers["retry-after"]
+            raw.post(COMPLETIONS, ASKS)
+            assert raw.read().status == 503
+            worker = FakeWorker(address)
+            assert front.status().ready
+            assert raw.get("/ready").status == 200
+            worker.stop()
+    finally:
+        front.stop()
