@@ -69,6 +69,8 @@ def plan_stack(
     if model == str(MODEL_PATH) and settings.dtype == "auto":
         # stored in bfloat16 for its size alone; in float32 its texts do not depend on the batch
         core["dtype"] = "float32"
+    if model == str(MODEL_PATH) and settings.threads is None:
+        core["threads"] = 1  # too small for two threads to be worth their meeting
     worker = {
         "tokenizer": tokenizer,
         "client_address": address,

@@ -70,6 +70,7 @@ def test_defaults_are_those_of_the_processes(tmp_path):
         model=DEMO,
         address=core.address,
         served_model_name="slipstream-demo",
+        threads=1,
         dtype="float32",  # the demo model's texts do not depend on the batch
     )
     assert worker == WorkerConfig(

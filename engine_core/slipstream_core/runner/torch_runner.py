@@ -17,7 +17,6 @@ Rules:
 from __future__ import annotations
 
 import logging
-import os
 from functools import partial
 
 import numpy as np
@@ -41,7 +40,15 @@ _CARD_SHARE = 0.8  # of free memory; the rest is for activations
 
 
 def load_runner(config: CoreConfig) -> TorchRunner:
-    """Load the model and size its cache. Raises ModelLoadError."""
+    """Load the model and size its cache. Raises ModelLoadError.
+
+    To be called in a process of the core's own: this thread is left with one thread for torch's
+    operators. libgomp lets a team wait for its next loop without falling asleep only while the
+    process has no more such threads than cores; a team that loading left behind would cost the
+    device's own team a third of its speed.
+    """
+    threads = config.threads or torch.get_num_threads()
+    torch.set_num_threads(1)
     model = load_model(
         config.model,
         dtype=config.dtype,
@@ -58,7 +65,7 @@ def load_runner(config: CoreConfig) -> TorchRunner:
         num_blocks=num_blocks,
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
-        threads=config.threads,
+        threads=threads,
     )
 
 
@@ -94,18 +101,6 @@ def _check_length(model: LoadedModel, config: CoreConfig, num_blocks: int) -> No
 def block_bytes(model: LoadedModel, block_size: int) -> int:
     """Bytes of cache that one block takes over all layers."""
     return block_size * sum(layer.bytes_per_token(model.dtype) for layer in model.geometry)
-
-
-def default_threads() -> int:
-    """Threads for torch's operators where the configuration names none.
-
-    One core is left to the other processes of the stack. Torch's threads meet at a barrier after
-    every operator; one of them waiting for its core makes all of them wait, and each burns its
-    own core meanwhile. Whoever set OMP_NUM_THREADS knows better.
-    """
-    if "OMP_NUM_THREADS" in os.environ:
-        return torch.get_num_threads()
-    return max(1, torch.get_num_threads() - 1)
 
 
 class TorchRunner:
@@ -159,7 +154,7 @@ class TorchRunner:
         self._vocab = torch.arange(model.vocab_size, dtype=torch.int32, device=model.device)
         self._closed = False
         self._thread: DeviceThread[StepResult] = DeviceThread(
-            "device", partial(torch.set_num_threads, threads or default_threads())
+            "device", partial(torch.set_num_threads, threads or torch.get_num_threads())
         )
 
     def launch(self, plan: StepPlan) -> None:
