@@ -48,11 +48,16 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
             details.append(f"default: {field.default}")
         elif details == ["a string"]:
             details = []
+        option = f"--{field.name.replace('_', '-')}"
+        if field.default is False:
+            about = description(field.name)
+            group.add_argument(option, action="store_true", default=argparse.SUPPRESS, help=about)
+            continue
         is_list = isinstance(field.default, tuple)
         if is_list:
             details = ["may be given several times"]
         group.add_argument(
-            f"--{field.name.replace('_', '-')}",
+            option,
             action="append" if is_list else "store",
             default=argparse.SUPPRESS,
             metavar="X",

@@ -40,8 +40,9 @@ _CORE_OPTIONS = (
     "num_blocks",
     "threads",
     "max_waiting",
+    "trust_remote_code",
 )
-_WORKER_OPTIONS = ("stream_interval", "client_timeout_s", "grace_s")
+_WORKER_OPTIONS = ("stream_interval", "client_timeout_s", "grace_s", "trust_remote_code")
 
 
 def plan_stack(

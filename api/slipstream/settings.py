@@ -63,6 +63,9 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     threads: Annotated[
         Annotated[int, Meta(ge=1)] | None, _about("threads that compute on the CPU")
     ] = None
+    trust_remote_code: Annotated[
+        bool, _about("let code from the model's folder run, with all that a program may do")
+    ] = False
     stream_interval: Annotated[
         Annotated[int, Meta(ge=1)] | Literal["auto"],
         _about("tokens between two deltas of a stream, at least; auto: when its reader has room"),
@@ -138,6 +141,8 @@ def _allowed(info: inspect.Type) -> str:
             return "a number" + _bounds(info)
         case inspect.VarTupleType():
             return "a list of strings"
+        case inspect.BoolType():
+            return "True or False"
         case inspect.NoneType():
             return "None"
         case _:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,10 +32,21 @@ def environment() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def launched(environment: dict[str, str]) -> Iterator[str]:
+def port() -> str:
+    """The README's port where nobody has it, else another: blocks then run with that one."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", 8000))
+        except OSError:
+            probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def launched(environment: dict[str, str], port: str) -> Iterator[str]:
     """The README's first command, running; what it said."""
     process = subprocess.Popen(
-        ["scripts/launch"],
+        ["scripts/launch", *([] if port == "8000" else ["--http-port", port])],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -45,7 +57,7 @@ def launched(environment: dict[str, str]) -> Iterator[str]:
     assert process.stdout is not None
     for line in process.stdout:
         said.append(line)
-        if "slipstream generate" in line:
+        if "curl" in line:
             break
     yield "".join(said)
     process.send_signal(signal.SIGINT)
@@ -61,14 +73,15 @@ def test_there_is_something_to_test() -> None:
 def test_launch_names_each_process_and_a_command_to_try(launched: str) -> None:
     assert re.search(r"^core ready ", launched, re.MULTILINE)
     assert re.search(r"^worker ready ", launched, re.MULTILINE)
+    assert re.search(r"^http ready ", launched, re.MULTILINE)
     assert "ipc://" in launched
 
 
 @pytest.mark.usefixtures("launched")
 @pytest.mark.parametrize("block", PYTHON)
-def test_python_block(block: str, environment: dict[str, str]) -> None:
+def test_python_block(block: str, environment: dict[str, str], port: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error::ResourceWarning", "-c", block],
+        [sys.executable, "-W", "error::ResourceWarning", "-c", block.replace("8000", port)],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -80,12 +93,13 @@ def test_python_block(block: str, environment: dict[str, str]) -> None:
     assert done.stdout.strip()
 
 
+@pytest.mark.usefixtures("launched")
 @pytest.mark.parametrize(
     "command", [c for c in COMMANDS if not c.startswith(("scripts/launch", "scripts/test"))]
 )
-def test_command(command: str, environment: dict[str, str]) -> None:
+def test_command(command: str, environment: dict[str, str], port: str) -> None:
     done = subprocess.run(
-        ["bash", "-c", command],
+        ["bash", "-c", command.replace("8000", port)],
         cwd=ROOT,
         env=environment,
         capture_output=True,
