@@ -24,13 +24,18 @@ from slipstream_ipc.codec import MAX_MESSAGE_BYTES, client_codec, encode_params
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import ChatMessage, Frame, ModelCard, SamplingParams, Submit
-from slipstream_ipc.params import check_params, check_prompt, params_from, token_ids_from
+from slipstream_ipc.params import (
+    check_label,
+    check_params,
+    check_prompt,
+    params_from,
+    token_ids_from,
+)
 
 Prompt = (
     str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[ChatMessage | Mapping[str, str]]
 )
 
-_LARGEST_PRIORITY = 2**31 - 1
 _KINDS = "a string, a sequence of token ids, or a list of chat messages with role and content"
 _codec = client_codec()
 
@@ -73,9 +78,9 @@ def new_submit(
     try:
         if not isinstance(label, str | None):
             raise BadRequest("label", label, "a string, or None")
-        is_integer = isinstance(priority, int) and not isinstance(priority, bool)
-        if not (is_integer and abs(priority) <= _LARGEST_PRIORITY):
+        if not isinstance(priority, int) or isinstance(priority, bool):
             raise BadRequest("priority", priority, "a 32-bit integer; lower runs first")
+        check_label(label or "", priority)
         text, token_ids, messages = _prompt(prompt, params, model)
         submit = Submit(
             handle=0,

@@ -86,8 +86,12 @@ class StreamTable:
             state.prompt_ids = message.prompt_ids
 
     def reject(self, message: Rejected) -> None:
-        """The stream does not run, or not on."""
-        self._fault(message.handle, message.fault)
+        """The stream does not run, or not on; to who asked for its end, that is the end."""
+        state = self._streams.get(message.handle)
+        if state is not None and state.is_abort_wanted:
+            self._finish(state)
+        else:
+            self._fault(message.handle, message.fault)
 
     def lose(self, message: UnknownStreams) -> None:
         """The server has none of these."""

@@ -6,7 +6,8 @@ when steps run, what tokens mean.
 Rules (STREAMS I-IV):
 - Every message is a state: said twice, it changes nothing the second time.
 - A worker that attaches fresh is sent every registration and history it owns; one that is not
-  states its positions and is sent what lies behind them. Then comes SyncDone.
+  states its positions and is sent what lies behind them; what it does not state it has forgotten,
+  and so does the core. Then comes SyncDone.
 - A stream is refused before it has a row, or it runs.
 """
 
@@ -168,7 +169,9 @@ class Desk:
             return  # it states its positions next
         for stream in owned:
             port.state(Registered(stream.row, stream.registration, stream.end))
-            self._send_from(port, stream, stream.prompt_len)
+            # outputs that it was admitted with are in its registration
+            num_outputs = len(stream.registration.output_ids) // 4
+            self._send_from(port, stream, stream.prompt_len + num_outputs)
         port.state(SyncDone())
 
     def _admit(self, worker: bytes, admit: Admit) -> None:
@@ -234,6 +237,7 @@ class Desk:
         lengths = u32(positions.lengths, "lengths", num).tolist()
         digests = u64(positions.digests, "digests", num).tolist()
         unknown = []
+        port.stated.update(positions.stream_ids)
         for stream_id, length, digest in zip(positions.stream_ids, lengths, digests, strict=True):
             stream = self._streams.get(stream_id)
             if stream is None:
@@ -254,6 +258,10 @@ class Desk:
         if unknown:
             port.state(Unknown(tuple(unknown)))
         if positions.last:
+            for stream in self._streams.of_worker(worker):
+                if stream.registration.stream_id not in port.stated:
+                    self._forget(stream)  # the word of it was lost with the link
+            port.stated.clear()
             port.state(SyncDone())
 
     def _send_from(self, port: Port, stream: Stream, position: int) -> None:

@@ -53,6 +53,7 @@ class Port:
         self._dirty = np.zeros(64, np.bool_)  # rows that may have something new
         self._wants_logprobs = False
         self._cursors = cursors
+        self.stated: set[bytes] = set()  # ids in the Positions of this attach, until the last
         self.completed_step = 0  # every token up to this step is in the histories
         self.sent_step = 0  # the last message said that all up to this step is sent
         self.checked_step = 0  # … and has been checked by the worker
@@ -71,6 +72,7 @@ class Port:
         """A new life: none of the worker's `rows` is sent until `open` says from where."""
         self._session = session
         self._states.clear()
+        self.stated.clear()
         for row in rows:
             self.close(row)
         self._dirty[:] = False

@@ -22,6 +22,8 @@ MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_SEED = 2**63 - 1
+MAX_PRIORITY = 2**31 - 1
+MAX_LABEL_CHARS = 1024
 
 
 def params_from(options: Mapping[str, Any]) -> SamplingParams:
@@ -59,6 +61,14 @@ def check_params(params: SamplingParams) -> None:
         _integer("logprobs", params.logprobs, 0, MAX_LOGPROBS, allowed)
     _integer("stream_interval", params.stream_interval, 1, 2**31 - 1, "an integer >= 1")
     _check_stops(params)
+
+
+def check_label(label: str, priority: int) -> None:
+    """BadRequest for a label or priority that does not travel."""
+    if len(label) > MAX_LABEL_CHARS:
+        raise BadRequest("label", label, f"at most {MAX_LABEL_CHARS} characters")
+    allowed = "a 32-bit integer; lower runs first"
+    _integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY, allowed)
 
 
 def check_prompt(token_ids: UInt32s, params: SamplingParams, card: ModelCard) -> int:

@@ -70,7 +70,11 @@ class FromClients:
                 except Exception as error:
                     logger.exception("a submission of %s failed", session.identity.hex())
                     why = f"{type(error).__name__} while the request was taken in"
-                    self._reject(session, body.handle, Fault("engine", why))
+                    taken_in = lives.streams.get(body.stream_id)
+                    if taken_in is not None and taken_in.submit is body:
+                        lives.fail(taken_in, why)
+                    else:
+                        self._reject(session, body.handle, Fault("engine", why))
             case Resume():
                 self._resume(session, body)
             case Abort():

@@ -87,6 +87,7 @@ class FromCore:
                 self._readmit(message)
             case SyncDone():
                 self.is_synced = True
+                self._core.is_fresh = False
             case Refusal():
                 logger.error("the core refuses us: %s", message.fault.message)
             case _:
@@ -120,9 +121,14 @@ class FromCore:
         lives = self._lives
         if lives.streams.get(admit.stream_id) is not None:
             return
+        try:
+            output = open_output(admit, self._detokenizers)
+        except Exception:
+            logger.exception("stream %s cannot be taken up again", admit.stream_id.hex())
+            self._core.state(Forget((admit.stream_id,)))
+            return
         stream = Stream(admit.stream_id, Stage.RUNNING)
         lives.streams.add(stream)
-        output = open_output(admit, self._detokenizers)
         lives.register(stream, admit, output)
         lives.streams.place(stream, message.row)
         # its tokens are yet to come; where an abort or an error ended it, they come before that end

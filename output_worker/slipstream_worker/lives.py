@@ -6,22 +6,36 @@ Does not know: where the wish or the token came from that causes a change.
 Rules (STREAMS III, V):
 - Every stream that a client submits gets exactly one answer, every accepted one exactly one end.
 - A stream that was rejected is not kept. An ended one is kept for the grace time after its reader
-  has all of it (or after its end, if nobody reads it), then forgotten here and in the core.
+  has all of it (or after its end, if nobody reads it), then forgotten here and in the core. A
+  reader that attached anew and has not said where it is does not read it.
 - When a client is gone for good, so is everything that only it could read.
 """
 
 from __future__ import annotations
 
 import heapq
+import logging
+from math import inf
 from typing import Literal
 
 from slipstream_ipc.accept import Session
-from slipstream_ipc.messages import Accepted, Admit, End, Fault, Forget, Rejected, Withdraw
+from slipstream_ipc.messages import (
+    Accepted,
+    Admit,
+    End,
+    Fault,
+    FinishReason,
+    Forget,
+    Rejected,
+    Withdraw,
+)
 from slipstream_ipc.text_log import Cursor
 from slipstream_worker.clients import AUTO_ROOM, ClientPort, FrontAcceptor, Receipt
 from slipstream_worker.core_hop import CoreHop
 from slipstream_worker.output import StreamOutput
 from slipstream_worker.streams import Stage, Stream, StreamTable
+
+logger = logging.getLogger(__name__)
 
 
 class Lives:
@@ -60,6 +74,10 @@ class Lives:
             self._clients[session.identity] = ClientPort(self._front, session, self._room)
         else:
             port.attach(session)
+            for stream in port.streams:
+                if stream.stage is Stage.ENDED and stream.leaves_at == inf:
+                    # perhaps the client has all of it, and what it acknowledged was lost
+                    self._leave_at(stream, self._now + self._grace_s)
 
     def port(self, client: bytes) -> ClientPort:
         """The port of an attached client."""
@@ -71,6 +89,7 @@ class Lives:
         if before is not None and before.client != client:
             self._clients[before.client].leave(stream)
         self._clients[client].read(stream, handle, cursor)
+        stream.leaves_at = inf
 
     def dismiss(self, client: bytes) -> None:
         """A client is gone for good. Idempotent."""
@@ -123,7 +142,7 @@ class Lives:
         if stream.stage is Stage.SUBMITTED:
             self.reject(stream, fault)
         elif stream.output is not None and stream.output.end is None:
-            stream.output.finish("error", fault)
+            self._finish(stream, "error", fault)
             self._ended(stream)
 
     def reject(self, stream: Stream, fault: Fault) -> None:
@@ -156,7 +175,7 @@ class Lives:
         elif stream.output is not None and stream.output.end is None:
             if stream.stage is Stage.SUBMITTED:
                 self.accept(stream)
-            stream.output.finish("abort")
+            self._finish(stream, "abort")
             self._ended(stream)
             self._tell_end(stream)
 
@@ -178,14 +197,24 @@ class Lives:
         if output.push(token_ids[:missing]):
             self._ended(stream)
         elif len(output.token_ids) >= end.num_tokens:
-            output.finish(end.reason, end.fault)
+            self._finish(stream, end.reason, end.fault)
             self._ended(stream)
         elif stream.reader is not None:
             self._clients[stream.reader.client].mark(stream)
 
+    def _finish(self, stream: Stream, reason: FinishReason, fault: Fault | None = None) -> None:
+        """End a stream for a reason that its tokens do not imply, whatever its detokeniser does."""
+        assert stream.output is not None
+        try:
+            stream.output.finish(reason, fault)
+        except Exception as error:
+            logger.exception("stream %s failed at its end", stream.stream_id.hex())
+            why = f"{type(error).__name__} at the stream's end"
+            stream.output.break_off(Fault("engine", why))
+
     def _ended(self, stream: Stream) -> None:
         stream.stage = Stage.ENDED
-        if stream.reader is not None:
+        if stream.reader is not None and not stream.reader.is_waiting:
             self._clients[stream.reader.client].mark(stream)
         else:
             self._leave_at(stream, self._now + self._grace_s)
@@ -223,7 +252,7 @@ class Lives:
         gone = []
         while self._leaving and self._leaving[0][0] <= now:
             stream = self.streams.get(heapq.heappop(self._leaving)[2])
-            if stream is not None:
+            if stream is not None and stream.leaves_at <= now:
                 if stream.reader is not None:
                     self._clients[stream.reader.client].leave(stream)
                 self.streams.remove(stream)
@@ -232,5 +261,6 @@ class Lives:
             self._core.state(Forget(tuple(gone)))
 
     def _leave_at(self, stream: Stream, when: float) -> None:
+        stream.leaves_at = when
         self._num_left += 1  # ties in the heap never compare ids
         heapq.heappush(self._leaving, (when, self._num_left, stream.stream_id))

@@ -52,6 +52,8 @@ class Prompts:
         self._config = msgspec.json.encode({**config, "address": address})
         self._socket = context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
+        # no high-water mark: `_waiting` holds what is unanswered anyway, and is sent only once
+        self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.bind(address)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoder = msgspec.msgpack.Decoder[FromPromptProcess](FromPromptProcess)

@@ -14,7 +14,7 @@ from slipstream_ipc.codec import decode_params
 from slipstream_ipc.columns import u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import Admit, ModelCard, Submit
-from slipstream_ipc.params import check_params, check_prompt, stop_strings
+from slipstream_ipc.params import check_label, check_params, check_prompt, stop_strings
 from slipstream_worker.detokenizer import DetokenizerFactory
 from slipstream_worker.output import StreamOutput
 from slipstream_worker.stop_strings import StopStrings
@@ -26,6 +26,9 @@ def check_submit(submit: Submit) -> None:
     """BadRequest for whatever can be seen to be wrong before the prompt is rendered."""
     if len(submit.stream_id) != _STREAM_ID_BYTES:
         raise BadRequest("stream_id", submit.stream_id, f"{_STREAM_ID_BYTES} bytes")
+    if not 0 <= submit.handle < 2**32:
+        raise BadRequest("handle", submit.handle, "an integer in [0, 2**32)")
+    check_label(submit.label, submit.priority)
     check_params(decode_params(submit.params))
     given = (submit.text is not None) + bool(submit.token_ids) + bool(submit.messages)
     if given != 1:

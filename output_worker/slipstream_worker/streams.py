@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 
 from slipstream_ipc.messages import Admit, End, Submit
 from slipstream_ipc.text_log import START, Cursor
@@ -54,6 +55,7 @@ class Stream:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     width: int = 0  # values to a token in `logprobs`
     pending_end: End | None = None  # a replayed end that its tokens do not imply; they come first
+    leaves_at: float = inf  # when it is to be forgotten; inf while it goes on, or somebody reads it
 
 
 class StreamTable:

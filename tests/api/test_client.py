@@ -37,6 +37,7 @@ from slipstream_ipc.messages import (
     End,
     Fault,
     Goodbye,
+    Rejected,
     Resume,
     Submit,
     UnknownStreams,
@@ -362,6 +363,16 @@ def test_abort_before_the_server_was_told_is_the_end(client: Client, worker: Fak
         reading = pool.submit(list, stream)
         stream.abort()
         assert reading.result(PATIENCE_S) == []
+    assert stream.finish_reason == "abort"
+
+
+def test_abort_before_the_server_took_it_is_the_end(client: Client, worker: FakeWorker) -> None:
+    stream = client.stream("x")
+    handle = worker.expect(Submit).handle
+    stream.abort()
+    assert worker.expect(Abort).stream_id.hex() == stream.id
+    worker.send(Rejected(handle, Fault("bad_request", "aborted before it was accepted")))
+    assert list(stream) == []
     assert stream.finish_reason == "abort"
 
 

@@ -48,7 +48,9 @@ class Engine(Protocol):
 
 
 def start(ask: Ask, exchange: Exchange, engine: Engine, texts: TokenTexts, held_bytes: int) -> None:
-    """Run what is asked for; the exchange gets its answer."""
+    """Run what is asked for; the exchange gets its answer. Nothing runs for who has left."""
+    if not exchange.is_open:
+        return
     running = _Running(ask, exchange, engine, texts)
     if ask.is_stream:
         choices = [_Streamed(running, index, held_bytes) for index in range(len(ask.states))]
