@@ -1,0 +1,87 @@
+"""PROTOCOL.md against the code, and a client that knows nothing but that page."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import slipstream
+from slipstream_ipc import messages
+from slipstream_ipc.codec import MAX_MESSAGE_BYTES, client_codec, front_codec
+from slipstream_ipc.columns import check_deltas, f32, u32
+from slipstream_ipc.link import WINDOW
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "PROTOCOL.md").read_text()
+CLIENT = ROOT / "scripts" / "minimal_client.py"
+ROWS = re.findall(r"^\| (\d+) \| (\w+) \| ?([\w, ]*?) ?\|$", PAGE, re.MULTILINE)
+
+
+def test_every_message_of_the_hop_is_documented() -> None:
+    union = {*messages.ClientToWorker.__args__, *messages.WorkerToClient.__args__}
+    assert {name for _, name, _ in ROWS} == {struct.__name__ for struct in union}
+
+
+@pytest.mark.parametrize(("tag", "name", "fields"), ROWS)
+def test_tags_and_fields_are_those_of_the_code(tag: str, name: str, fields: str) -> None:
+    struct = getattr(messages, name)
+    assert struct.__struct_config__.tag == int(tag)
+    documented = [field for field in fields.split(", ") if field]
+    assert documented == [field.name for field in msgspec.structs.fields(struct)]
+
+
+def test_numbers_are_those_of_the_code() -> None:
+    assert f"version {messages.PROTOCOL_VERSION}" in PAGE.splitlines()[0]
+    assert f"{MAX_MESSAGE_BYTES:,} bytes" in PAGE
+    assert f"At most {WINDOW} numbered messages" in PAGE
+
+
+def test_the_hexdump_is_the_message_it_says() -> None:
+    [dump] = re.findall(r"```hexdump\n(.*?)```", PAGE, re.DOTALL)
+    data = bytes.fromhex("".join(line[6:53] for line in dump.splitlines()))
+    frame = client_codec().decode(data)
+    assert (frame.epoch, frame.seq, frame.ack) == (1, 7, 4)
+    deltas = frame.body
+    assert isinstance(deltas, messages.Deltas)
+    check_deltas(deltas)
+    assert deltas.texts == [" wörld", "Hi"]
+    assert u32(deltas.token_ids).tolist() == [17, 300, 42]
+    assert deltas.ends == (messages.End("stop", 1, "\n\n"),)
+    assert deltas.logprobs is not None
+    assert f32(deltas.logprobs.values).tolist() == [-0.5, -0.5, -1.5]
+    assert u32(deltas.logprobs.widths).tolist() == [0, 3]
+    assert front_codec().encode(frame) == data  # type: ignore[arg-type]
+    for offset, start in re.findall(r"^\| ([0-9a-f]{4}) \| `([0-9a-f ]+)", PAGE, re.MULTILINE):
+        expected = bytes.fromhex(start)
+        assert data[int(offset, 16) :].startswith(expected), offset
+
+
+def test_the_minimal_client_is_minimal() -> None:
+    tree = ast.parse(CLIENT.read_text())
+    imported = {
+        name.name.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in node.names
+    }
+    assert imported - set(sys.stdlib_module_names) == {"zmq", "msgspec"}
+    code = CLIENT.read_text().split('"""')[2]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 30
+
+
+def test_the_minimal_client_streams_what_ours_does() -> None:
+    with slipstream.Stack("simulated:step_ms=1") as stack, stack.client() as client:
+        expected = client.generate("Hello there", temperature=0, max_tokens=40).text
+        arguments = [sys.executable, str(CLIENT), stack.address, "Hello there", "40"]
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (0, expected)
+        arguments[3] = ""
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1
+        assert "at least one token" in done.stderr
