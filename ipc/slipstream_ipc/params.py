@@ -22,6 +22,7 @@ MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_SEED = 2**63 - 1
+MAX_TEMPERATURE = 1e30  # what float32 holds with room to spare
 MAX_PRIORITY = 2**31 - 1
 MAX_LABEL_CHARS = 1024
 
@@ -46,7 +47,8 @@ def stop_strings(params: SamplingParams) -> tuple[str, ...]:
 
 def check_params(params: SamplingParams) -> None:
     """BadRequest for the first field whose value is not allowed; the types are right already."""
-    _number("temperature", params.temperature, 0, math.inf, "a finite number >= 0")
+    allowed = f"a number in [0, {MAX_TEMPERATURE:g}]"
+    _number("temperature", params.temperature, 0, MAX_TEMPERATURE, allowed)
     _number("top_p", params.top_p, 0, 1, "a number in (0, 1]", open_below=True)
     _number("min_p", params.min_p, 0, 1, "a number in [0, 1]")
     _integer("top_k", params.top_k, -1, 2**31 - 1, "an integer >= 0, 0 or -1 is off")

@@ -77,6 +77,7 @@ class CoreHop:
         self._ended_rows.clear()
         self._ended_lens.clear()
         self._report_due = False
+        self._checked_step = 0
 
     def state(self, body: WorkerToCore) -> None:
         """Queue a state."""

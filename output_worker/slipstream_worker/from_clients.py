@@ -40,6 +40,8 @@ from slipstream_worker.streams import Stage, Stream
 
 logger = logging.getLogger(__name__)
 
+MAX_RENDERING = 16384  # prompts that wait for the prompt process; more are turned away
+
 
 class FromClients:
     """Handles clients' messages."""
@@ -111,6 +113,10 @@ class FromClients:
             check_submit(submit)
         except BadRequest as error:
             self._reject(session, submit.handle, error.fault)
+            return
+        if not submit.token_ids and len(self._rendering) >= MAX_RENDERING:
+            fault = Fault("overloaded", f"{MAX_RENDERING} prompts wait to be tokenised already")
+            self._reject(session, submit.handle, fault)
             return
         stream = Stream(submit.stream_id, Stage.RENDERING, submit, fingerprint(submit))
         lives.streams.add(stream)

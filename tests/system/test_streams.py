@@ -299,3 +299,16 @@ def test_a_prompt_that_can_never_fit_is_refused_one_that_does_not_fit_now_waits(
     streams = [client.submit([5 + n] * 200, max_tokens=100) for n in range(4)]
     stack.until(lambda: all(s.is_over for s in streams))
     assert {s.end.reason for s in streams} == {"length"}
+
+
+def test_more_prompts_than_can_wait_are_turned_away(make_stack, monkeypatch) -> None:
+    monkeypatch.setattr("slipstream_worker.from_clients.MAX_RENDERING", 3)
+    stack = make_stack()
+    client = stack.client()
+    stack.prompts.is_held = True
+    streams = [client.submit(p, max_tokens=5) for p in PROMPTS[:5]]
+    stack.until(lambda: sum(s.is_over for s in streams) == 2)
+    stack.prompts.is_held = False
+    stack.until(lambda: all(s.is_over for s in streams))
+    assert [s.fault.code for s in streams if s.fault is not None] == ["overloaded"] * 2
+    assert [s.end.reason for s in streams if s.end is not None] == ["length"] * 3
