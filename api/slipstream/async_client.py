@@ -18,9 +18,9 @@ from typing import Any
 from slipstream.bells import LoopBell
 from slipstream.client import DEFAULT_TIMEOUT_S, MAX_IN_FLIGHT, close_with, open_io
 from slipstream.client_io import ClientIO
-from slipstream.errors import ConnectionLostError
+from slipstream.errors import ConnectionLostError, RequestError
 from slipstream.outputs import Completion, Delta
-from slipstream.reading import OutputKind, Reading, new_state, params_for_each
+from slipstream.reading import OutputKind, Reading, new_state, new_states, params_for_each
 from slipstream.requests import Prompt, checked_params
 from slipstream.stream_table import StreamState
 from slipstream_ipc.messages import Fault, ModelCard, SamplingParams
@@ -66,6 +66,8 @@ class AsyncStream(Reading, AsyncIterator[Delta]):
         state = self._state
         if self._bell is None:
             self._bell = LoopBell()
+        if state.bell is not None:
+            raise RequestError(Fault("bad_request", "another task reads this stream already"))
         rung = self._bell.prepare()
         state.bell = self._bell
         try:
@@ -137,16 +139,21 @@ class AsyncClient:
         **options: Any,
     ) -> AsyncStream:
         """Run one request and read it as it comes. Arguments and errors: see `Client.stream`."""
-        state = new_state(
-            self._io,
-            prompt,
-            checked_params(params, options),
-            kind=output_kind,
-            label=label,
-            priority=priority,
-        )
+        return self._open(prompt, params, output_kind, label, priority, options)
+
+    def _open(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        kind: OutputKind,
+        label: str | None,
+        priority: int,
+        options: dict[str, Any],
+    ) -> AsyncStream:
+        checked = checked_params(params, options)
+        state = new_state(self._io, prompt, checked, kind=kind, label=label, priority=priority)
         self._io.submit(state)
-        return AsyncStream(self, self._io, state, output_kind)
+        return AsyncStream(self, self._io, state, kind)
 
     async def generate(
         self,
@@ -158,8 +165,7 @@ class AsyncClient:
         **options: Any,
     ) -> Completion:
         """Run one request to its end. Arguments and errors: see `Client.stream`."""
-        arguments = {"label": label, "priority": priority, **options}
-        async with self.stream(prompt, params, output_kind="final", **arguments) as stream:
+        async with self._open(prompt, params, "final", label, priority, options) as stream:
             return await _completion(stream)
 
     async def generate_many(
@@ -173,10 +179,7 @@ class AsyncClient:
     ) -> list[Completion]:
         """Run many requests to their ends; see `Client.generate_many`."""
         every = params_for_each(len(prompts), params, options)
-        states = [
-            new_state(self._io, prompt, each, kind="final", priority=priority)
-            for prompt, each in zip(prompts, every, strict=True)
-        ]
+        states = new_states(self._io, prompts, every, priority)
         room = asyncio.Semaphore(MAX_IN_FLIGHT)
 
         async def run(state: StreamState) -> Completion:

@@ -19,13 +19,13 @@ from typing import Any
 from slipstream.bells import ThreadBell
 from slipstream.client_io import ClientIO
 from slipstream.endpoints import default_address
-from slipstream.errors import bad_request
+from slipstream.errors import RequestError, bad_request
 from slipstream.outputs import Completion, Delta
-from slipstream.reading import OutputKind, Reading, new_state, params_for_each
+from slipstream.reading import OutputKind, Reading, new_state, new_states, params_for_each
 from slipstream.requests import Prompt, checked_params
 from slipstream.stream_table import StreamState
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.messages import ModelCard, SamplingParams
+from slipstream_ipc.messages import Fault, ModelCard, SamplingParams
 from slipstream_ipc.sockets import check_address
 
 DEFAULT_TIMEOUT_S = 10.0
@@ -69,6 +69,8 @@ class Stream(Reading, Iterator[Delta]):
 
     def _wait(self) -> None:
         state = self._state
+        if state.bell is not None:
+            raise RequestError(Fault("bad_request", "another thread reads this stream already"))
         state.bell = self._bell
         try:
             if not (state.is_over or (self._unread and not state.wants_whole)):
@@ -141,16 +143,21 @@ class Client:
         Raises: BadRequestError here. While it is read: BadRequestError and OverloadedError where
         the server does not take it, EngineError where it fails, ConnectionLostError, ClosedError.
         """
-        state = new_state(
-            self._io,
-            prompt,
-            checked_params(params, options),
-            kind=output_kind,
-            label=label,
-            priority=priority,
-        )
+        return self._open(prompt, params, output_kind, label, priority, options)
+
+    def _open(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        kind: OutputKind,
+        label: str | None,
+        priority: int,
+        options: dict[str, Any],
+    ) -> Stream:
+        checked = checked_params(params, options)
+        state = new_state(self._io, prompt, checked, kind=kind, label=label, priority=priority)
         self._io.submit(state)
-        return Stream(self, self._io, state, output_kind)
+        return Stream(self, self._io, state, kind)
 
     def generate(
         self,
@@ -162,8 +169,7 @@ class Client:
         **options: Any,
     ) -> Completion:
         """Run one request to its end. Arguments and errors are those of `stream`."""
-        arguments = {"label": label, "priority": priority, **options}
-        with self.stream(prompt, params, output_kind="final", **arguments) as stream:
+        with self._open(prompt, params, "final", label, priority, options) as stream:
             while not stream._state.is_over:
                 stream._wait()
             return stream._completion()
@@ -187,8 +193,7 @@ class Client:
         every = params_for_each(len(prompts), params, options)
         bell: ThreadBell[StreamState] = ThreadBell()
         indices: dict[StreamState, int] = {}
-        for prompt, each in zip(prompts, every, strict=True):
-            state = new_state(self._io, prompt, each, kind="final", priority=priority)
+        for state in new_states(self._io, prompts, every, priority):
             state.bell = bell
             indices[state] = len(indices)
         waiting = iter(indices)

@@ -52,12 +52,16 @@ def generate(arguments: argparse.Namespace) -> int:
     write = sys.stdout.write
     with connected(arguments) as client:
         last = "\n"
-        for delta in client.stream(prompt, params):
-            write(_json_line(delta) if arguments.json else delta.text)
-            sys.stdout.flush()
-            last = delta.text[-1:] or last
-        if last != "\n" and sys.stdout.isatty() and not arguments.json:
-            write("\n")  # for the shell's prompt; a file gets the text as it is
+        try:
+            for delta in client.stream(prompt, params):
+                write(_json_line(delta) if arguments.json else delta.text)
+                sys.stdout.flush()
+                last = delta.text[-1:] or last
+        finally:
+            if last != "\n" and sys.stdout.isatty() and not arguments.json:
+                # for an error, or the shell's prompt; a file gets the text as it is
+                write("\n")
+                sys.stdout.flush()
     return 0
 
 

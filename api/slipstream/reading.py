@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
+import msgspec
+
 from slipstream.client_io import ClientIO
-from slipstream.errors import bad_request
+from slipstream.errors import BadRequestError, bad_request
 from slipstream.outputs import Completion, Delta, join
 from slipstream.requests import Prompt, checked_params, new_submit
 from slipstream.stream_table import StreamState
@@ -144,6 +146,23 @@ def new_state(
         )
     submit = new_submit(prompt, params, label=label, priority=priority, model=io.model)
     return StreamState(submit, wants_whole=kind == "final")
+
+
+def new_states(
+    io: ClientIO, prompts: Sequence[Prompt], params: Sequence[SamplingParams], priority: int
+) -> list[StreamState]:
+    """Streams that are read whole, one for each prompt. `params`: checked ones, as many.
+
+    Raises: BadRequestError, which says which prompt is meant.
+    """
+    states: list[StreamState] = []
+    for prompt, each in zip(prompts, params, strict=True):
+        try:
+            states.append(new_state(io, prompt, each, kind="final", priority=priority))
+        except BadRequestError as error:
+            message = f"prompts[{len(states)}]: {error.fault.message}"
+            raise BadRequestError(msgspec.structs.replace(error.fault, message=message)) from None
+    return states
 
 
 def params_for_each(

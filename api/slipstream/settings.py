@@ -78,7 +78,9 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = 60.0
     http_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
-        _about("of the OpenAI-compatible HTTP front; 0 takes any free one; default: no front"),
+        _about(
+            "of the OpenAI-compatible HTTP front; 0: any free one; `serve` takes 8000, others none"
+        ),
     ] = None
     host: Annotated[
         str, _about("where the HTTP front listens; anything but loopback opens it to the network")

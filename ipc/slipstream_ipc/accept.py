@@ -127,6 +127,11 @@ class Acceptor(Generic[Out, In, Receipt]):
         self._send_control(session, cast(Out, Reattach()))
         self._lose(session)
 
+    def refuse_all(self, fault: Fault) -> None:
+        """Tell every peer that it is served no longer."""
+        for session in self.sessions:
+            self._send_control(session, cast(Out, Refusal(fault)))
+
     def beat(self, now: float) -> None:
         """Ping silent peers, give up those that stay silent. Call it now and then."""
         for session in list(self._routes.values()):

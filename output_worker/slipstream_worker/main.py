@@ -15,6 +15,7 @@ from slipstream_worker.config import WorkerConfig
 from slipstream_worker.prompts import Prompts
 
 _BEAT_S = 0.25
+_GOODBYE_MS = 200
 
 
 def main() -> int:
@@ -83,7 +84,8 @@ def _serve(
             is_ready = True
             report(Status(ready=True, detail=f"serving {worker.card.name}"))
         poller.poll(max(1, int((beat_at - time.monotonic()) * 1e3)))
-    worker.close()
+    worker.say_goodbye()
+    worker.close(linger_ms=_GOODBYE_MS)
 
 
 if __name__ == "__main__":

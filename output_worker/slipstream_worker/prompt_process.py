@@ -113,7 +113,7 @@ def render(tokenizer: Any, request: Render) -> Rendered:
             ids = tokenizer(request.text)["input_ids"]
     except Exception as error:
         field = "messages" if request.messages else "prompt"
-        logger.warning("a prompt could not be rendered: %s", error)
+        logger.debug("a prompt could not be rendered: %s", error)  # its caller is told
         return Rendered(request.key, fault=Fault("bad_request", f"{field}: {error}", field))
     return Rendered(request.key, pack_u32(np.asarray(ids, np.uint32)))
 

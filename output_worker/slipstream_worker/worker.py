@@ -17,7 +17,7 @@ from typing import Literal
 import zmq
 
 from slipstream_ipc.errors import ProtocolError
-from slipstream_ipc.messages import ModelCard, Rendered
+from slipstream_ipc.messages import Fault, ModelCard, Rendered
 from slipstream_worker.clients import FrontAcceptor
 from slipstream_worker.core_hop import CoreHop
 from slipstream_worker.detokenizer import DetokenizerFactory
@@ -91,9 +91,13 @@ class Worker:
                 self._from_clients.rendered(answer, self.card)
         self.lives.beat(now)
 
-    def close(self) -> None:
-        """Leave without a word: whoever comes next is told everything by the neighbours."""
+    def say_goodbye(self) -> None:
+        """Tell the clients that the stack stops, so that they need not find out by waiting."""
+        self._front.refuse_all(Fault("engine", "the server is shutting down"))
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Leave: whoever comes next is told everything by the neighbours."""
         self._core.close()
         if self._is_open:
             self._poller.unregister(self._socket)
-        self._socket.close()
+        self._socket.close(linger=linger_ms)

@@ -23,6 +23,7 @@ from slipstream import (
     Delta,
     EngineError,
     OverloadedError,
+    RequestError,
     SamplingParams,
     SlipstreamError,
     Stream,
@@ -673,3 +674,38 @@ def test_reader_may_pause_while_the_thread_acknowledges(client: Client, worker: 
     worker.expect(Abort)  # came after the acknowledgements
     assert worker.acknowledged()
     assert isinstance(next(stream), Delta)
+
+
+def test_two_threads_cannot_read_one_stream(client: Client, worker: FakeWorker) -> None:
+    stream, handle = start(client, worker)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(lambda: [delta.text for delta in stream])
+        deadline = time.monotonic() + PATIENCE_S
+        while stream._state.bell is None:
+            assert time.monotonic() < deadline
+        with pytest.raises(RequestError, match="another thread reads"):
+            next(stream)
+        worker.send(deltas(Entry(handle, "x", 0, end=end_of("x"))))
+        assert reading.result(PATIENCE_S) == ["x"]
+
+
+def test_a_batch_names_the_prompt_that_is_wrong(client: Client) -> None:
+    with pytest.raises(BadRequestError, match=r"^prompts\[1\]: prompt: got") as caught:
+        client.generate_many(["a", [], [1, 2]])
+    assert caught.value.field == "prompt"
+
+
+def test_generate_has_no_output_kind(client: Client) -> None:
+    with pytest.raises(BadRequestError, match="output_kind"):
+        client.generate("a", output_kind="cumulative")
+
+
+def test_a_server_that_shuts_down_says_so_to_those_who_wait(
+    client: Client, worker: FakeWorker
+) -> None:
+    stream, handle = start(client, worker)
+    worker.send(deltas(Entry(handle, "so far", 0)))
+    assert next(stream).text == "so far"
+    worker.refuse(Fault("engine", "the server is shutting down"))
+    with pytest.raises(SlipstreamError, match="shutting down"):
+        next(stream)

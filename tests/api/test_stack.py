@@ -218,3 +218,12 @@ def test_a_fork_of_the_owner_does_not_end_the_stack(fakes):
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         assert stack.is_running
+
+
+def test_clients_hear_of_a_shutdown_at_once() -> None:
+    with Stack("simulated:step_ms=20") as stack, stack.client() as client:
+        stream = client.stream("a", max_tokens=1000)
+        next(stream)
+        stack.stop()
+        with pytest.raises(SlipstreamError, match="shutting down"):
+            list(stream)
