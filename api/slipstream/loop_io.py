@@ -103,32 +103,25 @@ class LoopIO:
 
 
 class _LoopPoller(zmq.Poller):
-    """Calls back when the socket that is registered, one at a time, may have something."""
+    """Calls back when a socket that is registered may have something."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_news: Callable[[], None]) -> None:
         super().__init__()
         self._loop = loop
         self._on_news = on_news
-        self._socket: Any = None
-        self._fd = -1
+        self._fds: dict[Any, int] = {}  # by socket
         self._waiter: asyncio.Future[bool] | None = None
 
     def register(self, socket: Any, flags: int = zmq.POLLIN) -> None:
-        assert self._socket is None
-        self._socket = socket
-        self._fd = int(socket.getsockopt(zmq.FD))
-        self._loop.add_reader(self._fd, self._on_edge)
+        self._fds[socket] = int(socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._fds[socket], self._on_edge)
 
     def unregister(self, socket: Any) -> None:
-        assert self._socket is socket
-        self._loop.remove_reader(self._fd)
-        self._socket = None
+        self._loop.remove_reader(self._fds.pop(socket))
 
     def has_more(self) -> bool:
         """Whether something can be read."""
-        if self._socket is None:
-            return False
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return any(int(s.getsockopt(zmq.EVENTS)) & zmq.POLLIN for s in self._fds)
 
     async def wait(self, timeout_s: float) -> bool:
         """Until there may be something, which is not told to anybody else; False: there is not."""

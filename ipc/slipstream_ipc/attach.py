@@ -6,9 +6,10 @@ streams; its user states positions after each Welcome and drops the receipts of 
 Rules (STREAMS II):
 - Each attach has a fresh socket with a random routing id; the old one is closed with LINGER 0, so
   nothing queued for one peer ever reaches another.
-- A gap, a Reattach or a missed heartbeat: attach anew. So does an unanswered Hello, after
-  `welcome_within_s` at first and then ever later, or an accepting end that is slower than our
-  patience would always answer a socket that is gone.
+- A gap, a Reattach or a missed heartbeat: attach anew. So does a connection that broke, when what
+  had arrived over it has been read: a peer that died is not waited for. So does an unanswered
+  Hello, after `welcome_within_s` at first and then ever later, or an accepting end that is slower
+  than our patience would always answer a socket that is gone.
 - `receive` reads a bounded number of messages, so that a flood starves nobody.
 """
 
@@ -33,7 +34,7 @@ from slipstream_ipc.messages import (
     Refusal,
     Welcome,
 )
-from slipstream_ipc.sockets import MAX_READ_AT_ONCE, is_numbered, new_dealer
+from slipstream_ipc.sockets import MAX_READ_AT_ONCE, DisconnectWatch, is_numbered, new_dealer
 
 Out = TypeVar("Out")
 In = TypeVar("In")
@@ -103,6 +104,7 @@ class Attacher(Generic[Out, In, Receipt]):
         self._epoch += 1
         self._socket = new_dealer(self._context, self._address, secrets.token_bytes(16))
         self._poller.register(self._socket, zmq.POLLIN)
+        self._watch = DisconnectWatch(self._socket, self._poller)
         self._link: Link[Receipt] = Link(self._epoch, now)
         self._hello_at = now
         hello = Hello(PROTOCOL_VERSION, self._identity, self.fresh)
@@ -151,6 +153,8 @@ class Attacher(Generic[Out, In, Receipt]):
                     self.fresh = False
                     self._patience_s = self._welcome_within_s
                 yield body
+        if self._socket is not None and self._watch.happened():
+            self.attach(now)  # what it had sent has been read
         if self._socket is not None and self._link.owes_ack:
             self._send_control(None)
 
@@ -188,6 +192,7 @@ class Attacher(Generic[Out, In, Receipt]):
         """Leave without a word; `attach` alone comes back."""
         self.is_attached = False
         if self._socket is not None:
+            self._watch.close()
             self._poller.unregister(self._socket)
             self._socket.close(linger=0)
             self._socket = None

@@ -79,6 +79,33 @@ def new_dealer(
     return socket
 
 
+class DisconnectWatch:
+    """Says when a socket's connection broke: a peer that died is noticed before it is missed."""
+
+    def __init__(self, socket: zmq.Socket[bytes], poller: zmq.Poller) -> None:
+        """`poller` wakes up for it until `close`."""
+        self._socket = socket
+        self._poller = poller
+        self._events = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        poller.register(self._events, zmq.POLLIN)
+
+    def happened(self) -> bool:
+        """Whether the connection broke since the last call."""
+        found = False
+        while True:
+            try:
+                self._events.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return found
+            found = True
+
+    def close(self) -> None:
+        """Stop watching; to be called before the socket is closed."""
+        self._poller.unregister(self._events)
+        self._socket.disable_monitor()
+        self._events.close(linger=0)
+
+
 def _common(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, 0)

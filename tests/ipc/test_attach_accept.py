@@ -68,14 +68,36 @@ def test_handshake(hop: Any) -> None:
     assert attacher.has_credit
 
 
-def test_the_poller_has_the_current_socket_alone(hop: Any) -> None:
+def test_the_poller_has_the_current_socket_and_its_watch_alone(hop: Any) -> None:
     attacher = hop.attached()
     for _ in range(3):
         attacher.attach(hop.now)
-        assert attacher._poller.sockets == [(attacher.socket, zmq.POLLIN)]
+        assert (attacher.socket, zmq.POLLIN) in attacher._poller.sockets
+        assert len(attacher._poller.sockets) == 2
     attacher.close()
     attacher.close()
     assert attacher._poller.sockets == []
+
+
+def test_a_peer_that_died_is_noticed_without_a_clock(hop: Any) -> None:
+    attacher = hop.attached()
+    before = attacher.epoch
+    hop.router.close(linger=0)
+    hop.accept()
+    # time stands still: neither ping nor patience can tell
+    hop.until(lambda: attacher.epoch > before and attacher.is_attached)
+    assert attacher.epoch == before + 1
+
+
+def test_what_a_dying_peer_sent_last_is_read_first(hop: Any) -> None:
+    attacher = hop.attached()
+    hop.acceptor.refuse_all(Fault("engine", "going"))
+    hop.router.close(linger=1000)
+    poller = zmq.Poller()
+    poller.register(attacher.socket, zmq.POLLIN)
+    assert poller.poll(10_000)
+    hop.accept()
+    hop.until(lambda: any(isinstance(a, Refusal) for a in hop.answers[attacher]))
 
 
 def test_a_doubled_welcome_begins_nothing_again(hop: Any) -> None:
