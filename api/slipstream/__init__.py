@@ -25,6 +25,8 @@ from slipstream.errors import (
     RequestError,
     SlipstreamError,
     StreamLostError,
+    SupersededError,
+    UnknownStreamError,
 )
 from slipstream.outputs import Completion, Delta, Logprob
 from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams
@@ -58,6 +60,8 @@ __all__ = [
     "StackError",
     "Stream",
     "StreamLostError",
+    "SupersededError",
+    "UnknownStreamError",
 ]
 
 _LATER = {

@@ -11,6 +11,7 @@ will do, uvloop's too).
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -18,16 +19,25 @@ from typing import Any
 from slipstream.bells import LoopBell
 from slipstream.client import DEFAULT_TIMEOUT_S, MAX_IN_FLIGHT, close_with, open_io
 from slipstream.client_io import ClientIO
+from slipstream.endpoints import server_endpoint
 from slipstream.errors import ConnectionLostError, RequestError
 from slipstream.outputs import Completion, Delta
-from slipstream.reading import OutputKind, Reading, new_state, new_states, params_for_each
+from slipstream.reading import (
+    OutputKind,
+    Reading,
+    new_state,
+    new_states,
+    params_for_each,
+    resumed_state,
+)
 from slipstream.requests import Prompt, checked_params
 from slipstream.stream_table import StreamState
 from slipstream_ipc.messages import Fault, ModelCard, SamplingParams
 
 
 class AsyncStream(Reading, AsyncIterator[Delta]):
-    """A running request: iterate over it for its deltas. Made by `AsyncClient.stream`.
+    """A running request: iterate over it for its deltas. Made by `AsyncClient.stream` and
+    `resume`.
 
     The stream is aborted when the task that waits for it is cancelled, when its `async with` block
     is left, when it is closed, and when nobody holds it any more. One task may read it.
@@ -87,8 +97,16 @@ class AsyncClient:
     and errors are those of `Client`, but for the connection errors, which `connect` raises.
     """
 
-    def __init__(self, address: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        self._io = open_io(address, timeout_s)
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        trace: str | None = None,
+        keys: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
+    ) -> None:
+        self._io = open_io(server_endpoint(address, keys, insecure=insecure), timeout_s, trace)
         self._finalizer = close_with(self, self._io)
 
     async def __aenter__(self) -> AsyncClient:
@@ -135,11 +153,25 @@ class AsyncClient:
         *,
         label: str | None = None,
         priority: int = 0,
+        stream_id: str | None = None,
         output_kind: OutputKind = "delta",
         **options: Any,
     ) -> AsyncStream:
         """Run one request and read it as it comes. Arguments and errors: see `Client.stream`."""
-        return self._open(prompt, params, output_kind, label, priority, options)
+        return self._open(prompt, params, output_kind, label, priority, stream_id, options)
+
+    def resume(
+        self,
+        stream_id: str,
+        *,
+        num_chars: int = 0,
+        num_tokens: int = 0,
+        output_kind: OutputKind = "delta",
+    ) -> AsyncStream:
+        """Go on with a stream. Arguments and errors: see `Client.resume`."""
+        state = resumed_state(stream_id, num_chars, num_tokens, output_kind)
+        self._io.submit(state)
+        return AsyncStream(self, self._io, state, output_kind)
 
     def _open(
         self,
@@ -148,10 +180,18 @@ class AsyncClient:
         kind: OutputKind,
         label: str | None,
         priority: int,
+        stream_id: str | None,
         options: dict[str, Any],
     ) -> AsyncStream:
-        checked = checked_params(params, options)
-        state = new_state(self._io, prompt, checked, kind=kind, label=label, priority=priority)
+        state = new_state(
+            self._io,
+            prompt,
+            checked_params(params, options),
+            kind=kind,
+            label=label,
+            priority=priority,
+            stream_id=stream_id,
+        )
         self._io.submit(state)
         return AsyncStream(self, self._io, state, kind)
 
@@ -162,10 +202,12 @@ class AsyncClient:
         *,
         label: str | None = None,
         priority: int = 0,
+        stream_id: str | None = None,
         **options: Any,
     ) -> Completion:
         """Run one request to its end. Arguments and errors: see `Client.stream`."""
-        async with self._open(prompt, params, "final", label, priority, options) as stream:
+        opened = self._open(prompt, params, "final", label, priority, stream_id, options)
+        async with opened as stream:
             return await _completion(stream)
 
     async def generate_many(

@@ -12,7 +12,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -45,10 +45,17 @@ class Cut(Struct, frozen=True, gc=False):
     ranks: bytes = b""  # u32
 
 
+class Position(NamedTuple):
+    """A place in a stream: what lies before it."""
+
+    num_chars: int
+    num_tokens: int
+
+
 class _Layout(NamedTuple):
     widths: list[int]  # of an entry
-    firsts: list[int]  # of an entry's values and ids
-    rank_firsts: list[int]
+    firsts: Sequence[int]  # of an entry's values and ids
+    rank_firsts: Sequence[int]
 
 
 class Batch:
@@ -68,8 +75,17 @@ class Batch:
         """How many token ids an entry has."""
         return 1 if self.counts is None else self.counts[entry]
 
+    def end_of(self, entry: int) -> Position:
+        """Where in its stream an entry ends."""
+        message, at = self.message, 4 * entry
+        chars = int.from_bytes(message.chars[at : at + 4], "little")
+        tokens = int.from_bytes(message.tokens[at : at + 4], "little")
+        return Position(chars + len(message.texts[entry]), tokens + self.num_tokens(entry))
+
     def token_ids(self, entry: int, skip: int) -> list[int]:
         """An entry's token ids less the first `skip`."""
+        if self.counts is None and not skip:
+            return [self._ids[entry]]
         firsts = self._firsts
         return self._ids[firsts[entry] + skip : firsts[entry + 1]]
 
@@ -88,13 +104,16 @@ class Batch:
             for at in range(begin, end, width)
         ]
 
+    def id_column(self, entry: int, skip: int) -> bytes:
+        """The same, as a u32 column."""
+        firsts = self._firsts
+        return self.message.token_ids[4 * (firsts[entry] + skip) : 4 * firsts[entry + 1]]
+
     def cut(self, entry: int, skip: int) -> Cut:
         """The columns of an entry less its first `skip` tokens."""
-        message, firsts = self.message, self._firsts
-        begin, end = firsts[entry] + skip, firsts[entry + 1]
-        token_ids = message.token_ids[4 * begin : 4 * end]
-        columns = message.logprobs
-        if columns is None or begin == end:
+        token_ids = self.id_column(entry, skip)
+        columns = self.message.logprobs
+        if columns is None or not token_ids:
             return Cut(token_ids)
         widths, firsts, rank_firsts = self._layout
         width = widths[entry]
@@ -103,9 +122,9 @@ class Batch:
         return Cut(token_ids, width, columns.values[begin:end], columns.ids[begin:end], ranks)
 
     @cached_property
-    def _firsts(self) -> list[int]:
+    def _firsts(self) -> Sequence[int]:
         if self.counts is None:
-            return list(range(len(self.message.texts) + 1))
+            return range(len(self.message.texts) + 1)
         return list(accumulate(self.counts, initial=0))
 
     @cached_property
@@ -118,6 +137,9 @@ class Batch:
         columns = self.message.logprobs
         assert columns is not None
         num = len(self.message.texts)
+        if self.counts is None and columns.width and not columns.widths:
+            width = columns.width
+            return _Layout([width] * num, range(0, width * num + 1, width), range(num + 1))
         counts = self.counts or [1] * num
         widths = u32(columns.widths).tolist() if columns.widths else [columns.width] * num
         sizes = [count * width for count, width in zip(counts, widths, strict=True)]

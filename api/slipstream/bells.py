@@ -9,7 +9,8 @@ Rules:
 - A reader hangs its bell on the stream, looks once more, and only then waits; the I/O thread adds
   first and looks for a bell afterwards. So no wake-up is lost, without a lock on the way.
 - A bell may ring without cause: who wakes looks again.
-- An event loop is woken once for all of a batch's streams, not once for each.
+- An event loop is woken once for all of a batch's streams, not once for each; and a bell whose ring
+  it has not come to yet is not rung again, or a loop that is held up would find a heap of them.
 - A bell knows no stream but the one it is handed, so a stream that nobody holds is collected.
 """
 
@@ -52,11 +53,13 @@ class LoopBell:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
+        self.is_rung = False  # since `prepare`; the ring itself may be still on its way
         self._future: asyncio.Future[None] | None = None
 
     def prepare(self) -> asyncio.Future[None]:
         """What to await; made before the last look, see the rules."""
         self._future = self.loop.create_future()
+        self.is_rung = False
         return self._future
 
     def ring(self) -> None:
@@ -66,10 +69,12 @@ class LoopBell:
 
 
 def ring_loops(bells: Iterable[LoopBell]) -> None:
-    """Ring all of them, from any thread."""
+    """Ring all of them, from the I/O thread."""
     by_loop: dict[asyncio.AbstractEventLoop, list[LoopBell]] = {}
     for bell in bells:
-        by_loop.setdefault(bell.loop, []).append(bell)
+        if not bell.is_rung:
+            bell.is_rung = True
+            by_loop.setdefault(bell.loop, []).append(bell)
     for loop, some in by_loop.items():
         with contextlib.suppress(RuntimeError):  # a closed loop: nobody waits there any more
             loop.call_soon_threadsafe(_ring, some)

@@ -12,14 +12,25 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from slipstream.bench.chaos.command import add_chaos
+from slipstream.bench.fuzz.command import add_fuzz
+from slipstream.bench.garbage.options import add_gc
+from slipstream.bench.interval.options import add_interval
+from slipstream.bench.output_path.options import add_output_path
+from slipstream.bench.overlap.options import add_overlap
+from slipstream.bench.protocol.options import add_protocol
 from slipstream.bench.serve import add_serve_benchmark
+from slipstream.bench.soak.command import add_soak
 from slipstream.bench.throughput import add_throughput
 from slipstream.chat import add_chat
+from slipstream.demo.command import add_demo
 from slipstream.errors import BadRequestError, SlipstreamError
 from slipstream.generate import add_generate
+from slipstream.keys import add_keys
 from slipstream.options import Parser, one_line
 from slipstream.serve import add_serve
 from slipstream.stack import LOG_LEVEL_VARIABLE
+from slipstream.tracing.command import add_trace
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,11 +71,24 @@ def _parser() -> Parser:
     add_serve(_command(commands, "serve", "run a stack in the foreground"))
     add_generate(_command(commands, "generate", "stream the answer to one prompt"))
     add_chat(_command(commands, "chat", "talk with a model"))
+    add_trace(_command(commands, "trace", "show what --trace recorded"))
+    add_keys(_command(commands, "keys", "make keys for tcp:// addresses"))
+    add_demo(_command(commands, "demo", "see what it can do"))
     benchmarks = _command(commands, "bench", "measure a stack").add_subparsers(
         dest="benchmark", required=True, metavar="BENCHMARK"
     )
     add_serve_benchmark(_command(benchmarks, "serve", "a server under load, ours or any other"))
+    add_chaos(_command(benchmarks, "chaos", "kill its processes, and look for a difference"))
+    add_fuzz(_command(benchmarks, "fuzz", "messages that no honest peer sends, by the million"))
+    add_soak(_command(benchmarks, "soak", "whether anything grows over many short requests"))
     add_throughput(_command(benchmarks, "throughput", "many requests at once: tokens a second"))
+    add_output_path(_command(benchmarks, "output-path", "CPU per token, from ids to deltas"))
+    add_overlap(
+        _command(benchmarks, "overlap", "output processing in the engine's loop or beside it")
+    )
+    add_protocol(_command(benchmarks, "protocol", "deltas against whole histories"))
+    add_interval(_command(benchmarks, "interval", "what a stream interval is worth"))
+    add_gc(_command(benchmarks, "gc", "what the shape of a step's ids costs the collector"))
     return parser
 
 

@@ -10,6 +10,7 @@ Owns: waiting as threads do. Does not know: the protocol (`client_io`), the kind
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -18,22 +19,29 @@ from typing import Any
 
 from slipstream.bells import ThreadBell
 from slipstream.client_io import ClientIO
-from slipstream.endpoints import default_address
+from slipstream.endpoints import Endpoint, server_endpoint
 from slipstream.errors import RequestError, bad_request
 from slipstream.outputs import Completion, Delta
-from slipstream.reading import OutputKind, Reading, new_state, new_states, params_for_each
+from slipstream.reading import (
+    OutputKind,
+    Reading,
+    new_state,
+    new_states,
+    params_for_each,
+    resumed_state,
+)
 from slipstream.requests import Prompt, checked_params
 from slipstream.stream_table import StreamState
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import Fault, ModelCard, SamplingParams
-from slipstream_ipc.sockets import check_address
+from slipstream_ipc.trace import open_tracer
 
 DEFAULT_TIMEOUT_S = 10.0
 MAX_IN_FLIGHT = 4096  # requests of one generate_many that the server has at a time
 
 
 class Stream(Reading, Iterator[Delta]):
-    """A running request: iterate over it for its deltas. Made by `Client.stream`.
+    """A running request: iterate over it for its deltas. Made by `Client.stream` and `resume`.
 
     The stream is aborted when its `with` block is left, when it is closed, and when nobody holds it
     any more, so also when a `for` loop over it is left early. One thread may read it; `abort` and
@@ -46,6 +54,14 @@ class Stream(Reading, Iterator[Delta]):
         self._bell: ThreadBell[StreamState] = ThreadBell()
 
     def __next__(self) -> Delta:
+        try:
+            self._last = delta = self._pop()
+        except IndexError:
+            return self._await_next()
+        self._texts.append(delta.text)
+        return delta
+
+    def _await_next(self) -> Delta:
         while (delta := self._take()) is None:
             if self._is_finished:
                 raise StopIteration
@@ -82,18 +98,31 @@ class Stream(Reading, Iterator[Delta]):
 class Client:
     """A connection to a running server, for any number of threads and streams at once.
 
-    address: `ipc://` and the path of the server's socket; default: $SLIPSTREAM_ADDRESS, else where
-    `slipstream serve` listens by default. timeout_s: how long to wait for a server, at the start
-    and whenever it is away; what waits then fails.
+    address: `ipc://` and the path of the server's socket, or `tcp://HOST:PORT`; default:
+    $SLIPSTREAM_ADDRESS, else where `slipstream serve` listens by default. keys: for `tcp://`, the
+    folder with client.key_secret and server.key, or another secret file beside that; default:
+    $SLIPSTREAM_KEYS. insecure: no keys, to a server on this machine that has none. timeout_s: how
+    long to wait for a server, at the start and whenever it is away; what waits then fails. trace:
+    the stack's own `trace`, for a client that is to have a track in it and is closed before the
+    stack ends.
 
-    Deltas that nobody reads are held in memory, without bound.
+    What a stream says while nobody reads it is held in memory, and merged into fewer deltas.
 
-    Raises: BadRequestError for an address that is none; ConnectionLostError where nobody answers;
-    SlipstreamError where the server speaks another version of the protocol.
+    Raises: BadRequestError for an address or keys that are none, or a socket that others could have
+    put there; ConnectionLostError where nobody answers; SlipstreamError where the server does not
+    let in the keys, or speaks another version of the protocol.
     """
 
-    def __init__(self, address: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        self._io = open_io(address, timeout_s)
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        trace: str | None = None,
+        keys: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
+    ) -> None:
+        self._io = open_io(server_endpoint(address, keys, insecure=insecure), timeout_s, trace)
         self._finalizer = close_with(self, self._io)
         try:
             self._io.connect().result()
@@ -130,6 +159,7 @@ class Client:
         *,
         label: str | None = None,
         priority: int = 0,
+        stream_id: str | None = None,
         output_kind: OutputKind = "delta",
         **options: Any,
     ) -> Stream:
@@ -140,10 +170,40 @@ class Client:
         runs first. output_kind: each delta as it comes, all of the answer so far each time
         ("cumulative"), or one delta at the end ("final").
 
-        Raises: BadRequestError here. While it is read: BadRequestError and OverloadedError where
-        the server does not take it, EngineError where it fails, ConnectionLostError, ClosedError.
+        stream_id: 32 random hexadecimal digits (`secrets.token_hex(16)`), which make asking again
+        harmless: the same request under the same id is run once, and read by whoever asked last.
+        None draws them. Who knows them can read the stream, and end it.
+
+        The stream goes on over the death of any process of the server.
+
+        Raises: BadRequestError here. While it is read: BadRequestError, ConflictError (the id is
+        another request's), UnknownStreamError (the id's stream ended, and is not kept) and
+        OverloadedError where the server does not take it, EngineError where it fails,
+        SupersededError where somebody else has taken it over, ConnectionLostError, ClosedError.
         """
-        return self._open(prompt, params, output_kind, label, priority, options)
+        return self._open(prompt, params, output_kind, label, priority, stream_id, options)
+
+    def resume(
+        self,
+        stream_id: str,
+        *,
+        num_chars: int = 0,
+        num_tokens: int = 0,
+        output_kind: OutputKind = "delta",
+    ) -> Stream:
+        """Go on with a stream that another client, or another `Stream`, has read a part of.
+
+        stream_id: its `id`. num_chars, num_tokens: its `position` there, behind which the rest
+        follows exactly; the beginning by default. Whoever read it before is superseded. A stream
+        whose client is gone goes on, and can be resumed, within the server's grace time.
+
+        Raises: BadRequestError here. While it is read: UnknownStreamError where no such stream is
+        known, StreamLostError where it has no such position or is lost on the way, and what
+        `stream` raises.
+        """
+        state = resumed_state(stream_id, num_chars, num_tokens, output_kind)
+        self._io.submit(state)
+        return Stream(self, self._io, state, output_kind)
 
     def _open(
         self,
@@ -152,10 +212,18 @@ class Client:
         kind: OutputKind,
         label: str | None,
         priority: int,
+        stream_id: str | None,
         options: dict[str, Any],
     ) -> Stream:
-        checked = checked_params(params, options)
-        state = new_state(self._io, prompt, checked, kind=kind, label=label, priority=priority)
+        state = new_state(
+            self._io,
+            prompt,
+            checked_params(params, options),
+            kind=kind,
+            label=label,
+            priority=priority,
+            stream_id=stream_id,
+        )
         self._io.submit(state)
         return Stream(self, self._io, state, kind)
 
@@ -166,10 +234,11 @@ class Client:
         *,
         label: str | None = None,
         priority: int = 0,
+        stream_id: str | None = None,
         **options: Any,
     ) -> Completion:
         """Run one request to its end. Arguments and errors are those of `stream`."""
-        with self._open(prompt, params, "final", label, priority, options) as stream:
+        with self._open(prompt, params, "final", label, priority, stream_id, options) as stream:
             while not stream._state.is_over:
                 stream._wait()
             return stream._completion()
@@ -219,18 +288,15 @@ class Client:
         self._io.close()
 
 
-def open_io(address: str | None, timeout_s: float) -> ClientIO:
+def open_io(endpoint: Endpoint, timeout_s: float, trace: str | None = None) -> ClientIO:
     """The engine of a new client.
 
     Raises: BadRequestError.
     """
-    try:
-        found = check_address(default_address() if address is None else address)
-    except BadRequest as error:
-        raise bad_request(error) from None
     if not timeout_s > 0:
         raise bad_request(BadRequest("timeout_s", timeout_s, "a number of seconds > 0"))
-    return ClientIO(found, timeout_s)
+    tracer = open_tracer(trace, "client")
+    return ClientIO(endpoint.address, timeout_s, tracer, access=endpoint.access)
 
 
 def close_with(client: object, io: ClientIO) -> weakref.finalize[..., object]:

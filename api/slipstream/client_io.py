@@ -22,7 +22,9 @@ from slipstream.client_session import GOODBYE_S, TICK_S, ClientSession
 from slipstream.commands import Commands
 from slipstream.errors import ClosedError, EngineError, SlipstreamError
 from slipstream.stream_table import StreamState
+from slipstream_ipc.curve import Access
 from slipstream_ipc.messages import Fault, ModelCard
+from slipstream_ipc.trace import Span, Tracer
 
 _JOIN_S = 2.0
 
@@ -32,16 +34,24 @@ class ClientIO:
     thread, and none but `close` waits.
     """
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float,
+        tracer: Tracer | None = None,
+        *,
+        access: Access | None = None,
+    ) -> None:
         self.address = address
         self.timeout_s = timeout_s
+        self._tracer = tracer
         self._commands = Commands()
         self._is_closing = False
         self._ending: Callable[[], SlipstreamError] | None = None  # set when the thread is done
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         self._session = ClientSession(
-            self._context, address, timeout_s, self._poller, time.monotonic()
+            self._context, address, timeout_s, self._poller, time.monotonic(), access=access
         )
         self._thread = threading.Thread(target=self._run, name="slipstream-client", daemon=True)
         atexit.register(self.close)
@@ -109,7 +119,7 @@ class ClientIO:
             while not self._is_closing:
                 events = poller.poll(int(TICK_S * 1e3))
                 self._commands.run(is_rung=(self._commands.fd, zmq.POLLIN) in events)
-                session.turn(time.monotonic())
+                self._turn()
             poller.unregister(self._commands.fd)
             session.end_all(ending)
             _say_goodbye(session, poller)
@@ -121,7 +131,15 @@ class ClientIO:
             session.end_all(ending)
             self._commands.end()
             self._context.destroy(linger=0)
+            if self._tracer is not None:
+                self._tracer.close()
             atexit.unregister(self.close)
+
+    def _turn(self) -> None:
+        begin_ns = time.monotonic_ns()
+        has_deltas = self._session.turn(time.monotonic())
+        if self._tracer is not None and has_deltas:
+            self._tracer.add(Span.CLIENT, begin_ns, time.monotonic_ns())
 
 
 def _say_goodbye(session: ClientSession, poller: zmq.Poller) -> None:

@@ -8,8 +8,8 @@ Rules (STREAMS I and II):
 - All calls come from one thread. `turn` is called after others, when the socket has something, and
   at least every TICK_S.
 - Deltas are acknowledged when they lie in their streams' queues, and pings are answered here: a
-  reader's pause is no death of the client. Queues have no bound yet: a reader that never reads
-  costs memory, here and nowhere else.
+  reader's pause is no death of the client, and delays nobody. What nobody reads is merged
+  (`unread`), so it costs what the answer costs.
 - A server that is away for `timeout_s` ends whatever waits, and is waited for anew by whatever
   comes next.
 """
@@ -29,6 +29,7 @@ from slipstream.outbox import Outbox
 from slipstream.stream_table import StreamState, StreamTable
 from slipstream_ipc.attach import Attacher
 from slipstream_ipc.codec import client_codec
+from slipstream_ipc.curve import Access
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
     Accepted,
@@ -39,6 +40,7 @@ from slipstream_ipc.messages import (
     ModelCard,
     Refusal,
     Rejected,
+    Superseded,
     UnknownStreams,
     Welcome,
     WorkerToClient,
@@ -75,6 +77,8 @@ class ClientSession:
         timeout_s: float,
         poller: zmq.Poller,
         now: float,
+        *,
+        access: Access | None = None,
     ) -> None:
         self.address = address
         self.timeout_s = timeout_s
@@ -86,7 +90,13 @@ class ClientSession:
         self._num_breaches = 0  # of the protocol, since a message was good
         self._goodbye_epoch: int | None = None  # of the attach in which it is said
         self._attacher: Attacher[ClientToWorker, WorkerToClient, StreamState | None] = Attacher(
-            context, address, client_codec(), poller, identity=token_bytes(16), now=now
+            context,
+            address,
+            client_codec(),
+            poller,
+            identity=token_bytes(16),
+            now=now,
+            access=access,
         )
 
     @property
@@ -104,10 +114,10 @@ class ClientSession:
             self._callers.append(_Caller(future, now))
 
     def submit(self, state: StreamState, now: float) -> None:
-        """Ask for the stream."""
+        """Ask for the stream, a new one or one to be resumed."""
         state.submitted_at = now
         self._table.add(state)
-        self._outbox.submit(state)
+        self._outbox.ask(state)
 
     def abort(self, state: StreamState) -> None:
         """Ask the server to end the stream; its End is still to come."""
@@ -130,9 +140,9 @@ class ClientSession:
 
     # ---- what is done with it ----------------------------------------------------------------
 
-    def turn(self, now: float) -> None:
-        """Take in what has arrived, send what is due, wake whoever has news."""
-        self._receive(now)
+    def turn(self, now: float) -> bool:
+        """Take in what is there, send what is due, wake whoever has news. Whether deltas came."""
+        has_deltas = self._receive(now)
         self._attacher.beat(now)
         if self._attacher.is_attached:
             self._lost_at = None
@@ -140,6 +150,7 @@ class ClientSession:
         else:
             self._count_absence(now)
         self._table.wake()
+        return has_deltas
 
     def say_goodbye(self, now: float) -> bool:
         """Leave for good. Whether it is done: acknowledged, or nobody there to hear it. Until
@@ -160,12 +171,14 @@ class ClientSession:
         """Let go of the socket, without a word."""
         self._attacher.close()
 
-    def _receive(self, now: float) -> None:
+    def _receive(self, now: float) -> bool:
         table = self._table
+        has_deltas = False
         for body in self._attacher.receive(now):
             try:
                 match body:
                     case Deltas():
+                        has_deltas = True
                         if not table.deliver(body):
                             self._attacher.attach(now)
                         self._num_breaches = 0
@@ -173,8 +186,11 @@ class ClientSession:
                         table.accept(body)
                     case Rejected():
                         table.reject(body)
+                    case Superseded():
+                        table.supersede(body)
                     case UnknownStreams():
-                        table.lose(body)
+                        for state in table.lose(body):
+                            self._outbox.ask(state)
                     case Welcome():
                         self._greet(body.model)
                     case Refusal():
@@ -184,9 +200,10 @@ class ClientSession:
             except ProtocolError as error:
                 self._note_breach(error)
                 self._attacher.attach(now)
-        for state in self._attacher.take_receipts():
-            if state is not None:
-                table.forget(state)
+        for abandoned in self._attacher.take_receipts():
+            if abandoned is not None:
+                table.forget(abandoned)
+        return has_deltas
 
     def _note_breach(self, error: ProtocolError) -> None:
         """A new attach may help, but not for ever."""
@@ -214,7 +231,8 @@ class ClientSession:
         what = (
             "the Slipstream server has been gone from" if was_there else "no Slipstream server at"
         )
-        why = f"{what} {self.address} for {self.timeout_s:g} s: {_WHAT_TO_DO}"
+        trouble = self._attacher.trouble  # somebody is there, but not as we expect it
+        why = f"{what} {self.address} for {self.timeout_s:g} s: {trouble or _WHAT_TO_DO}"
         error = partial(ConnectionLostError, Fault("engine", why))
         for state in self._table.streams:
             if state.submitted_at <= latest:

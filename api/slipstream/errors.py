@@ -3,8 +3,10 @@
 SlipstreamError
 ├── RequestError             the caller's fault
 │   ├── BadRequestError      a field is wrong (`field` names it); a ValueError too
-│   └── ConflictError        the stream id is taken by another request
+│   ├── ConflictError        the stream id is taken by another request
+│   └── UnknownStreamError   no stream of this id runs, or is still kept
 ├── OverloadedError          nobody's fault: try again later
+├── SupersededError          nobody's fault: another reader has taken the stream over
 ├── EngineError              ours: the stream cannot go on
 │   └── StreamLostError      the server does not have this stream any more
 ├── ConnectionLostError      no server there, or it went away; a ConnectionError too
@@ -52,8 +54,16 @@ class ConflictError(RequestError):
     """The stream id belongs to a request of other content."""
 
 
+class UnknownStreamError(RequestError):
+    """The server knows no stream of this id: it never did, or has forgotten it since it ended."""
+
+
 class OverloadedError(SlipstreamError):
     """The server has too much to do at the moment."""
+
+
+class SupersededError(SlipstreamError):
+    """Another reader has taken this stream over; `text` holds what had come before."""
 
 
 class EngineError(SlipstreamError):
@@ -75,8 +85,9 @@ class ClosedError(SlipstreamError):
 _CLASSES: dict[str, type[SlipstreamError]] = {
     "bad_request": BadRequestError,
     "conflict": ConflictError,
-    "unknown_stream": StreamLostError,
+    "unknown_stream": UnknownStreamError,
     "overloaded": OverloadedError,
+    "superseded": SupersededError,
     "diverged": StreamLostError,
     "engine": EngineError,
 }

@@ -11,27 +11,70 @@ from slipstream.processes import ChildSpec
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True):
-    """Everything a supervisor needs: the first line on its standard input."""
+    """Everything a supervisor needs: the first line on its standard input. Settings: `settings`."""
 
     children: tuple[ChildSpec, ...]
     address: str  # where clients connect
     runtime_dir: str
     parent_pid: int | None = None  # whose death ends the stack
+    hang_timeout_s: float = 10.0
+    max_restarts: int = 10
+    restart_window_s: float = 300.0
+    drain_s: float = 0.0
+
+
+class ProcessStarted(msgspec.Struct, frozen=True, tag=True):
+    """A process has the place of this name from now on, and gets ready."""
+
+    name: str
+    pid: int
 
 
 class ProcessReady(msgspec.Struct, frozen=True, tag=True):
-    """A child is ready."""
+    """The first process of this name is ready."""
 
     name: str
     pid: int
     detail: str
-    seconds: float
+    seconds: float  # from its start
 
 
 class StackReady(msgspec.Struct, frozen=True, tag=True):
-    """Every child is ready."""
+    """Every process is ready."""
 
     address: str
+
+
+class SpareReady(msgspec.Struct, frozen=True, tag=True):
+    """A process waits to take over this name from another."""
+
+    name: str
+    pid: int
+    seconds: float  # from its start
+
+
+class ProcessEnded(msgspec.Struct, frozen=True, tag=True):
+    """A process has died, and another is to take its place."""
+
+    name: str
+    pid: int
+    how: str
+
+
+class ProcessRestarted(msgspec.Struct, frozen=True, tag=True):
+    """A process that took the place of a dead one is ready."""
+
+    name: str
+    pid: int
+    how: str  # the other one died
+    seconds: float  # from the other one's end, or from when it was found to hang
+    detail: str = ""
+
+
+class StackDraining(msgspec.Struct, frozen=True, tag=True):
+    """The stack was asked to end, and lets what runs go on for so long."""
+
+    within_s: float
 
 
 class StackFailed(msgspec.Struct, frozen=True, tag=True):
@@ -40,4 +83,13 @@ class StackFailed(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-Event = ProcessReady | StackReady | StackFailed
+Event = (
+    ProcessStarted
+    | ProcessReady
+    | StackReady
+    | SpareReady
+    | ProcessEnded
+    | ProcessRestarted
+    | StackDraining
+    | StackFailed
+)

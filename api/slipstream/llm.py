@@ -25,6 +25,7 @@ from tqdm import tqdm
 from slipstream.errors import ClosedError, ConnectionLostError
 from slipstream.outputs import Completion, TokenLogprobs
 from slipstream.requests import Prompt
+from slipstream.settings import SHORT_LIVED
 from slipstream.stack import Stack, StackError
 from slipstream_ipc.messages import ChatMessage, FinishReason, SamplingParams
 
@@ -57,11 +58,11 @@ class RequestOutput(msgspec.Struct, frozen=True):
 class LLM:
     """A model that answers batches of prompts. Use it as a context manager, or `close` it.
 
-    model, settings: see `Stack`.
+    model, settings: see `Stack`; but no spare processes unless they are asked for.
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
-        self._stack = Stack(model, **settings)
+        self._stack = Stack(model, **{**SHORT_LIVED, **settings})
         try:
             self._client = self._stack.client()
         except BaseException:

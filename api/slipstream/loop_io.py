@@ -24,12 +24,14 @@ from slipstream.client_session import GOODBYE_S, TICK_S, ClientSession
 from slipstream.errors import ClosedError
 from slipstream.stream_table import StreamState
 from slipstream_ipc.messages import Fault, ModelCard
+from slipstream_ipc.trace import Span, Tracer
 
 
 class LoopIO:
     """Serves streams over one connection, in the running event loop, until it is closed."""
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+    def __init__(self, address: str, timeout_s: float, tracer: Tracer | None = None) -> None:
+        self._tracer = tracer
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = _LoopPoller(self._loop, self._turn)
@@ -83,12 +85,17 @@ class LoopIO:
                 break
         self._session.close()
         self._context.destroy(linger=0)
+        if self._tracer is not None:
+            self._tracer.close()
 
     def _turn(self) -> None:
         self._is_turn_due = False
         if self._is_closed:
             return
-        self._session.turn(time.monotonic())
+        begin_ns = time.monotonic_ns()
+        has_deltas = self._session.turn(time.monotonic())
+        if self._tracer is not None and has_deltas:
+            self._tracer.add(Span.CLIENT, begin_ns, time.monotonic_ns())
         if self._poller.has_more():
             self._schedule()
 

@@ -16,6 +16,7 @@ import msgspec
 from slipstream.client import Client
 from slipstream.requests import checked_params
 from slipstream.settings import (
+    SHORT_LIVED,
     StackSettings,
     allowed_values,
     description,
@@ -23,8 +24,10 @@ from slipstream.settings import (
     wrong_option,
 )
 from slipstream.stack import Stack
+from slipstream.tracing.parts import checked_trace
 from slipstream_ipc.messages import SamplingParams
 
+_ACCESS = ("keys", "insecure")  # a stack's settings beside `listen`, a client's beside --address
 _SAMPLING = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
 
 
@@ -76,7 +79,9 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 def add_connection(parser: argparse.ArgumentParser) -> None:
     """Which stack a command talks to."""
     parser.add_argument(
-        "--address", help="a running stack's (ipc://...); default: start one, and end it afterwards"
+        "--address",
+        help="a running stack's (ipc://..., or tcp://... with --keys or --insecure); "
+        "default: start one, and end it afterwards",
     )
     parser.add_argument("--verbose", action="store_true", help="show the processes' logs")
 
@@ -86,18 +91,34 @@ def address_of(arguments: argparse.Namespace) -> Iterator[str]:
     """The address of the stack that is asked for; one that was started for it ends here."""
     settings = given_settings(arguments)
     if arguments.address is None:
-        with Stack(verbose=arguments.verbose, **settings) as stack:
+        with Stack(verbose=arguments.verbose, **{**SHORT_LIVED, **settings}) as stack:
             yield stack.address
         return
     for name, value in settings.items():
+        if name in _ACCESS:
+            continue  # the client's, then
         raise wrong_option(name, value, "nothing where --address is given: that stack runs already")
     yield arguments.address
+
+
+def access_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The client's options that say how a running stack is reached."""
+    if arguments.address is None:
+        return {}
+    return {name: value for name, value in vars(arguments).items() if name in _ACCESS}
+
+
+def trace_of(arguments: argparse.Namespace) -> str | None:
+    """The stack's timeline, for a client that is to have a track in it. Raises: BadRequestError."""
+    return checked_trace(getattr(arguments, "trace", None))
 
 
 @contextmanager
 def connected(arguments: argparse.Namespace) -> Iterator[Client]:
     """A client of the stack that is asked for."""
-    with address_of(arguments) as address, Client(address) as client:
+    trace = trace_of(arguments)
+    access = access_of(arguments)
+    with address_of(arguments) as address, Client(address, trace=trace, **access) as client:
         yield client
 
 

@@ -2,10 +2,12 @@
 
 Owns: which message is due for which stream, and in which order. Does not know: sockets, clocks.
 
-Rules (STREAMS I):
+Rules (STREAMS I and IV):
 - Nothing is sent from a queue of the past: after each Welcome what is due follows from the
-  streams' states. Not accepted: Submit (idempotent by its stream id). Accepted: Resume, from what
-  was received. To be ended: Abort, until the server has acknowledged it.
+  streams' states. Not accepted: Submit (idempotent by its stream id). Accepted, or not our own
+  submission: Resume, from what was received. To be ended: Abort, until the server has acknowledged
+  it.
+- Of an accepted stream that the server does not know: Submit again, with what was received.
 - A body is made when it leaves, so it says what is true then; what an end has made idle is skipped.
 """
 
@@ -15,16 +17,19 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
 
-import msgspec
+from msgspec.structs import replace
 
+from slipstream.requests import fits
 from slipstream.stream_table import StreamState, StreamTable
-from slipstream_ipc.messages import Abort, ClientToWorker, Resume
+from slipstream_ipc.columns import u32
+from slipstream_ipc.log import history_digest
+from slipstream_ipc.messages import Abort, ClientToWorker, Resume, Submit
 
 Send = Callable[[ClientToWorker, StreamState | None], bool]
 
 
 class _Due(Enum):
-    SUBMIT = auto()
+    ASK = auto()
     RESUME = auto()
     ABORT = auto()
 
@@ -36,9 +41,9 @@ class Outbox:
         self._table = table
         self._due: deque[tuple[_Due, StreamState]] = deque()
 
-    def submit(self, state: StreamState) -> None:
-        """The server is to run the stream, which is in the table."""
-        self._due.append((_Due.SUBMIT, state))
+    def ask(self, state: StreamState) -> None:
+        """The server is to run the stream, which is in the table, or to go on with it."""
+        self._due.append((_Due.ASK, state))
 
     def abort(self, state: StreamState) -> None:
         """The server is to end the stream."""
@@ -48,8 +53,9 @@ class Outbox:
         """Begin anew, with a server that may know nothing of what was sent before."""
         self._due.clear()
         for state in self._table.streams:
+            state.was_resubmitted = False
             is_accepted = state.prompt_ids is not None
-            self._due.append((_Due.RESUME if is_accepted else _Due.SUBMIT, state))
+            self._due.append((_Due.RESUME if is_accepted else _Due.ASK, state))
             if state.is_abort_wanted:
                 self.abort(state)
         for state in self._table.abandoned:
@@ -59,19 +65,40 @@ class Outbox:
         """Send what is due, until `send` says no. A receipt names a stream to be forgotten."""
         while self._due:
             due, state = self._due[0]
-            if not _send(due, state, send):
+            if not self._send(due, state, send):
                 return
             self._due.popleft()
 
+    def _send(self, due: _Due, state: StreamState, send: Send) -> bool:
+        """Whether the message is dealt with: sent, or idle."""
+        if due is _Due.ABORT:
+            abort = Abort(state.stream_id, state.handle)
+            return not state.was_sent or send(abort, state if state.is_over else None)
+        if state.is_over:
+            return True
+        if due is _Due.ASK and isinstance(state.request, Submit):
+            submit = self._submit(state, state.request)
+            if submit.was_accepted and not fits(submit):
+                self._table.fail_lost(state)
+                return True
+            is_sent = send(submit, None)
+        else:
+            is_sent = send(self._resume(state), None)
+        state.was_sent |= is_sent
+        return is_sent
 
-def _send(due: _Due, state: StreamState, send: Send) -> bool:
-    """Whether the message is dealt with: sent, or idle."""
-    stream_id = state.submit.stream_id
-    if due is _Due.ABORT:
-        return not state.was_sent or send(Abort(stream_id), state if state.is_over else None)
-    if state.is_over:
-        return True
-    if due is _Due.RESUME:
-        return send(Resume(state.handle, stream_id, state.num_chars, state.num_tokens), None)
-    state.was_sent |= send(msgspec.structs.replace(state.submit, handle=state.handle), None)
-    return state.was_sent
+    def _submit(self, state: StreamState, submit: Submit) -> Submit:
+        if state.prompt_ids is None:
+            return replace(submit, handle=state.handle)
+        ids = self._table.token_ids(state)
+        assert ids is not None  # of our own submission all of them are kept
+        num_chars, _ = self._table.position(state)
+        return replace(
+            submit, handle=state.handle, was_accepted=True, output_ids=ids, num_chars=num_chars
+        )
+
+    def _resume(self, state: StreamState) -> Resume:
+        num_chars, num_tokens = self._table.position(state)
+        ids = self._table.token_ids(state)
+        digest = None if ids is None else history_digest(u32(ids))
+        return Resume(state.handle, state.stream_id, num_chars, num_tokens, digest)

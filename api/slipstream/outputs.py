@@ -12,11 +12,21 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from slipstream.batch import Batch, Cut, Logprob, TokenLogprobs
+from slipstream.batch import Batch, Cut, Logprob, Position, TokenLogprobs
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.messages import Deltas, End, FinishReason, LogprobColumns
 
-__all__ = ["Completion", "Delta", "Logprob", "TokenLogprobs", "join"]
+__all__ = [
+    "Completion",
+    "Delta",
+    "Logprob",
+    "Position",
+    "TokenLogprobs",
+    "begin_of",
+    "end_of",
+    "is_alone",
+    "join",
+]
 
 
 class Delta(Struct, frozen=True, gc=False, eq=False, repr_omit_defaults=True):
@@ -117,6 +127,22 @@ class Completion(Struct, frozen=True, eq=False):
         )
 
 
+def begin_of(delta: Delta) -> Position:
+    """Where in its stream a delta begins."""
+    num_chars, num_tokens = end_of(delta)
+    return Position(num_chars - len(delta.text), num_tokens - delta.num_tokens)
+
+
+def end_of(delta: Delta) -> Position:
+    """Where in its stream a delta ends."""
+    return delta._batch.end_of(delta._entry)
+
+
+def is_alone(delta: Delta) -> bool:
+    """Whether it holds nothing but its own: no columns of other entries."""
+    return len(delta._batch.message.texts) == 1
+
+
 def join(deltas: Sequence[Delta], end: End | None = None) -> Delta:
     """One delta that says what `deltas`, consecutive ones of a stream, say together.
 
@@ -125,12 +151,14 @@ def join(deltas: Sequence[Delta], end: End | None = None) -> Delta:
     cuts = [delta._batch.cut(delta._entry, delta._skip) for delta in deltas]
     token_ids = b"".join([cut.token_ids for cut in cuts])
     text = "".join([delta.text for delta in deltas])
+    begin = Position(0, 0)
     if deltas:
+        begin = begin_of(deltas[0])
         end = deltas[-1]._batch.ends.get(deltas[-1]._entry, end)
     message = Deltas(
         b"",
-        b"",
-        b"",
+        pack_u32([begin.num_chars]),
+        pack_u32([begin.num_tokens]),
         [text],
         token_ids,
         pack_u32([len(token_ids) // 4]),

@@ -16,10 +16,11 @@ from typing import Any
 import msgspec
 
 from slipstream.demo import MODEL_NAME, MODEL_PATH
-from slipstream.endpoints import client_address
+from slipstream.endpoints import check_listener, client_address
 from slipstream.events import SupervisorConfig
 from slipstream.processes import ChildSpec
 from slipstream.settings import StackSettings, wrong_option
+from slipstream.tracing.parts import checked_trace
 from slipstream_ipc.sockets import check_address
 
 API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"
@@ -40,6 +41,7 @@ _CORE_OPTIONS = (
     "num_blocks",
     "threads",
     "max_waiting",
+    "step_timeout_s",
     "trust_remote_code",
 )
 _WORKER_OPTIONS = ("stream_interval", "client_timeout_s", "grace_s", "trust_remote_code")
@@ -50,12 +52,14 @@ def plan_stack(
 ) -> SupervisorConfig:
     """The supervisor's config.
 
-    Raises: BadRequestError, for a model or tokenizer that cannot be, or a `runtime_dir` whose path
-    is too long for a socket.
+    Raises: BadRequestError, for a model, tokenizer, trace or listener that cannot be, or a
+    `runtime_dir` whose path is too long for a socket.
     """
     model, tokenizer = model_and_tokenizer(settings.model, settings.tokenizer)
     address = client_address(runtime_dir)
     core_address = f"ipc://{runtime_dir / CORE_SOCKET}"
+    trace = checked_trace(settings.trace)
+    keys = check_listener(settings.listen, settings.keys, insecure=settings.insecure)
     try:
         check_address(address)
         check_address(core_address)
@@ -65,6 +69,8 @@ def plan_stack(
         "model": model,
         "served_model_name": settings.served_model_name or settings.model or MODEL_NAME,
         "address": core_address,
+        "runtime_dir": str(runtime_dir),
+        "trace": trace,
         **{name: getattr(settings, name) for name in _CORE_OPTIONS},
     }
     if model == str(MODEL_PATH) and settings.dtype == "auto":
@@ -78,11 +84,21 @@ def plan_stack(
         "core_address": core_address,
         "runtime_dir": str(runtime_dir),
         "cache_dir": str(_cache_dir()),
+        "listen": settings.listen,
+        "keys": None if keys is None else str(keys),
+        "insecure": settings.insecure,
+        "trace": trace,
         **{name: getattr(settings, name) for name in _WORKER_OPTIONS},
     }
     children = [
-        _module("core", "slipstream_core.main", core),
-        _module("worker", "slipstream_worker.main", worker),
+        _module("core", "slipstream_core.main", core, has_spare=settings.spare_core),
+        _module(
+            "worker",
+            "slipstream_worker.main",
+            worker,
+            has_spare=settings.spare_worker,
+            drains=True,
+        ),
     ]
     if settings.http_port is not None:
         front = {
@@ -91,9 +107,19 @@ def plan_stack(
             "host": settings.host,
             "port": settings.http_port,
             "api_keys": api_keys(settings),
+            "trace": trace,
         }
-        children.append(_module(FRONT, "slipstream.http.main", front))
-    return SupervisorConfig(tuple(children), address, str(runtime_dir), parent_pid)
+        children.append(_module(FRONT, "slipstream.http.main", front, drains=True))
+    return SupervisorConfig(
+        tuple(children),
+        address,
+        str(runtime_dir),
+        parent_pid,
+        hang_timeout_s=settings.hang_timeout_s,
+        max_restarts=settings.max_restarts,
+        restart_window_s=settings.restart_window_s,
+        drain_s=settings.drain_s,
+    )
 
 
 def api_keys(settings: StackSettings) -> tuple[str, ...]:
@@ -154,7 +180,6 @@ def _cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "slipstream"
 
 
-def _module(name: str, module: str, config: dict[str, Any]) -> ChildSpec:
-    return ChildSpec(
-        name, (sys.executable, "-P", "-m", module), msgspec.Raw(msgspec.json.encode(config))
-    )
+def _module(name: str, module: str, config: dict[str, Any], **traits: bool) -> ChildSpec:
+    argv = (sys.executable, "-P", "-m", module)
+    return ChildSpec(name, argv, msgspec.Raw(msgspec.json.encode(config)), **traits)

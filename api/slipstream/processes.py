@@ -1,4 +1,4 @@
-"""One child process of a stack: how it is started, what it says, how it ends.
+"""One child process of a stack: how it is started, what it is told, what it says, how it ends.
 
 Owns: the parent's half of the contract in `slipstream_ipc.child`. Does not know: what the
 processes do, which others there are, or what follows from an end.
@@ -26,20 +26,42 @@ from typing import Literal
 import msgspec
 
 from slipstream.lines import LineReader
-from slipstream_ipc.child import STATUS_FD_VARIABLE
+from slipstream_ipc.child import (
+    CONTROL_FD_VARIABLE,
+    PARENT_PID_VARIABLE,
+    STATUS_FD_VARIABLE,
+    Activate,
+    Command,
+    Drain,
+)
 from slipstream_ipc.messages import Status
 
 _PR_SET_PDEATHSIG = 1
 _STANDARD_ERROR = 2
+# what a process gets for its own doing; anything else somebody sends
+_FATAL = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _libc = ctypes.CDLL(None)
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
-    """What to start: `argv`, fed with `config` (JSON) on its standard input."""
+    """What to start: `argv`, fed with `config` (JSON) on its standard input.
+
+    has_spare: another one waits beside it, to take its place. drains: it holds what users wait for,
+    and says when nothing of that is left.
+    """
 
     name: str
     argv: tuple[str, ...]
     config: msgspec.Raw
+    has_spare: bool = False
+    drains: bool = False
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """How a child ended. within: of what it did itself, not of what somebody did to it."""
+
+    how: str
+    within: bool
 
 
 class Child:
@@ -51,27 +73,37 @@ class Child:
     def __init__(self, spec: ChildSpec) -> None:
         self.name = spec.name
         self.state: Literal["starting", "ready", "gone"] = "starting"
+        self.is_active = False  # it was told to serve; else it is a spare
+        self.is_drained = not spec.drains
         self.detail = ""
-        self.error = ""  # what it reported before it ended, for the user
-        self.seconds = 0.0  # from its start until it was ready
-        self._started = time.monotonic()
-        read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
-        self.status = LineReader(read_fd)
-        try:
+        self.error = ""  # why it cannot do what it was told, for the user
+        self.started_at = time.monotonic()
+        self.settled_at: float | None = None  # since when it serves; or waits, where it is a spare
+        self.heard_at: float | None = None  # its last beat; None while none is expected
+        self._last_words = ""
+        self._killed_for = ""
+        with contextlib.ExitStack() as on_error:
+            status_fd, status_end = _pipe(on_error)
+            control_end, self._control_fd = _pipe(on_error)
+            os.set_blocking(self._control_fd, False)
             self._process = subprocess.Popen(
                 spec.argv,
                 stdin=subprocess.PIPE,
                 stdout=_STANDARD_ERROR,
-                pass_fds=(write_fd,),
-                env={**os.environ, STATUS_FD_VARIABLE: str(write_fd)},
+                pass_fds=(status_end, control_end),
+                env={
+                    **os.environ,
+                    STATUS_FD_VARIABLE: str(status_end),
+                    CONTROL_FD_VARIABLE: str(control_end),
+                    PARENT_PID_VARIABLE: str(os.getpid()),
+                },
                 process_group=0,
                 preexec_fn=_dying_with(os.getpid()),  # safe: the supervisor has one thread
             )
-        except BaseException:
-            self.status.close()
-            raise
-        finally:
-            os.close(write_fd)
+            on_error.pop_all()
+        os.close(status_end)
+        os.close(control_end)
+        self.status = LineReader(status_fd)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
             stdin.write(bytes(spec.config))  # a child that is gone already is noticed by its exit
@@ -81,9 +113,18 @@ class Child:
         """Its process id, and its group's."""
         return self._process.pid
 
-    def read_status(self) -> bool:
-        """Take in what it said; True where that made it ready."""
-        was_ready = self.state == "ready"
+    def activate(self, activation: Activate) -> None:
+        """Tell it to serve."""
+        self.is_active = True
+        self.settled_at = None
+        self._tell(activation)
+
+    def drain(self, within_s: float) -> None:
+        """Tell it to take in nothing new, and to end what runs then."""
+        self._tell(Drain(within_s))
+
+    def read_status(self) -> None:
+        """Take in what it said."""
         for line in self.status.read():
             try:
                 status = msgspec.json.decode(line, type=Status)
@@ -92,10 +133,19 @@ class Child:
                 continue
             self.error = self.error or status.error
             self.detail = status.detail or self.detail
-            if status.ready and self.state == "starting":
+            self._last_words = status.last_words or self._last_words
+            self.is_drained = self.is_drained or status.drained
+            if status.beat:
+                self.heard_at = time.monotonic()
+                if not self.is_active:
+                    self.settled_at = self.settled_at or self.heard_at
+            elif status.loading:
+                self.heard_at = None
+            if status.ready and not self.is_active:
+                self.error = self.error or "it serves before it was told to"
+            elif status.ready and self.state == "starting":
                 self.state = "ready"
-                self.seconds = time.monotonic() - self._started
-        return self.state == "ready" and not was_ready
+                self.settled_at = time.monotonic()
 
     def has_ended(self) -> bool:
         """Whether it has ended; it stays a zombie until `reap`, so its number stays its own."""
@@ -104,24 +154,55 @@ class Child:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return os.waitid(os.P_PID, self.pid, flags) is not None
 
+    @property
+    def listens(self) -> bool:
+        """Whether it serves, or its loop turns at least: then SIGTERM reaches it at once."""
+        return self.is_active and (self.state == "ready" or self.heard_at is not None)
+
     def terminate(self) -> None:
         """Ask it to stop."""
         if self.state != "gone":
             self._process.send_signal(signal.SIGTERM)
 
-    def kill(self) -> None:
+    def kill(self, reason: str = "") -> None:
         """End it and all it started, now."""
+        self._killed_for = self._killed_for or reason
         if self.state != "gone":
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
-    def reap(self) -> str:
+    def reap(self) -> Exit:
         """After its end: take its group with it, let go of it, say how it ended."""
         self.kill()
         code = self._process.wait()
         self.status.close()
+        os.close(self._control_fd)
         self.state = "gone"
-        return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        if self._killed_for:
+            return Exit(self._killed_for, within=False)
+        if code < 0:
+            return Exit(f"signal {_signal_name(-code)}", within=-code in _FATAL)
+        words = f" ({self._last_words})" if self._last_words else ""
+        return Exit(f"exit code {code}{words}", within=code != 0)
+
+    def _tell(self, command: Command) -> None:
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):  # its end, or its hang, is seen
+            os.write(self._control_fd, msgspec.json.encode(command) + b"\n")
+
+
+def _pipe(on_error: contextlib.ExitStack) -> tuple[int, int]:
+    """Reading and writing end of a new pipe."""
+    ends = os.pipe2(os.O_CLOEXEC)
+    for fd in ends:
+        on_error.callback(os.close, fd)
+    return ends
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return str(number)
 
 
 def _dying_with(parent: int) -> Callable[[], None]:

@@ -6,19 +6,19 @@ threads, event loops, the wire.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import msgspec
 
 from slipstream.client_io import ClientIO
 from slipstream.errors import BadRequestError, bad_request
-from slipstream.outputs import Completion, Delta, join
-from slipstream.requests import Prompt, checked_params, new_submit
+from slipstream.outputs import Completion, Delta, Position, end_of, join
+from slipstream.requests import Prompt, checked_params, new_resume, new_submit
 from slipstream.stream_table import StreamState
 from slipstream_ipc.columns import u32
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.messages import FinishReason, SamplingParams
+from slipstream_ipc.messages import FinishReason, Resume, SamplingParams, Submit
 
 OutputKind = Literal["delta", "cumulative", "final"]
 
@@ -31,19 +31,23 @@ class Reading:
         self._state = state
         self._kind = kind
         self._unread = state.deltas
+        # what the next delta is taken by where nothing else has to be looked at
+        self._pop: Callable[[], Delta] = self._unread.popleft if kind == "delta" else _no_delta
         self._texts: list[str] = []
+        self._last: Delta | None = None  # that was read
         self._so_far: Delta | None = None  # of the kinds other than delta
         self._is_finished = False
 
     @property
     def id(self) -> str:
         """The stream's id, 32 hexadecimal digits."""
-        return self._state.submit.stream_id.hex()
+        return self._state.stream_id.hex()
 
     @property
     def label(self) -> str:
-        """The caller's own name for the request."""
-        return self._state.submit.label
+        """The caller's own name for the request; empty where the stream was resumed."""
+        request = self._state.request
+        return request.label if isinstance(request, Submit) else ""
 
     @property
     def prompt_token_ids(self) -> list[int] | None:
@@ -53,8 +57,18 @@ class Reading:
 
     @property
     def text(self) -> str:
-        """All text read so far."""
+        """All text read so far, from where it was resumed if it was."""
         return "".join(self._texts)
+
+    @property
+    def position(self) -> Position:
+        """How much of the stream has been read, for whoever goes on with it: see `resume`."""
+        if self._last is not None:
+            return end_of(self._last)
+        request = self._state.request
+        if isinstance(request, Resume):
+            return Position(request.num_chars, request.num_tokens)
+        return Position(0, 0)
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -71,6 +85,7 @@ class Reading:
 
     def _abandon(self) -> None:
         self._is_finished = True
+        self._pop = _no_delta
         if not self._state.is_over:
             self._io.abandon(self._state)
 
@@ -89,8 +104,8 @@ class Reading:
         if self._kind == "final":
             if is_over:
                 return self._take_whole()
-        elif self._unread:
-            delta = self._unread.popleft()
+        elif (delta := self._next()) is not None:
+            self._last = delta
             self._texts.append(delta.text)
             if self._kind == "delta":
                 return delta
@@ -100,11 +115,18 @@ class Reading:
             self._finish()
         return None
 
+    def _next(self) -> Delta | None:
+        try:
+            return self._unread.popleft()
+        except IndexError:  # nothing, or being merged at this moment
+            return None
+
     def _take_whole(self) -> Delta | None:
         if self._so_far is not None or (self._state.error is None and self._state.end is None):
             self._is_finished = True
             return None
         whole = join(self._unread, self._state.end)
+        self._last = self._unread[-1] if self._unread else None
         self._unread.clear()
         self._texts.append(whole.text)
         if self._state.error is not None:
@@ -127,6 +149,11 @@ class Reading:
         return Completion(self.id, self.label, whole.text, whole, self._state.prompt_ids or b"")
 
 
+def _no_delta() -> Delta:
+    """As an empty queue."""
+    raise IndexError
+
+
 def new_state(
     io: ClientIO,
     prompt: Prompt,
@@ -135,17 +162,32 @@ def new_state(
     kind: OutputKind,
     label: str | None = None,
     priority: int = 0,
+    stream_id: str | None = None,
 ) -> StreamState:
     """A stream that can be submitted. `params`: checked ones.
 
     Raises: BadRequestError.
     """
-    if kind not in get_args(OutputKind):
-        raise bad_request(
-            BadRequest("output_kind", kind, "one of " + ", ".join(get_args(OutputKind)))
-        )
-    submit = new_submit(prompt, params, label=label, priority=priority, model=io.model)
+    _check_kind(kind)
+    submit = new_submit(
+        prompt, params, label=label, priority=priority, model=io.model, stream_id=stream_id
+    )
     return StreamState(submit, wants_whole=kind == "final")
+
+
+def resumed_state(stream_id: str, num_chars: int, num_tokens: int, kind: OutputKind) -> StreamState:
+    """The same, of a stream that runs already, or has ended and is kept.
+
+    Raises: BadRequestError.
+    """
+    _check_kind(kind)
+    return StreamState(new_resume(stream_id, num_chars, num_tokens), wants_whole=kind == "final")
+
+
+def _check_kind(kind: OutputKind) -> None:
+    allowed = get_args(OutputKind)
+    if kind not in allowed:
+        raise bad_request(BadRequest("output_kind", kind, "one of " + ", ".join(allowed)))
 
 
 def new_states(

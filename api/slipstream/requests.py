@@ -1,7 +1,8 @@
 """From what a caller writes to a Submit, or to an error that names the field.
 
-Owns: the kinds of prompts, and every check that can be made before anything is sent. Does not know:
-sockets, streams, tokenizers (the worker renders and tokenises).
+Owns: the kinds of prompts, how a stream is named that is to be resumed, and every check that can be
+made before anything is sent. Does not know: sockets, streams, tokenizers (the worker renders and
+tokenises).
 
 Rules:
 - A Submit made here can be encoded and is no larger than a message may be, so that the I/O thread
@@ -10,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,11 +25,19 @@ from slipstream.errors import bad_request
 from slipstream_ipc.codec import MAX_MESSAGE_BYTES, client_codec, encode_params
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.messages import ChatMessage, Frame, ModelCard, SamplingParams, Submit
+from slipstream_ipc.messages import (
+    ChatMessage,
+    Frame,
+    ModelCard,
+    Resume,
+    SamplingParams,
+    Submit,
+)
 from slipstream_ipc.params import (
     check_label,
     check_params,
     check_prompt,
+    check_turns,
     params_from,
     token_ids_from,
 )
@@ -68,10 +78,12 @@ def new_submit(
     label: str | None = None,
     priority: int = 0,
     model: ModelCard | None = None,
+    stream_id: str | None = None,
 ) -> Submit:
-    """A Submit with a stream id of its own; its handle is for the I/O thread to set.
+    """A Submit, its handle for the I/O thread to set.
 
     params: checked ones. model: what the prompt's ids and length are checked against, if known.
+    stream_id: 32 hexadecimal digits; None draws one.
 
     Raises: BadRequestError.
     """
@@ -84,7 +96,7 @@ def new_submit(
         text, token_ids, messages = _prompt(prompt, params, model)
         submit = Submit(
             handle=0,
-            stream_id=secrets.token_bytes(16),
+            stream_id=secrets.token_bytes(16) if stream_id is None else _stream_id(stream_id),
             params=_encoded("stop", params),
             text=text,
             token_ids=token_ids,
@@ -92,13 +104,42 @@ def new_submit(
             label=_utf8("label", label or ""),
             priority=priority,
         )
-        num_bytes = len(_codec.encode(Frame(2**63, 2**63, 2**63, submit)))
+        num_bytes = _num_bytes(submit)
         if num_bytes > MAX_MESSAGE_BYTES:
             given = f"a request of {num_bytes} bytes"
             raise BadRequest("prompt", given, f"at most {MAX_MESSAGE_BYTES}")
     except BadRequest as error:
         raise bad_request(error) from None
     return submit
+
+
+def new_resume(stream_id: str, num_chars: int, num_tokens: int) -> Resume:
+    """A Resume, its handle for the I/O thread to set.
+
+    Raises: BadRequestError.
+    """
+    try:
+        for field, value in (("num_chars", num_chars), ("num_tokens", num_tokens)):
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**32:
+                raise BadRequest(field, value, "an integer in [0, 2**32)")
+        return Resume(0, _stream_id(stream_id), num_chars, num_tokens)
+    except BadRequest as error:
+        raise bad_request(error) from None
+
+
+def fits(submit: Submit) -> bool:
+    """Whether it is no larger than a message may be."""
+    return _num_bytes(submit) <= MAX_MESSAGE_BYTES
+
+
+def _num_bytes(submit: Submit) -> int:
+    return len(_codec.encode(Frame(2**63, 2**63, 2**63, submit)))
+
+
+def _stream_id(given: str) -> bytes:
+    if isinstance(given, str) and re.fullmatch("[0-9a-fA-F]{32}", given):
+        return bytes.fromhex(given)
+    raise BadRequest("stream_id", given, "32 hexadecimal digits (a stream's `id`)")
 
 
 def _prompt(
@@ -111,6 +152,7 @@ def _prompt(
     if not len(prompt):
         raise BadRequest("prompt", prompt, f"{_KINDS}, none of them empty")
     if isinstance(prompt[0], ChatMessage | Mapping):
+        check_turns(len(prompt))
         return None, b"", tuple(_message(index, each) for index, each in enumerate(prompt))
     ids = token_ids_from(prompt)
     if model is not None:

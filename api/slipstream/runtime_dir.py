@@ -16,6 +16,7 @@ from types import TracebackType
 from slipstream_ipc.sockets import private_directory
 
 LOCK_NAME = "supervisor.lock"
+_NOTE_NAME = "core-in-flight"  # what one core leaves for the next one of the same stack
 
 
 class RuntimeDirectoryInUse(Exception):  # noqa: N818  (says what is the case, as its text does)
@@ -25,8 +26,8 @@ class RuntimeDirectoryInUse(Exception):  # noqa: N818  (says what is the case, a
 class RuntimeDirectory:
     """A context manager: inside it the folder exists and belongs to this stack alone.
 
-    Sockets that an earlier stack left behind are removed at the start, our own at the end, and
-    the folder too where it was made here.
+    Sockets and notes that an earlier stack left behind are removed at the start, our own at the
+    end, and the folder too where it was made here.
 
     Raises: RuntimeDirectoryInUse; PermissionError where others may enter the folder.
     """
@@ -41,7 +42,7 @@ class RuntimeDirectory:
         private_directory(self.path)
         while self._lock_fd < 0:
             self._lock_fd = _lock(self.path / LOCK_NAME)
-        self._remove_sockets()
+        self._remove_traces()
         return self
 
     def __exit__(
@@ -50,14 +51,15 @@ class RuntimeDirectory:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        self._remove_sockets()
+        self._remove_traces()
         (self.path / LOCK_NAME).unlink(missing_ok=True)  # before the lock goes: see _lock
         os.close(self._lock_fd)
         if self._is_ours:
             with contextlib.suppress(OSError):  # somebody put something of theirs there: leave it
                 self.path.rmdir()
 
-    def _remove_sockets(self) -> None:
+    def _remove_traces(self) -> None:
+        (self.path / _NOTE_NAME).unlink(missing_ok=True)
         for path in self.path.iterdir():
             if stat.S_ISSOCK(path.lstat().st_mode):
                 path.unlink(missing_ok=True)

@@ -11,11 +11,19 @@ from pathlib import Path
 from typing import TextIO
 
 from slipstream.endpoints import default_runtime_dir, http_address_in
-from slipstream.events import Event, ProcessReady, StackFailed, StackReady
+from slipstream.events import (
+    Event,
+    ProcessReady,
+    ProcessRestarted,
+    StackDraining,
+    StackFailed,
+    StackReady,
+)
 from slipstream.options import Parser, add_settings, given_settings
 from slipstream.plan import API_KEY_VARIABLE, FRONT, api_keys, plan_stack
 from slipstream.settings import settings_from, wrong_option
 from slipstream.supervisor import Supervisor, log_to_stderr
+from slipstream.tracing.parts import checked_trace, discard_parts, merge_parts
 from slipstream_ipc.sockets import private_directory
 
 DEFAULT_HTTP_PORT = 8000
@@ -50,14 +58,24 @@ def serve(arguments: argparse.Namespace) -> int:
         folder = Path(arguments.runtime_dir).absolute()
     config = plan_stack(settings, folder)
     log_to_stderr()
-    return Supervisor(config, _Teller(has_keys=bool(api_keys(settings)))).run()
+    teller = _Teller(has_keys=bool(api_keys(settings)), listen=settings.listen)
+    supervisor = Supervisor(config, teller)
+    trace = checked_trace(settings.trace)
+    if trace is None:
+        return supervisor.run()
+    discard_parts(trace)
+    code = supervisor.run()
+    if merge_parts(trace):
+        _write(sys.stdout, f"timeline in {trace}; `slipstream trace` and ui.perfetto.dev show it")
+    return code
 
 
 class _Teller:
     """Tells the terminal what happens."""
 
-    def __init__(self, *, has_keys: bool) -> None:
+    def __init__(self, *, has_keys: bool, listen: str | None = None) -> None:
         self._has_keys = has_keys
+        self._listen = listen
         self._http_address: str | None = None
 
     def __call__(self, event: Event) -> None:
@@ -72,7 +90,14 @@ class _Teller:
                 examples = f"\n  {_program()} generate --address {quoted} --prompt 'In Python,'"
                 if self._http_address is not None:
                     examples += f"\n  {_curl(self._http_address, has_keys=self._has_keys)}"
-                _write(sys.stdout, f"serving at {address}; Ctrl-C ends it. Try:{examples}")
+                where = address if self._listen is None else f"{address} and {self._listen}"
+                _write(sys.stdout, f"serving at {where}; Ctrl-C ends it. Try:{examples}")
+            case ProcessRestarted(name=name, pid=pid, how=how, seconds=seconds):
+                about = f"process {pid}, {seconds:.2f} s after the end of the one before: {how}"
+                _write(sys.stdout, f"{name} restarted ({about})")
+            case StackDraining(within_s=within_s):
+                what = f"what runs may take {within_s:g} s more; another Ctrl-C ends it now"
+                _write(sys.stdout, f"stopping; {what}")
             case StackFailed(error=error):
                 _write(sys.stderr, f"slipstream serve: {error}")
 

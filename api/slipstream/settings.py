@@ -76,6 +76,37 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     grace_s: Annotated[
         float, Meta(ge=0), _about("how long a stream goes on whose client has vanished")
     ] = 60.0
+    hang_timeout_s: Annotated[
+        float, Meta(ge=1), _about("silence after which a process counts as hung, and is replaced")
+    ] = 10.0
+    step_timeout_s: Annotated[
+        float, Meta(gt=0), _about("how long a step may take before its device counts as stuck")
+    ] = 600.0
+    max_restarts: Annotated[
+        int, Meta(ge=0), _about("of each process within restart_window_s; one more ends the stack")
+    ] = 10
+    restart_window_s: Annotated[
+        float, Meta(gt=0), _about("the time that max_restarts is counted over")
+    ] = 300.0
+    spare_worker: Annotated[
+        bool, _about("keep a second worker waiting, which takes over when the first one dies")
+    ] = True
+    spare_core: Annotated[
+        bool, _about("keep a second core waiting, with its imports done and no model loaded")
+    ] = True
+    drain_s: Annotated[
+        float, Meta(ge=0), _about("what runs may go on for so long after a signal to stop")
+    ] = 10.0
+    listen: Annotated[
+        str | None,
+        _about("tcp://HOST:PORT for clients on other machines, too; needs keys, or insecure"),
+    ] = None
+    keys: Annotated[
+        str | None, _about("the folder of keys for listen; `slipstream keys` makes one")
+    ] = None
+    insecure: Annotated[
+        bool, _about("let listen do without keys: open to every user of this machine, no others")
+    ] = False
     http_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
         _about(
@@ -89,7 +120,15 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         str | tuple[str, ...],
         _about("a key that HTTP clients may send; $SLIPSTREAM_API_KEY too; none: all are served"),
     ] = ()
+    trace: Annotated[
+        str | None,
+        _about("a file for a timeline of all processes (JSON for Perfetto), written at the end"),
+    ] = None
 
+
+# what a stack goes without that is there for one command or one batch: a replacement would be ready
+# no sooner than the answer, and getting spares ready takes the model's time
+SHORT_LIVED: Mapping[str, Any] = {"spare_worker": False, "spare_core": False}
 
 _FIELDS = {field.name: field for field in msgspec.structs.fields(StackSettings)}
 

@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -33,14 +34,24 @@ from slipstream.async_client import AsyncClient
 from slipstream.client import Client
 from slipstream.endpoints import http_address_in
 from slipstream.errors import SlipstreamError
-from slipstream.events import Event, ProcessReady, StackFailed, StackReady, SupervisorConfig
+from slipstream.events import (
+    Event,
+    ProcessEnded,
+    ProcessReady,
+    ProcessStarted,
+    StackFailed,
+    StackReady,
+    SupervisorConfig,
+)
 from slipstream.lines import LineReader
 from slipstream.plan import FRONT, plan_stack
 from slipstream.settings import settings_from
+from slipstream.tracing.parts import checked_trace, discard_parts, merge_parts
 from slipstream_ipc.messages import Fault
 
 LOG_LEVEL_VARIABLE = "SLIPSTREAM_LOG_LEVEL"
 _STOP_S = 4.5  # the supervisor takes at most 4
+_MAX_UNREAD = 1000  # events; older ones are dropped
 
 
 class StackError(SlipstreamError):
@@ -76,10 +87,15 @@ class Stack:
         checked = settings_from({**settings, "model": None if model is None else os.fspath(model)})
         folder = _fresh_folder() if runtime_dir is None else Path(runtime_dir).absolute()
         config = plan_stack(checked, folder, parent_pid=os.getpid())
+        self._trace = checked_trace(checked.trace)
+        if self._trace is not None:
+            discard_parts(self._trace)
         level = os.environ.get(LOG_LEVEL_VARIABLE, "INFO" if verbose else "WARNING")
         self.address = config.address
         self.http_address: str | None = None  # as the start of a URL; None without a front
         self._pids: dict[str, int] = {}
+        self._unread: deque[Event] = deque(maxlen=_MAX_UNREAD)
+        self._lock = threading.Lock()  # of the three above, and of reading events
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "slipstream.supervisor"],
             stdin=subprocess.PIPE,
@@ -92,7 +108,7 @@ class Stack:
         self._process.stdout.close()
         to_remove = folder if runtime_dir is None else None
         self._finalizer = weakref.finalize(
-            self, _end, self._process, self._events, to_remove, os.getpid()
+            self, _end, self._process, self._events, to_remove, os.getpid(), self._trace
         )
         try:
             self._send(config)
@@ -103,10 +119,36 @@ class Stack:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The process ids of the stack by name, the supervisor's among them."""
-        for event in self._new_events():
-            self._note(event)
-        return {"supervisor": self._process.pid, **self._pids}
+        """The process ids of the stack by name, the supervisor's among them.
+
+        A process that has died is missing until another takes its place. Spares have no place.
+        """
+        with self._lock:
+            self._read_events()
+            return {"supervisor": self._process.pid, **self._pids}
+
+    def events(self) -> list[Event]:
+        """What has happened to the processes since the last call, oldest first."""
+        with self._lock:
+            self._read_events()
+            events = list(self._unread)
+            self._unread.clear()
+            return events
+
+    def next_event(self, timeout_s: float) -> Event | None:
+        """Wait for something to happen to the processes; None where nothing does, or ever will."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._lock:
+                self._read_events()
+                if self._unread:
+                    return self._unread.popleft()
+                if self._events.has_ended():
+                    return None
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._events, selectors.EVENT_READ)
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    return None
 
     @property
     def is_running(self) -> bool:
@@ -115,11 +157,11 @@ class Stack:
 
     def client(self) -> Client:
         """A new client of this stack; close it when done with it."""
-        return Client(self.address)
+        return Client(self.address, trace=self._trace)
 
     def async_client(self) -> AsyncClient:
         """A new asyncio client of this stack; close it when done with it."""
-        return AsyncClient(self.address)
+        return AsyncClient(self.address, trace=self._trace)
 
     def when_ended(self, callback: Callable[[], object]) -> None:
         """Call back, from a thread of its own, once the stack has ended, for whatever reason."""
@@ -157,33 +199,33 @@ class Stack:
 
     def _wait_until_ready(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._events, selectors.EVENT_READ)
-            while True:
-                for event in self._new_events():
-                    self._note(event)
-                    match event:
-                        case StackReady():
-                            return
-                        case StackFailed():
-                            raise StackError(event.error)
-                if self._events.has_ended():
-                    raise StackError(self._how_it_ended())
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    ready = ", ".join(self._pids) or "none"
-                    raise StackError(
-                        f"the stack was not ready after start_timeout_s={timeout_s:g} "
-                        f"(ready processes: {ready})"
-                    )
+        ready = []
+        while event := self.next_event(max(0.0, deadline - time.monotonic())):
+            match event:
+                case ProcessReady():
+                    ready.append(event.name)
+                case StackReady():
+                    return
+                case StackFailed():
+                    raise StackError(event.error)
+        if self._events.has_ended():
+            raise StackError(self._how_it_ended())
+        raise StackError(
+            f"the stack was not ready after start_timeout_s={timeout_s:g} "
+            f"(ready processes: {', '.join(ready) or 'none'})"
+        )
 
-    def _note(self, event: Event) -> None:
-        if isinstance(event, ProcessReady):
-            self._pids[event.name] = event.pid
-            if event.name == FRONT:
-                self.http_address = http_address_in(event.detail)
-
-    def _new_events(self) -> list[Event]:
-        return [msgspec.json.decode(line, type=Event) for line in self._events.read()]
+    def _read_events(self) -> None:
+        for line in self._events.read():
+            event: Event = msgspec.json.decode(line, type=Event)
+            self._unread.append(event)
+            match event:
+                case ProcessStarted():
+                    self._pids[event.name] = event.pid
+                case ProcessReady() if event.name == FRONT:
+                    self.http_address = http_address_in(event.detail)
+                case ProcessEnded():
+                    self._pids.pop(event.name, None)
 
     def _how_it_ended(self) -> str:
         return f"the supervisor ended with code {self._process.wait()}; standard error has more"
@@ -194,7 +236,11 @@ def _fresh_folder() -> Path:
 
 
 def _end(
-    process: subprocess.Popen[bytes], events: LineReader, folder: Path | None, owner: int
+    process: subprocess.Popen[bytes],
+    events: LineReader,
+    folder: Path | None,
+    owner: int,
+    trace: str | None,
 ) -> None:
     if os.getpid() != owner:
         return  # a fork of the process that the stack belongs to
@@ -210,3 +256,5 @@ def _end(
         events.close()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+        if trace is not None:
+            merge_parts(trace)

@@ -1,13 +1,17 @@
 """The streams of one client, as its I/O thread keeps them: what each has, and how each ends.
 
-Owns: every stream's position, its unread deltas, its one end. Does not know: sockets, clocks,
+Owns: every stream's unread deltas, its one end, who is to be woken. Does not know: sockets, clocks,
 who reads.
 
-Rules (STREAMS I and III):
+Rules (STREAMS I, III and V):
 - An entry continues a stream exactly at the reader's position. What begins earlier is cut to what
   is new; what begins later is a gap, of which nothing is taken: the caller attaches anew.
+- A message whose entries all go on where their streams are is taken as a whole, by its columns; any
+  other one entry by entry, with the same result.
 - A stream is over exactly once: by its End, by a fault, or because its client gave up. Only then
   does it leave the table. Its handle is free when the server knows, too.
+- Until then its submission and its ids are kept: with them it can be asked for again, from where it
+  is, by whoever has lost it.
 - The I/O thread alone writes here. A reader pops from `deltas`, and finds the end by looking at
   `is_over` before it finds no more deltas.
 """
@@ -18,37 +22,60 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import repeat
+from struct import unpack
+
+import numpy as np
 
 from slipstream.batch import Batch
 from slipstream.bells import Bell, LoopBell, ring_loops
-from slipstream.errors import SlipstreamError, error_from
+from slipstream.errors import SlipstreamError, StreamLostError, error_from
+from slipstream.kept_ids import KeptIds
 from slipstream.outputs import Delta
-from slipstream_ipc.columns import check_deltas, u32
-from slipstream_ipc.messages import Accepted, Deltas, End, Fault, Rejected, Submit, UnknownStreams
+from slipstream.received import Received
+from slipstream.unread import LOOK_EVERY, MOST_UNREAD, MOST_UNREAD_AT_END, merge
+from slipstream_ipc.columns import check_deltas, pack_u32, u32
+from slipstream_ipc.messages import (
+    Accepted,
+    Deltas,
+    End,
+    Fault,
+    Rejected,
+    Resume,
+    Submit,
+    Superseded,
+    UnknownStreams,
+)
 
 _MAX_GAPS = 3  # at one position: then the server, not the way to it, has lost something
+_MANY = 32  # entries, from which on columns are quicker than a loop
 
 
 @dataclass(eq=False, slots=True)
 class StreamState:
     """One stream, between its reader and the I/O thread."""
 
-    submit: Submit
+    request: Submit | Resume  # as it was asked for at first
     wants_whole: bool  # the reader is woken by the end alone
     submitted_at: float = 0.0
-    deltas: deque[Delta] = field(default_factory=deque)  # unread; grows while nobody reads
+    deltas: deque[Delta] = field(default_factory=deque)  # unread; merged while nobody reads
     bell: Bell[StreamState] | LoopBell | None = None  # hangs here while the reader waits
     prompt_ids: bytes | None = None  # u32; None until the stream is accepted
     end: End | None = None
     error: SlipstreamError | None = None
     is_over: bool = False
     handle: int = -1
-    num_chars: int = 0  # received
+    num_chars: int = 0  # received, once the stream is over; until then the table knows
     num_tokens: int = 0
     gap_at: tuple[int, int] = (-1, -1)  # where a part was missing last
     num_gaps: int = 0  # how often in a row there
     was_sent: bool = False  # the server may know of it
+    was_resubmitted: bool = False  # over this attach
     is_abort_wanted: bool = False
+
+    @property
+    def stream_id(self) -> bytes:
+        """128 bits; who knows them can read the stream and end it."""
+        return self.request.stream_id
 
 
 class StreamTable:
@@ -57,6 +84,8 @@ class StreamTable:
     def __init__(self) -> None:
         self._streams: dict[int, StreamState] = {}
         self._abandoned: dict[int, StreamState] = {}
+        self._received: Received[StreamState] = Received()
+        self._kept = KeptIds()
         self._next_handle = 0
         self._woken: list[StreamState] = []
 
@@ -72,11 +101,29 @@ class StreamTable:
 
     def add(self, state: StreamState) -> None:
         """Give the stream a handle that no other one has now; a u32."""
-        while self._next_handle in self._streams or self._next_handle in self._abandoned:
-            self._next_handle = (self._next_handle + 1) % 2**32
-        state.handle = self._next_handle
-        self._streams[state.handle] = state
-        self._next_handle = (self._next_handle + 1) % 2**32
+        handle = self._next_handle
+        while handle in self._abandoned or not self._received.is_free(handle):
+            handle = (handle + 1) % 2**32
+        self._next_handle = (handle + 1) % 2**32
+        state.handle = handle
+        self._streams[handle] = state
+        request = state.request
+        if isinstance(request, Resume):
+            self._received.open(handle, state, request.num_chars, request.num_tokens)
+        else:
+            self._received.open(handle, state, 0, 0)
+        if self._received.position(handle) == (0, 0):
+            self._kept.open(handle)
+
+    def position(self, state: StreamState) -> tuple[int, int]:
+        """How many characters and tokens of a stream that is not over have been received."""
+        return self._received.position(state.handle)
+
+    def token_ids(self, state: StreamState) -> bytes | None:
+        """All token ids of a stream that is not over, a u32 column; None where it began later."""
+        return self._kept.of(state.handle)
+
+    # ---- what the server says ----------------------------------------------------------------
 
     def accept(self, message: Accepted) -> None:
         """The stream runs."""
@@ -86,66 +133,56 @@ class StreamTable:
             state.prompt_ids = message.prompt_ids
 
     def reject(self, message: Rejected) -> None:
-        """The stream does not run, or not on; to who asked for its end, that is the end."""
+        """The stream does not run, or not on."""
         state = self._streams.get(message.handle)
-        if state is not None and state.is_abort_wanted:
-            self._finish(state)
-        else:
-            self._fault(message.handle, message.fault)
+        if state is not None:
+            self._fail(state, error_from(message.fault))
 
-    def lose(self, message: UnknownStreams) -> None:
-        """The server has none of these."""
-        why = "the server does not have this stream any more: submit the request again"
+    def supersede(self, message: Superseded) -> None:
+        """Somebody else reads the stream now."""
+        state = self._streams.get(message.handle)
+        if state is not None:
+            why = "another reader has taken this stream over"
+            self._fail(state, error_from(Fault("superseded", why)))
+
+    def lose(self, message: UnknownStreams) -> list[StreamState]:
+        """The server has none of these. Those that are to be asked for again."""
+        again: list[StreamState] = []
         for handle in message.handles:
-            self._fault(handle, Fault("unknown_stream", why))
+            state = self._streams.get(handle)
+            if state is None:
+                continue
+            can_ask = isinstance(state.request, Submit) and not state.was_resubmitted
+            if can_ask and not state.is_abort_wanted:
+                state.was_resubmitted = True
+                again.append(state)
+            elif state.prompt_ids is not None:
+                self.fail_lost(state)
+            else:
+                why = "no stream of this id is known: it never was, or it ended and is not kept"
+                self._fail(state, error_from(Fault("unknown_stream", why)))
+        return again
+
+    def fail_lost(self, state: StreamState) -> None:
+        """The server does not have this stream any more, and cannot be given it."""
+        why = "the server does not have this stream any more: submit the request again"
+        self._fail(state, StreamLostError(Fault("unknown_stream", why)))
 
     def deliver(self, message: Deltas) -> bool:
         """Hand the entries to their streams; False if one of them left a gap.
 
         Raises: ProtocolError where the columns do not fit each other.
         """
-        check_deltas(message)
-        handles = u32(message.handles).tolist()
-        ends = dict(zip(u32(message.ended).tolist(), message.ends, strict=True))
+        _check(message)
+        ends: dict[int, End] = {}
+        if message.ends:
+            ends.update(zip(u32(message.ended).tolist(), message.ends, strict=True))
         batch = Batch(message, ends)
-        positions = zip(
-            range(len(handles)),
-            handles,
-            u32(message.chars).tolist(),
-            u32(message.tokens).tolist(),
-            message.texts,
-            repeat(1) if batch.counts is None else batch.counts,
-            strict=False,  # repeat has no end
-        )
-        is_whole = True
-        streams, woken = self._streams, self._woken
-        for entry, handle, chars, tokens, text, count in positions:
-            state = streams.get(handle)
-            if state is None:
-                continue
-            if chars == state.num_chars and tokens == state.num_tokens:
-                delta = Delta(text, batch, entry)
-                state.num_chars = chars + len(text)
-                state.num_tokens = tokens + count
-            elif chars > state.num_chars or tokens > state.num_tokens:
-                is_whole = False
-                self._note_gap(state)
-                continue
-            else:
-                new_text = text[state.num_chars - chars :]
-                skip = min(state.num_tokens - tokens, count)
-                if not new_text and skip == count and entry not in ends:
-                    continue
-                delta = Delta(new_text, batch, entry, skip)
-                state.num_chars += len(new_text)
-                state.num_tokens += count - skip
-            if ends and entry in ends:
-                self._end(state, delta, ends[entry])
-                continue
-            state.deltas.append(delta)
-            if state.bell is not None and not state.wants_whole:
-                woken.append(state)
-        return is_whole
+        if len(message.texts) >= _MANY and self._take_whole(batch):
+            return True
+        return self._take_each(batch)
+
+    # ---- what the client does ----------------------------------------------------------------
 
     def give_up(self, state: StreamState, error: SlipstreamError | None) -> None:
         """End the stream on our side: by an error, or because nobody reads it. Idempotent."""
@@ -180,19 +217,106 @@ class StreamTable:
         if loop_bells:
             ring_loops(loop_bells)
 
-    def _fault(self, handle: int, fault: Fault) -> None:
-        state = self._streams.get(handle)
-        if state is not None:
-            state.error = error_from(fault)
-            self._finish(state)
+    # ---- deltas ------------------------------------------------------------------------------
+
+    def _take_whole(self, batch: Batch) -> bool:
+        """Take all entries, if each goes on exactly where its stream is; else nothing."""
+        message, received = batch.message, self._received
+        tokens = u32(message.tokens)
+        found = received.find(message.handles, u32(message.chars), tokens)
+        if found is None:
+            return False
+        states, texts, num = found.items, message.texts, len(message.texts)
+        chars = u32(message.chars) + np.fromiter(map(len, texts), np.uint32, num)
+        ends_at = tokens + (u32(message.counts) if message.counts else np.uint32(1))
+        received.advance(found.rows, chars, ends_at)
+        self._kept.add(message.handles, message.token_ids, message.counts)
+        deltas = list(map(Delta, texts, repeat(batch), range(num)))
+        begin = 0
+        for entry, end in batch.ends.items():  # in the message's order
+            self._queue(states[begin:entry], deltas[begin:entry])
+            self._end(states[entry], deltas[entry], end)
+            begin = entry + 1
+        self._queue(states[begin:], deltas[begin:])
+        for entry in np.flatnonzero((tokens ^ ends_at) >= LOOK_EVERY).tolist():
+            state = states[entry]
+            if len(state.deltas) > MOST_UNREAD and not state.is_over:
+                self._make_room(state)
+        return True
+
+    def _queue(self, states: list[StreamState], deltas: list[Delta]) -> None:
+        woken = self._woken
+        for state, delta in zip(states, deltas, strict=True):
+            state.deltas.append(delta)
+            if state.bell is not None and not state.wants_whole:
+                woken.append(state)
+
+    def _make_room(self, state: StreamState) -> None:
+        merge(state.deltas)
+        if state.bell is not None and not state.wants_whole:
+            self._woken.append(state)  # it may have looked in between
+
+    def _take_each(self, batch: Batch) -> bool:
+        """Take what is new of each entry; False if one of them left a gap."""
+        message, received = batch.message, self._received
+        num = len(message.texts)
+        counts = batch.counts or [1] * num
+        is_whole = True
+        skips = [0] * num  # tokens of an entry that are not taken
+        for entry, (handle, chars, tokens, text, count) in enumerate(
+            zip(
+                _numbers(message.handles),
+                _numbers(message.chars),
+                _numbers(message.tokens),
+                message.texts,
+                counts,
+                strict=True,
+            )
+        ):
+            state = self._streams.get(handle)
+            if state is None:
+                skips[entry] = count
+                continue
+            num_chars, num_tokens = received.position(handle)
+            if chars == num_chars and tokens == num_tokens:
+                delta = Delta(text, batch, entry)
+                received.move(handle, chars + len(text), tokens + count)
+            elif chars > num_chars or tokens > num_tokens:
+                is_whole = False
+                skips[entry] = count
+                self._note_gap(state)
+                continue
+            else:
+                new_text = text[num_chars - chars :]
+                skips[entry] = skip = min(num_tokens - tokens, count)
+                if not new_text and skip == count and entry not in batch.ends:
+                    continue
+                delta = Delta(new_text, batch, entry, skip)
+                received.move(handle, num_chars + len(new_text), num_tokens + count - skip)
+            if batch.ends and entry in batch.ends:
+                self._end(state, delta, batch.ends[entry])
+                continue
+            state.deltas.append(delta)
+            if state.bell is not None and not state.wants_whole:
+                self._woken.append(state)
+            if len(state.deltas) > MOST_UNREAD:
+                self._make_room(state)
+        if any(skips):
+            ids = b"".join([batch.id_column(entry, skip) for entry, skip in enumerate(skips)])
+            self._kept.add(message.handles, ids, pack_u32(np.subtract(counts, skips)))
+        else:
+            self._kept.add(message.handles, message.token_ids, message.counts)
+        return is_whole
 
     def _note_gap(self, state: StreamState) -> None:
-        position = (state.num_chars, state.num_tokens)
+        position = self.position(state)
         state.num_gaps = state.num_gaps + 1 if state.gap_at == position else 1
         state.gap_at = position
         if state.num_gaps >= _MAX_GAPS:
             why = "the server lost a part of this stream: submit the request again"
             self.give_up(state, error_from(Fault("diverged", why)))
+
+    # ---- ends --------------------------------------------------------------------------------
 
     def _end(self, state: StreamState, last: Delta, end: End) -> None:
         if end.reason == "error":
@@ -200,10 +324,33 @@ class StreamTable:
             state.error = error_from(why)
         if state.error is None or last.text or last.num_tokens:
             state.deltas.append(last)
+        if len(state.deltas) > MOST_UNREAD_AT_END:
+            merge(state.deltas)
         state.end = end
         self._finish(state)
 
+    def _fail(self, state: StreamState, error: SlipstreamError) -> None:
+        """The server says no more of it; to who asked for its end, that is the end."""
+        if not state.is_abort_wanted:
+            state.error = error
+        self._finish(state)
+
     def _finish(self, state: StreamState) -> None:
-        self._streams.pop(state.handle, None)  # one that came too late was never added
+        if self._streams.pop(state.handle, None) is not None:  # one that came late is not there
+            state.num_chars, state.num_tokens = self.position(state)
+            self._received.close(state.handle)
+            self._kept.drop(state.handle)
         state.is_over = True  # last of all: the reader looks here first
         self._woken.append(state)
+
+
+def _numbers(column: bytes) -> tuple[int, ...]:
+    return unpack(f"<{len(column) // 4}I", column)  # of a few, quicker than an array
+
+
+def _check(deltas: Deltas) -> None:
+    """ProtocolError where the columns do not fit each other; a plain message is seen to at once."""
+    columns = (deltas.handles, deltas.chars, deltas.tokens, deltas.token_ids)
+    is_plain = not deltas.counts and deltas.logprobs is None and not (deltas.ended or deltas.ends)
+    if not is_plain or {4 * len(deltas.texts)} != set(map(len, columns)):
+        check_deltas(deltas)

@@ -1,13 +1,18 @@
-"""The supervisor: starts a stack's processes, watches them, ends them together.
+"""The supervisor: starts a stack's processes, watches them, replaces those that die, ends them.
 
-Owns: one loop over the children's status pipes, signals (child exits among them) and, when a
-`Stack` started it, that process's life. Does not know: what the children do, what a model is.
+Owns: one loop over the children's status pipes, signals (child exits among them), the clock and,
+when a `Stack` started it, that process's life. Does not know: what the children do, what a model
+is; who succeeds whom (`roles`), after what pause and how often (`restarts`).
 
 Rules:
-- Ready means that every child said so. A child that ends unasked, or reports an error, ends the
-  whole stack with code 1; only the first failure is told, the others follow from it.
-- Stopping: SIGTERM to all that are ready, SIGKILL to the others, and to all after STOP_S or a
-  second signal. Nothing is left: no process, no socket, no folder that was made here.
+- Ready means that every child said so. A child that dies before it ever was ends the whole stack
+  with code 1; so does one that reports an error (another could not do it either), and one that dies
+  when its restarts are used up. Only the first failure is told, the others follow from it.
+- A child whose beats stay away hangs, and is killed. Whoever died is reaped before its successor is
+  told to serve. Spares are started one at a time, and only while everybody serves.
+- Asked to end: while it drains, users' work goes on for `drain_s`, restarts included. Then SIGTERM
+  to all that listen, SIGKILL to the others, and to all after STOP_S. Each further signal goes one
+  stage on. Nothing is left: no process, no socket, no folder that was made here.
 - Failures before ready are told through `report` alone (whoever started us shows them), later
   ones in the log too.
 """
@@ -24,15 +29,29 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from slipstream.events import Event, ProcessReady, StackFailed, StackReady, SupervisorConfig
-from slipstream.processes import Child, ChildSpec
+from slipstream.events import (
+    Event,
+    ProcessEnded,
+    ProcessReady,
+    ProcessRestarted,
+    ProcessStarted,
+    SpareReady,
+    StackDraining,
+    StackFailed,
+    StackReady,
+    SupervisorConfig,
+)
+from slipstream.processes import Child, ChildSpec, Exit
+from slipstream.roles import Role
 from slipstream.runtime_dir import RuntimeDirectory, RuntimeDirectoryInUse
 from slipstream.signals import SignalQueue
 
 STOP_S = 3.0  # from SIGTERM to SIGKILL
+_FLUSH_S = 1.0  # after `drain_s`, for the last words to leave
 _GIVE_UP_S = 1.0  # from SIGKILL until we leave a child that even that does not end
 _STANDARD_INPUT = 0
 _logger = logging.getLogger(__name__)
@@ -44,10 +63,14 @@ class Supervisor:
     def __init__(self, config: SupervisorConfig, report: Callable[[Event], None]) -> None:
         self._config = config
         self._report = report
-        self._children: list[Child] = []
+        self._roles = {
+            spec.name: Role(spec, config.max_restarts, config.restart_window_s)
+            for spec in config.children
+        }
+        self._children: list[Child] = []  # all that are not reaped
         self._selector = selectors.DefaultSelector()
-        self._is_ready = self._is_stopping = self._is_killing = False
-        self._deadline: float | None = None
+        self._phase: Literal["starting", "serving", "draining", "stopping", "killing"] = "starting"
+        self._deadline: float | None = None  # of this phase
         self._exit_code = 0
 
     def run(self) -> int:
@@ -65,63 +88,165 @@ class Supervisor:
                 self._watch(signals, partial(self._on_signals, signals))
                 if self._config.parent_pid is not None:
                     self._watch_parent(self._config.parent_pid, cleanup)
-                for spec in self._config.children:
-                    self._start(spec)
+                for role in self._roles.values():
+                    self._fill(role)
                 self._loop()
         except (RuntimeDirectoryInUse, OSError) as error:
             self._fail(str(error))
         return self._exit_code
 
+    @property
+    def _is_ending(self) -> bool:
+        return self._phase in ("stopping", "killing")
+
     def _loop(self) -> None:
-        while any(child.state != "gone" for child in self._children):
-            wait_s = None if self._deadline is None else max(0, self._deadline - time.monotonic())
-            for key, _ in self._selector.select(wait_s):
+        while self._children or not self._is_ending:
+            for key, _ in self._selector.select(self._wait_s()):
                 key.data()
-            if self._deadline is not None and time.monotonic() >= self._deadline:
-                if self._is_killing:
+            now = time.monotonic()
+            if not self._is_ending:
+                self._keep(now)
+            if self._deadline is not None and now >= self._deadline:
+                if self._phase == "draining":
+                    self._stop(f"{self._config.drain_s:g} s are over")
+                elif self._phase == "stopping":
+                    self._kill(f"not stopped {STOP_S:g} s after SIGTERM")
+                else:
                     self._abandon()
                     return
-                self._kill(f"not stopped {STOP_S:g} s after SIGTERM")
+
+    def _wait_s(self) -> float | None:
+        """Until the clock brings something."""
+        moments = [] if self._deadline is None else [self._deadline]
+        if not self._is_ending:
+            moments += [role.due_at for role in self._roles.values() if role.due_at is not None]
+            moments += [
+                child.heard_at + self._config.hang_timeout_s
+                for child in self._children
+                if child.heard_at is not None
+            ]
+            if self._is_calm:
+                moments += [
+                    role.spare_due_at
+                    for role in self._roles.values()
+                    if role.spare is None and role.spare_due_at is not None
+                ]
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+    # ---- what the clock brings -----------------------------------------------------------
+
+    def _keep(self, now: float) -> None:
+        """See to it that everybody lives and every place is filled."""
+        for child in self._children:
+            self._check_beats(child, now)
+        for role in self._roles.values():
+            if role.due_at is not None and now >= role.due_at:
+                self._fill(role)
+        for role in self._roles.values():
+            is_due = role.spare_due_at is not None and now >= role.spare_due_at
+            if role.spare is None and is_due and self._is_calm:
+                role.spare = self._start(role.spec)
+        if self._phase == "draining" and all(
+            role.active is not None and role.active.is_drained for role in self._roles.values()
+        ):
+            self._stop("nothing runs any more")
+
+    def _check_beats(self, child: Child, now: float) -> None:
+        timeout_s = self._config.hang_timeout_s
+        if child.heard_at is None or now < child.heard_at + timeout_s:
+            return
+        self._on_status(child)  # where we ourselves were stopped, its beats lie unread
+        if child.heard_at is not None and now >= child.heard_at + timeout_s:
+            child.heard_at = None
+            child.kill(f"hung: no sign of life for {timeout_s:g} s")
+
+    @property
+    def _is_calm(self) -> bool:
+        """Whether there is time to prepare a spare."""
+        return self._phase == "serving" and all(
+            role.is_ready and not role.is_preparing_spare for role in self._roles.values()
+        )
 
     # ---- what may happen -----------------------------------------------------------------
 
     def _on_status(self, child: Child) -> None:
         if child.status.has_ended():
             return  # noticed already, by an event of the same round
-        became_ready = child.read_status()
+        was_ready, was_settled = child.state == "ready", child.settled_at is not None
+        child.read_status()
         if child.status.has_ended():
             self._selector.unregister(child.status)
-        if child.error and not self._is_stopping:
+        if self._is_ending:
+            return
+        role = self._roles[child.name]
+        if child.error and child is role.active:
             self._fail(f"{child.name}: {child.error}")
-        elif became_ready:
-            self._report(ProcessReady(child.name, child.pid, child.detail, child.seconds))
-            if all(one.state == "ready" for one in self._children) and not self._is_stopping:
-                self._is_ready = True
-                self._report(StackReady(self._config.address))
+        elif child.error:
+            child.kill(child.error)
+        elif child.state == "ready" and not was_ready:
+            self._on_ready(role, child)
+        elif child is role.spare and child.settled_at is not None and not was_settled:
+            seconds = child.settled_at - child.started_at
+            _logger.info("spare %s waits as process %d", child.name, child.pid)
+            self._report(SpareReady(child.name, child.pid, seconds))
+
+    def _on_ready(self, role: Role, child: Child) -> None:
+        now = time.monotonic()
+        if not role.has_served:
+            seconds = now - child.started_at
+            self._report(ProcessReady(child.name, child.pid, child.detail, seconds))
+        else:
+            assert role.last_exit is not None
+            seconds, how = now - role.ended_at, role.last_exit.how
+            _logger.info("%s is process %d now, %.2f s later", child.name, child.pid, seconds)
+            self._report(ProcessRestarted(child.name, child.pid, how, seconds, child.detail))
+        role.became_ready()
+        if self._phase == "starting" and all(one.is_ready for one in self._roles.values()):
+            self._phase = "serving"
+            self._report(StackReady(self._config.address))
 
     def _on_signals(self, signals: SignalQueue) -> None:
         for number in signals.drain():
             if number == signal.SIGCHLD:
                 self._on_exits()
-            elif self._is_stopping:
-                self._kill(f"second signal, {number.name}")
+            elif self._is_ending:
+                self._kill(f"another signal, {number.name}")
+            elif self._phase == "serving" and self._config.drain_s > 0:
+                self._drain(number.name)
             else:
                 self._stop(number.name)
 
     def _on_exits(self) -> None:
-        for child in self._children:
-            if child.state == "gone" or not child.has_ended():
-                continue
+        for child in [child for child in self._children if child.has_ended()]:
             self._on_status(child)  # its last words come before its end
             if not child.status.has_ended():
                 self._selector.unregister(child.status)
-            pid, was_ready = child.pid, child.state == "ready"
-            how = child.reap()
-            if self._is_stopping:
-                _logger.debug("%s (process %d) ended: %s", child.name, pid, how)
+            exit_ = child.reap()
+            self._children.remove(child)
+            for path in Path(self._config.runtime_dir).glob(f"*-{child.pid}.sock"):
+                path.unlink(missing_ok=True)
+            if self._is_ending:
+                _logger.debug("%s (process %d) ended: %s", child.name, child.pid, exit_.how)
             else:
-                when = "unexpectedly" if was_ready else "before it was ready"
-                self._fail(f"{child.name} (process {pid}) ended {when}: {how}")
+                self._on_loss(self._roles[child.name], child, exit_)
+
+    def _on_loss(self, role: Role, child: Child, exit_: Exit) -> None:
+        is_spare, now = child is role.spare, time.monotonic()
+        may_go_on = role.lost(child, exit_, now)
+        what = f"{child.name} (process {child.pid}) ended"
+        if is_spare:
+            more = "another follows" if may_go_on else f"none follows after {role.limit}"
+            _logger.warning("spare %s: %s; %s", what, exit_.how, more)
+        elif not role.has_served:
+            self._fail(f"{what} before it was ready: {exit_.how}")
+        elif not may_go_on:
+            allowed = f"{role.limit} are allowed (max_restarts, restart_window_s)"
+            self._fail(f"{what}: {exit_.how}; {allowed}")
+        else:
+            _logger.warning("%s: %s; another takes its place", what, exit_.how)
+            self._report(ProcessEnded(child.name, child.pid, exit_.how))
+            if role.due_at is not None and now >= role.due_at:
+                self._fill(role)
 
     def _on_parent(self) -> None:
         """The parent closed our standard input, or died; it has nothing to say there."""
@@ -132,44 +257,65 @@ class Supervisor:
 
     # ---- what follows --------------------------------------------------------------------
 
-    def _start(self, spec: ChildSpec) -> None:
-        if self._is_stopping:
+    def _fill(self, role: Role) -> None:
+        """Somebody serves in this place from now on."""
+        child = role.spare or self._start(role.spec)
+        if child is None:
             return
+        role.fill(child)
+        if self._phase == "draining" and self._deadline is not None:
+            child.drain(max(0.0, self._deadline - _FLUSH_S - time.monotonic()))
+        self._report(ProcessStarted(child.name, child.pid))
+
+    def _start(self, spec: ChildSpec) -> Child | None:
+        if self._is_ending:
+            return None
         try:
             child = Child(spec)
         except OSError as error:
             self._fail(f"{spec.name}: cannot be started: {error}")
-            return
+            return None
         self._children.append(child)
         self._watch(child.status, partial(self._on_status, child))
         _logger.info("started %s as process %d", child.name, child.pid)
+        return child
 
     def _fail(self, error: str) -> None:
         self._exit_code = 1
-        if self._is_ready:
+        if self._phase != "starting":
             _logger.error("%s; the stack ends", error)
         self._report(StackFailed(error))
         self._stop("failure")
 
+    def _drain(self, reason: str) -> None:
+        within_s = self._config.drain_s
+        _logger.info("draining (%s): what runs may take %g s", reason, within_s)
+        self._phase = "draining"
+        self._deadline = time.monotonic() + within_s + _FLUSH_S
+        self._report(StackDraining(within_s))
+        for role in self._roles.values():
+            if role.active is not None:
+                role.active.drain(within_s)
+
     def _stop(self, reason: str) -> None:
-        if self._is_stopping:
+        if self._is_ending:
             return
         _logger.info("stopping (%s)", reason)
-        self._is_stopping = True
+        self._phase = "stopping"
         self._deadline = time.monotonic() + STOP_S
         for child in self._children:
-            if child.state == "starting":
-                child.kill()  # it serves nobody yet, and may not listen until it has loaded
-            else:
+            if child.listens:
+                child.drain(0.0)  # so that it knows who ends it, and may say so
                 child.terminate()
+            else:
+                child.kill()  # it serves nobody yet, and may not listen until it has loaded
 
     def _kill(self, reason: str) -> None:
-        self._is_killing = True
+        self._phase = "killing"
         self._deadline = time.monotonic() + _GIVE_UP_S
         for child in self._children:
-            if child.state != "gone":
-                _logger.warning("killing %s (process %d): %s", child.name, child.pid, reason)
-                child.kill()
+            _logger.warning("killing %s (process %d): %s", child.name, child.pid, reason)
+            child.kill()
 
     def _leave_nobody(self) -> None:
         for child in self._children:
@@ -178,8 +324,7 @@ class Supervisor:
     def _abandon(self) -> None:
         self._exit_code = 1
         for child in self._children:
-            if child.state != "gone":
-                _logger.error("%s (process %d) survives SIGKILL", child.name, child.pid)
+            _logger.error("%s (process %d) survives SIGKILL", child.name, child.pid)
 
     # ---- what to look at -----------------------------------------------------------------
 
@@ -213,6 +358,25 @@ def log_to_stderr() -> None:
     )
 
 
+class _EventPipe:
+    """Events for whoever started us, who may take a long time to read them."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._unsent = b""
+
+    def write(self, event: Event) -> None:
+        """Write it, and what had found no room before."""
+        self._unsent += msgspec.json.encode(event) + b"\n"
+        try:
+            self._unsent = self._unsent[os.write(self._fd, self._unsent) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:  # nobody listens any more
+            self._unsent = b""
+
+
 def main() -> int:
     """For a `Stack`: the config on standard input, events on standard output."""
     log_to_stderr()
@@ -224,10 +388,7 @@ def main() -> int:
         line += chunk
     config = msgspec.json.decode(line, type=SupervisorConfig)
 
-    def report(event: Event) -> None:
-        with contextlib.suppress(BrokenPipeError):  # nobody listens any more
-            os.write(sys.stdout.fileno(), msgspec.json.encode(event) + b"\n")
-
+    report = _EventPipe(sys.stdout.fileno()).write
     return Supervisor(config, report).run()
 
 

@@ -7,14 +7,16 @@ the same core inside their own.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import zmq
 
+from slipstream_core.admission import Admission
 from slipstream_core.config import CoreConfig
 from slipstream_core.desk import Desk
 from slipstream_core.engine import Engine
-from slipstream_core.logprob_log import LogprobLog
+from slipstream_core.in_flight import InFlightNote, read_note
 from slipstream_core.port import CoreAcceptor
 from slipstream_core.runner.plan import Runner
 from slipstream_core.scheduler import Scheduler
@@ -22,8 +24,14 @@ from slipstream_ipc.accept import Acceptor
 from slipstream_ipc.codec import core_codec
 from slipstream_ipc.link import WINDOW
 from slipstream_ipc.log import PagedLog
+from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.messages import ModelCard
 from slipstream_ipc.sockets import bind_router
+from slipstream_ipc.trace import Tracer, open_tracer
+
+# What was accepted once may wait beyond `max_waiting`, but not without bound: that many times what
+# all cores before this one can have held.
+_READMITTED_FACTOR = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +42,20 @@ class Core:
     desk: Desk
     scheduler: Scheduler
     tokens: PagedLog
+    logprobs: LogprobLog
     runner: Runner
     socket: zmq.Socket[bytes]
+    tracer: Tracer | None
+    note: InFlightNote | None
 
     def close(self) -> None:
         """Stop the device, leave the address."""
         self.runner.close()
         self.socket.close()
+        if self.tracer is not None:
+            self.tracer.close()
+        if self.note is not None:
+            self.note.close()
 
 
 def assemble_core(
@@ -53,6 +68,13 @@ def assemble_core(
 
     Raises ValueError where settings and model do not go together.
     """
+    suspects: tuple[bytes, ...] = ()
+    note = None
+    if config.runtime_dir is not None:
+        directory = Path(config.runtime_dir)
+        if config.died_within:
+            suspects = read_note(directory)
+        note = InFlightNote(directory, config.max_num_seqs)
     info = runner.info
     tokens = PagedLog(np.uint32)
     logprobs = LogprobLog()
@@ -64,9 +86,10 @@ def assemble_core(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=info.max_model_len,
     )
-    socket = bind_router(context, config.address)
+    codec = core_codec()
+    socket = bind_router(context, config.address, max_message_bytes=codec.max_message_bytes)
     poller.register(socket, zmq.POLLIN)
-    acceptor: CoreAcceptor = Acceptor(socket, core_codec(), window=WINDOW)
+    acceptor: CoreAcceptor = Acceptor(socket, codec, window=WINDOW)
     name = info.name if config.served_model_name is None else config.served_model_name
     card = ModelCard(
         name,
@@ -82,8 +105,16 @@ def assemble_core(
         scheduler,
         tokens,
         logprobs,
-        max_waiting=config.max_waiting,
-        fits=lambda num_tokens: -(-num_tokens // info.block_size) < runner.num_blocks,
+        admission=Admission(
+            card,
+            fits=lambda num_tokens: -(-num_tokens // info.block_size) < runner.num_blocks,
+            max_waiting=config.max_waiting,
+            max_readmitted=_READMITTED_FACTOR * (config.max_waiting + config.max_num_seqs),
+        ),
+        note=note,
+        incarnation=config.incarnation,
+        suspects=suspects,
     )
-    engine = Engine(runner, scheduler, logprobs, desk, poller)
-    return Core(engine, desk, scheduler, tokens, runner, socket)
+    tracer = open_tracer(config.trace, "core")
+    engine = Engine(runner, scheduler, logprobs, desk, poller, tracer)
+    return Core(engine, desk, scheduler, tokens, logprobs, runner, socket, tracer, note)

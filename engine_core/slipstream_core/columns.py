@@ -7,7 +7,8 @@ Does not know: who should run, token ids, which blocks are free.
 
 Rules:
 - A row is a stream's index in the token history. It may be handed out again at once, so every
-  remove counts up its `generation`: whoever kept a row in mind compares both.
+  remove counts up its `generation`: whoever kept a row in mind compares both. So does a failed
+  step, for what is in flight of its requests means nothing any more.
 - A slot is held only while a request runs. Low slots are handed out first, which keeps the
   running ones together.
 - Block tables are padded with the null block behind `num_blocks`.
@@ -51,6 +52,7 @@ class NewRequest:
         int, ...
     ] = ()  # not sampled while there are fewer outputs than min_tokens
     worker_ends: bool = True  # an end may come that only the worker sees
+    on_probation: bool = False  # runs alone until it has sampled a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class RequestColumns:
     def __init__(self, rows: int = 64) -> None:
         self.generation = np.zeros(rows, np.int64)
         self.alive = np.zeros(rows, np.bool_)
+        self.on_probation = np.zeros(rows, np.bool_)  # of those alive
         self.slot = np.full(rows, NO_SLOT, np.int64)  # NO_SLOT while it waits
         self.priority = np.zeros(rows, np.int64)
         self.arrival = np.zeros(rows, np.int64)
@@ -100,6 +103,7 @@ class RequestColumns:
         row = request.row
         self._make_room(row)
         self.alive[row] = True
+        self.on_probation[row] = request.on_probation
         self.slot[row] = NO_SLOT
         self.priority[row] = request.priority
         self.arrival[row] = self._arrivals
@@ -125,7 +129,7 @@ class RequestColumns:
     def remove(self, rows: Int64s) -> None:
         """Forget live requests, all different."""
         self.generation[rows] += 1
-        self.alive[rows] = False
+        self.alive[rows] = self.on_probation[rows] = False
         if self._stop_ids:
             for row in rows.tolist():
                 self._stop_ids.pop(row, None)
@@ -239,6 +243,8 @@ class SlotColumns:
     def padded_tables(self, slots: Int64s) -> Int32s:
         """A copy of the block tables of `slots`, [len(slots), widest of them]."""
         widest = int(self.num_blocks[slots].max())
+        if np.array_equal(slots, np.arange(len(slots))):  # low slots are handed out first
+            return self.tables[: len(slots), :widest].copy()
         tables: Int32s = self.tables[slots, :widest]
         return tables
 

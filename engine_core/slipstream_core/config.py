@@ -14,6 +14,11 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     `served_model_name` is what clients are told; by default `model`.
     `kv_cache_gib` bounds the cache on the CPU; `num_blocks` overrides it (tests).
+    `runtime_dir` is the stack's own folder: the core notes there which streams its steps compute,
+    and where its predecessor `died_within` (an exception, a fatal signal that nobody sent), it
+    reads what that one noted. None: nothing is noted.
+    `trace` is the file that a timeline is to become; this process leaves its part beside it.
+    `step_timeout_s` is how long a step may take before the device counts as stuck.
     `trust_remote_code` lets code that lies beside the weights run in this process.
     """
 
@@ -31,4 +36,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     num_blocks: Positive | None = None
     threads: Positive | None = None
     max_waiting: Positive = 16384
+    step_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
     trust_remote_code: bool = False
+    trace: str | None = None
+    runtime_dir: str | None = None
+    died_within: bool = False

@@ -8,19 +8,25 @@ Rules (STREAMS I-IV):
 - A worker that attaches fresh is sent every registration and history it owns; one that is not
   states its positions and is sent what lies behind them; what it does not state it has forgotten,
   and so does the core. Then comes SyncDone.
-- A stream is refused before it has a row, or it runs.
+- A stream is refused before it has a row, or it runs. What was accepted once passes the bound on
+  those that wait.
+- A stream may be admitted again at any time, by a worker that has more of it or less: the same
+  request goes on, another one under its id is a conflict.
+- What the core before this one was computing when it died from within is told to every worker that
+  attaches, until it has admitted those streams again; whoever was in that place twice without
+  progress runs on probation.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.columns import NewRequest
-from slipstream_core.logprob_log import LogprobLog
+from slipstream_core.admission import Admission, is_same, new_request
+from slipstream_core.in_flight import InFlightNote
 from slipstream_core.port import CoreAcceptor, Port, Receipt
 from slipstream_core.scheduler import Scheduler
 from slipstream_core.streams import Stream, StreamTable
@@ -29,6 +35,7 @@ from slipstream_ipc.columns import UInt32s, check_report, u32, u64
 from slipstream_ipc.cursors import Cursors
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.log import PagedLog, history_digest
+from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.messages import (
     Admit,
     Admitted,
@@ -41,6 +48,7 @@ from slipstream_ipc.messages import (
     Refused,
     Registered,
     Report,
+    Suspects,
     SyncDone,
     Unknown,
     Withdraw,
@@ -63,17 +71,21 @@ class Desk:
         tokens: PagedLog,
         logprobs: LogprobLog,
         *,
-        max_waiting: int,
-        fits: Callable[[int], bool],
+        admission: Admission,
+        note: InFlightNote | None,
+        incarnation: int,
+        suspects: tuple[bytes, ...],
     ) -> None:
-        """`fits(n)`: whether the cache could ever hold a request of n tokens."""
+        """`suspects` are what the core before this one, the `incarnation`-th, was computing."""
         self._acceptor = acceptor
         self._card = card
         self._scheduler = scheduler
         self._tokens = tokens
         self._logprobs = logprobs
-        self._max_waiting = max_waiting
-        self._fits = fits
+        self._admission = admission
+        self._note = note
+        self._incarnation = incarnation
+        self._suspects = suspects
         self._streams = StreamTable()
         self._cursors = Cursors()
         self._ports: dict[bytes, Port] = {}
@@ -82,6 +94,12 @@ class Desk:
     def num_streams(self) -> int:
         """Streams not yet forgotten."""
         return len(self._streams)
+
+    def stream_id(self, row: int) -> bytes:
+        """Of the stream that has this row."""
+        stream = self._streams.at(row)
+        assert stream is not None
+        return stream.registration.stream_id
 
     @property
     def acked(self) -> Int64s:
@@ -102,11 +120,13 @@ class Desk:
                 logger.exception("worker %r broke the protocol; told to attach", session.identity)
                 self._acceptor.reattach(session)
 
-    def publish(self, completed_step: int) -> None:
-        """Send every worker what is new and what credit allows."""
+    def publish(self, completed_step: int) -> bool:
+        """Send every worker some of what is new; whether there is more that could be sent."""
+        is_more = False
         for port in self._ports.values():
             port.completed_step = completed_step
-            port.publish()
+            is_more |= port.publish()
+        return is_more
 
     def mark(self, rows: Int64s) -> None:
         """These rows have new tokens."""
@@ -129,6 +149,16 @@ class Desk:
             self._end(stream, End("error", num_tokens, fault=fault))
             self._ports[stream.worker].state(Refused(stream.registration.stream_id, fault))
 
+    def launching(self, step: int, rows: Int64s) -> None:
+        """These rows are in the step that is launched next."""
+        if self._note is not None:
+            self._note.launch(step, self._streams.ids, rows)
+
+    def collected(self, step: int) -> None:
+        """The outcome of this step is taken in."""
+        if self._note is not None:
+            self._note.collect(step)
+
     def beat(self, now: float) -> None:
         """Ping silent workers."""
         self._acceptor.beat(now)
@@ -144,18 +174,23 @@ class Desk:
             case Report():
                 self._report(session.identity, body)
             case Withdraw():
-                stream = self._streams.get(body.stream_id)
+                stream = self._owned(session.identity, body.stream_id)
                 if stream is not None:
                     self._end(stream, body.end)
             case Forget():
                 for stream_id in body.stream_ids:
-                    stream = self._streams.get(stream_id)
+                    stream = self._owned(session.identity, stream_id)
                     if stream is not None:
                         self._forget(stream)
             case Positions():
                 self._resume(session.identity, body)
             case _:
                 raise ProtocolError(f"{type(body).__name__} is not for a core")
+
+    def _owned(self, worker: bytes, stream_id: bytes) -> Stream | None:
+        """A stream of this worker; one of another's is none of its business."""
+        stream = self._streams.get(stream_id)
+        return stream if stream is not None and stream.worker == worker else None
 
     def _attach(self, session: Session[Receipt]) -> None:
         port = self._ports.get(session.identity)
@@ -165,6 +200,10 @@ class Desk:
         owned = self._streams.of_worker(session.identity)
         port.attach(session, [stream.row for stream in owned])
         self._acceptor.welcome(session, self._card)
+        # of those that are here again, the strike is in their registration
+        suspects = tuple(id_ for id_ in self._suspects if self._streams.get(id_) is None)
+        if suspects:
+            port.state(Suspects(self._incarnation, suspects))
         if not session.fresh:
             return  # it states its positions next
         for stream in owned:
@@ -176,20 +215,23 @@ class Desk:
 
     def _admit(self, worker: bytes, admit: Admit) -> None:
         port = self._ports[worker]
+        if port.stated is not None:
+            port.stated.add(admit.stream_id)
         known = self._streams.get(admit.stream_id)
         if known is not None:
-            if known.registration != admit or known.worker != worker:
+            if known.worker != worker or not is_same(known.registration, admit):
                 fault = Fault("conflict", "this stream id is taken by another request")
                 port.state(Refused(admit.stream_id, fault))
-            else:
-                port.state(Admitted(admit.stream_id, known.row))
-            return
-        prompt = u32(admit.prompt_ids, "prompt_ids")
-        outputs = u32(admit.output_ids, "output_ids")
-        fault_or_none = self._objection(admit, prompt, outputs)
+                return
+            if not self._is_ahead_of(known, admit):
+                self._admit_again(port, known, admit)
+                return
+            self._forget(known)
+        fault_or_none = self._admission.objection(admit, self._scheduler.num_waiting)
         if fault_or_none is not None:
             port.state(Refused(admit.stream_id, fault_or_none))
             return
+        prompt, outputs = u32(admit.prompt_ids), u32(admit.output_ids)
         stream = self._streams.add(admit, worker)
         self._tokens.open(stream.row)
         self._tokens.extend(stream.row, prompt)
@@ -199,27 +241,23 @@ class Desk:
             self._logprobs.open(stream.row, admit.params.logprobs, position)
         port.state(Admitted(admit.stream_id, stream.row))
         self._send_from(port, stream, position)
-        self._scheduler.add(_scheduling(stream))
+        self._scheduler.add(new_request(stream))
 
-    def _objection(self, admit: Admit, prompt: UInt32s, outputs: UInt32s) -> Fault | None:
-        """Why a stream cannot be taken; the worker has checked its fields already."""
-        total, num_outputs = len(prompt) + admit.max_tokens, len(outputs)
-        largest = int(max(prompt.max(initial=0), outputs.max(initial=0)))
-        if largest >= self._card.vocab_size:
-            why = f"token id {largest}, allowed: [0, {self._card.vocab_size})"
-            return Fault("bad_request", why, "prompt_token_ids")
-        if not len(prompt) or total > self._card.max_model_len:
-            why = f"{total} tokens, allowed: a prompt, and {self._card.max_model_len} in all"
-            return Fault("bad_request", why, "prompt")
-        if num_outputs >= admit.max_tokens:
-            why = f"{num_outputs} tokens are there already, allowed: fewer than {admit.max_tokens}"
-            return Fault("bad_request", why, "output_ids")
-        if not self._fits(total):
-            why = f"prompt and max_tokens: {total} tokens would never fit into the cache"
-            return Fault("bad_request", why, "max_tokens")
-        if not num_outputs and self._scheduler.num_waiting >= self._max_waiting:
-            return Fault("overloaded", f"{self._max_waiting} requests wait already")
-        return None
+    def _is_ahead_of(self, stream: Stream, admit: Admit) -> bool:
+        """Whether a worker has all that we have of a running stream, and more."""
+        num_here = self._tokens.length(stream.row) - stream.prompt_len
+        outputs = u32(admit.output_ids, "output_ids")
+        if stream.is_over or len(outputs) <= num_here:
+            return False
+        return np.array_equal(self._outputs(stream, num_here), outputs[:num_here])
+
+    def _admit_again(self, port: Port, stream: Stream, admit: Admit) -> None:
+        """Go on with a stream that is here, from where its worker says it is."""
+        outputs = u32(admit.output_ids, "output_ids")
+        if self._cursors.is_open(stream.row):  # an admission said twice
+            port.state(Admitted(admit.stream_id, stream.row))
+        else:
+            self._go_on(port, stream, len(outputs), history_digest(outputs))
 
     def _report(self, worker: bytes, report: Report) -> None:
         check_report(report)
@@ -237,32 +275,44 @@ class Desk:
         lengths = u32(positions.lengths, "lengths", num).tolist()
         digests = u64(positions.digests, "digests", num).tolist()
         unknown = []
-        port.stated.update(positions.stream_ids)
+        stated = set() if port.stated is None else port.stated
+        stated.update(positions.stream_ids)
         for stream_id, length, digest in zip(positions.stream_ids, lengths, digests, strict=True):
-            stream = self._streams.get(stream_id)
+            stream = self._owned(worker, stream_id)
             if stream is None:
                 unknown.append(stream_id)
                 continue
-            start = stream.prompt_len
-            has = start + length <= self._tokens.length(stream.row)
-            if not has or digest != history_digest(
-                self._tokens.read(stream.row, start, start + length)
-            ):
-                fault = Fault("diverged", "the core's history of this stream is another one")
-                self._end(stream, End("error", length, fault=fault))
-            if stream.end is not None and stream.end.fault is not None:
-                port.state(Refused(stream_id, stream.end.fault))
-                continue
-            port.state(Admitted(stream_id, stream.row))
-            self._send_from(port, stream, start + length)
+            self._go_on(port, stream, length, digest)
         if unknown:
             port.state(Unknown(tuple(unknown)))
         if positions.last:
             for stream in self._streams.of_worker(worker):
-                if stream.registration.stream_id not in port.stated:
+                if stream.registration.stream_id not in stated:
                     self._forget(stream)  # the word of it was lost with the link
-            port.stated.clear()
+            port.stated = None
             port.state(SyncDone())
+
+    def _go_on(self, port: Port, stream: Stream, num_outputs: int, digest: int) -> None:
+        """Send what lies behind the outputs that a worker has, if they are ours."""
+        num_here = self._tokens.length(stream.row) - stream.prompt_len
+        admit = stream.registration
+        # log-probabilities of what it was admitted with are not here to be sent
+        lacks = admit.params.logprobs is not None and num_outputs < len(admit.output_ids) // 4
+        is_longer = num_outputs > num_here
+        if is_longer or lacks or digest != history_digest(self._outputs(stream, num_outputs)):
+            fault = Fault("diverged", "the core's history of this stream is another one")
+            self._end(stream, End("error", num_outputs, fault=fault))
+            port.state(Refused(admit.stream_id, fault))  # however it ended before: nothing is sent
+            return
+        stream_id = stream.registration.stream_id
+        if stream.end is not None and stream.end.fault is not None:
+            port.state(Refused(stream_id, stream.end.fault))
+            return
+        port.state(Admitted(stream_id, stream.row))
+        self._send_from(port, stream, stream.prompt_len + num_outputs)
+
+    def _outputs(self, stream: Stream, num: int) -> UInt32s:
+        return self._tokens.read(stream.row, stream.prompt_len, stream.prompt_len + num)
 
     def _send_from(self, port: Port, stream: Stream, position: int) -> None:
         port.open(stream.row, position, logprobs=stream.registration.params.logprobs is not None)
@@ -285,24 +335,3 @@ class Desk:
         self._tokens.drop(stream.row)
         self._logprobs.drop(stream.row)
         self._streams.remove(stream)
-
-
-def _scheduling(stream: Stream) -> NewRequest:
-    """What the scheduler needs of a registration."""
-    admit = stream.registration
-    params = admit.params
-    return NewRequest(
-        row=stream.row,
-        prompt_len=stream.prompt_len,
-        max_tokens=admit.max_tokens,
-        priority=admit.priority,
-        temperature=params.temperature,
-        top_k=max(params.top_k, 0),
-        top_p=params.top_p,
-        min_p=params.min_p,
-        seed=admit.seed,
-        num_logprobs=-1 if params.logprobs is None else params.logprobs,
-        min_tokens=params.min_tokens,
-        stop_token_ids=admit.stop_token_ids,
-        worker_ends=bool(admit.stop_token_ids or params.stop),
-    )

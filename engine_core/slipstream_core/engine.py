@@ -7,7 +7,10 @@ Rules (DESIGN §4):
   waits for the host.
 - As late as the device allows: the step behind the running one is planned when the worker has
   checked everything sent to it, or when the device is about to run dry, whichever is first. So a
-  stop costs no step beyond the one in flight, and the device never idles for a report.
+  stop costs no step beyond the one in flight, and the device never idles for a report. What a step
+  sampled is published before that, while the device is busy; where it is idle it is served first.
+- What can wait until the readers have what was sampled last is done after publishing.
+- A step that fails ends nobody but a request that was alone in it.
 - Nothing here blocks but `_wait`, and that only until the next thing there is to do.
 """
 
@@ -23,9 +26,10 @@ from typing import Protocol
 import numpy as np
 import zmq
 
-from slipstream_core.logprob_log import LogprobLog
 from slipstream_core.runner.plan import Runner, StepFailed, StepPlan
 from slipstream_core.scheduler import Scheduler
+from slipstream_ipc.logprob_log import LogprobLog
+from slipstream_ipc.trace import Span, Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +45,8 @@ class Readers(Protocol):
     def receive(self, now: float) -> None:
         """Take in what they want."""
 
-    def publish(self, completed_step: int) -> None:
-        """Send them what is new."""
+    def publish(self, completed_step: int) -> bool:
+        """Send them some of what is new; whether there is more that could be sent at once."""
 
     def mark(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
         """These rows have new tokens."""
@@ -52,6 +56,12 @@ class Readers(Protocol):
 
     def beat(self, now: float) -> None:
         """Look for signs of life."""
+
+    def launching(self, step: int, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+        """These rows are in the step that is launched next."""
+
+    def collected(self, step: int) -> None:
+        """The outcome of this step is taken in."""
 
     @property
     def acked(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -72,6 +82,7 @@ class Engine:
         logprobs: LogprobLog,
         readers: Readers,
         poller: zmq.Poller,
+        tracer: Tracer | None = None,
     ) -> None:
         """`poller` has the sockets and the stop signal registered already."""
         self._runner = runner
@@ -79,8 +90,10 @@ class Engine:
         self._logprobs = logprobs
         self._readers = readers
         self._poller = poller
+        self._tracer = tracer
         self._in_flight: deque[StepPlan] = deque()
         self._collected_step = 0
+        self._published_step = 0
         self._step_started_at = 0.0  # of the oldest step in flight
         self._step_s = 0.0  # what a step takes, smoothed
         self._beat_at = 0.0
@@ -94,15 +107,23 @@ class Engine:
         self._readers.receive(now)
         while self._in_flight and self._is_done():
             self._collect()
+        if self._in_flight:
+            self._publish()  # the device is busy: what comes next is planned when this is checked
         while self._may_launch(time.monotonic()):
             if not self._launch():
                 break
-        self._readers.publish(self._collected_step)
+        is_more = self._publish()
+        self._scheduler.settle()
+        self._logprobs.settle()
         if now >= self._beat_at:
             self._readers.beat(now)
             self._beat_at = now + _BEAT_S
-        if wait:
+        if wait and not is_more:
             self._wait()
+
+    def running_s(self, now: float) -> float:
+        """For how long the oldest step in flight has been running; 0 where there is none."""
+        return now - self._step_started_at if self._in_flight else 0.0
 
     def _may_launch(self, now: float) -> bool:
         if not self._scheduler.has_work:
@@ -114,13 +135,19 @@ class Engine:
         return not self._readers.awaits_check or now >= self._dry_at() - _PLAN_AHEAD_S
 
     def _launch(self) -> bool:
+        begin_ns = time.monotonic_ns()
         plan = self._scheduler.schedule(self._readers.acked)
         if plan is None:
             return False
+        launch_ns = time.monotonic_ns()
         if not self._in_flight:
             self._step_started_at = time.monotonic()
+        self._readers.launching(plan.step, self._scheduler.rows_of(plan))
         self._runner.launch(plan)
         self._in_flight.append(plan)
+        if self._tracer is not None:
+            self._tracer.add(Span.SCHEDULE, begin_ns, launch_ns, plan.step)
+            self._tracer.add(Span.LAUNCH, launch_ns, time.monotonic_ns(), plan.step)
         return True
 
     def _is_done(self) -> bool:
@@ -141,13 +168,36 @@ class Engine:
         try:
             result = self._runner.collect()
         except StepFailed as error:
-            logger.exception("a step failed; its requests end with an error")
-            self._readers.end_by_fault(self._scheduler.fail(plan).tolist(), str(error))
+            self._take_back(plan, error)
             return
+        begin_ns = time.monotonic_ns()  # what `collect` has waited for is the device's time
         sampled = self._scheduler.complete(plan, result.token_ids)
         if result.logprobs is not None:
             self._logprobs.append(sampled.rows, result.logprobs, sampled.index)
         self._readers.mark(sampled.rows)
+        self._readers.collected(plan.step)
+        if self._tracer is not None:
+            self._tracer.add(Span.COLLECT, begin_ns, time.monotonic_ns(), plan.step)
+
+    def _take_back(self, plan: StepPlan, error: StepFailed) -> None:
+        """A step failed: who was alone in it ends, several are tried again one by one."""
+        at_fault = self._scheduler.fail(plan)
+        logger.error(
+            "a step of %d requests failed; %s",
+            plan.num_requests,
+            "its request ends" if plan.num_requests == 1 else "each is tried again, alone",
+            exc_info=error,
+        )
+        self._readers.end_by_fault(at_fault.tolist(), f"computed alone, {error}")
+        self._readers.collected(plan.step)
+
+    def _publish(self) -> bool:
+        begin_ns = time.monotonic_ns()
+        is_more = self._readers.publish(self._collected_step)
+        if self._tracer is not None and self._collected_step != self._published_step:
+            self._published_step = self._collected_step
+            self._tracer.add(Span.PUBLISH, begin_ns, time.monotonic_ns(), self._collected_step)
+        return is_more
 
     def _dry_at(self) -> float:
         """When the device will have done what it has."""

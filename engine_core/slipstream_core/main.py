@@ -1,21 +1,50 @@
-"""The engine core's process: start-up, loop, shutdown."""
+"""The engine core's process: start-up, loop, shutdown.
+
+Rules:
+- Whatever can be done beside another core is done before `Activate`: that is the imports, which
+  take most of a start. The model is loaded after it, as memory may not hold it twice.
+- A device that has worked on one step for `step_timeout_s` will not finish it: the process ends.
+"""
 
 from __future__ import annotations
 
 import gc
+import logging
+import os
+import time
 
+import msgspec
 import zmq
 
-from slipstream_core.assembly import assemble_core
+from slipstream_core.assembly import Core, assemble_core
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.load import load_runner
-from slipstream_ipc.child import report, start_child
+from slipstream_core.runner.load import import_runner, load_runner
+from slipstream_ipc.child import (
+    Beats,
+    Commands,
+    StopSignal,
+    report,
+    start_child,
+    wait_for_activation,
+)
 from slipstream_ipc.messages import Status
+
+logger = logging.getLogger(__name__)
 
 
 def main() -> int:
     """Run until SIGTERM. Exit code 0, or 1 where the model cannot be served as asked."""
     config, stop = start_child("core", CoreConfig)
+    commands, beats = Commands(), Beats()
+    import_runner(config)
+    _freeze()
+    activation = wait_for_activation(commands, stop, beats)
+    if activation is None:
+        return 0
+    report(Status(loading=True))
+    config = msgspec.structs.replace(
+        config, incarnation=activation.incarnation, died_within=activation.died_within
+    )
     context = zmq.Context()
     poller = zmq.Poller()
     poller.register(stop.fileno(), zmq.POLLIN)
@@ -24,16 +53,30 @@ def main() -> int:
     except ValueError as error:
         report(Status(error=str(error)))
         return 1
-    # what is loaded stays: the collector need not look at it again
-    gc.collect()
-    gc.freeze()
+    _freeze()
     name = config.served_model_name or config.model
     report(Status(ready=True, detail=f"{name}, {core.runner.num_blocks} cache blocks"))
-    while not stop.is_set:
-        core.engine.run_once()
+    _serve(core, stop, beats, config.step_timeout_s)
     core.close()
     context.term()
     return 0
+
+
+def _serve(core: Core, stop: StopSignal, beats: Beats, step_timeout_s: float) -> None:
+    while not stop.is_set:
+        core.engine.run_once()
+        now = time.monotonic()
+        if beats.beat(now) and core.engine.running_s(now) > step_timeout_s:
+            words = f"a step has not ended within {step_timeout_s:g} s (step_timeout_s)"
+            logger.error("%s; this core gives up", words)
+            report(Status(last_words=words))
+            os._exit(1)  # the device's thread would not let us end
+
+
+def _freeze() -> None:
+    """What is loaded stays: the collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 if __name__ == "__main__":

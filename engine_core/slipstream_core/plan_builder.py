@@ -52,10 +52,15 @@ def build_plan(
         offsets = np.cumsum(counts) - counts
         positions = np.arange(len(token_rows)) + (starts - offsets)[token_rows]
         gathered = in_flight[token_rows]
-    token_ids = np.zeros(len(positions), np.int64)
     if in_flight.all():
+        token_ids = np.zeros(len(positions), np.int64)
         gather_slots = at
+    elif not in_flight.any():
+        each_one = None if len(positions) == len(rows) else counts
+        token_ids = tokens.gather(rows, starts, each_one).astype(np.int64)
+        gather_slots = np.full(len(positions), -1)
     else:
+        token_ids = np.zeros(len(positions), np.int64)
         on_host = ~in_flight
         ids = tokens.gather(rows[on_host], starts[on_host], counts[on_host])
         token_ids[~gathered] = ids

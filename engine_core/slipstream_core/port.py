@@ -7,6 +7,10 @@ Rules (STREAMS I, II):
 - States (Admitted, Registered, Refused, …) leave before tokens, so that a row is known before it
   is used; both wait for credit, neither queues in a socket.
 - An attach drops what waited: the engine states everything anew.
+- A turn sends a bounded number of messages: a catch-up of many streams is a flow beside the steps
+  that go on.
+- In a common step everything new is what that step sampled, one token each: its rows are handed to
+  the histories as they are, which then have nothing to look up.
 """
 
 from __future__ import annotations
@@ -16,12 +20,12 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.logprob_log import LogprobLog
 from slipstream_ipc.accept import Acceptor, Session
 from slipstream_ipc.codec import MESSAGE_BUDGET_BYTES
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.cursors import Cursors, Portion
 from slipstream_ipc.log import PagedLog
+from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.messages import CoreToWorker, Step, WorkerToCore
 
 Int64s = npt.NDArray[np.int64]
@@ -32,6 +36,8 @@ CoreAcceptor = Acceptor[CoreToWorker, WorkerToCore, Receipt]
 
 _TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 8
 _LOGPROB_TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 256
+_MESSAGES_A_TURN = 2
+_NOBODY: Int64s = np.empty(0, np.int64)
 
 
 class Port:
@@ -50,10 +56,12 @@ class Port:
         self._logprobs = logprobs
         self._session: Session[Receipt] | None = None
         self._states: deque[CoreToWorker] = deque()
-        self._dirty = np.zeros(64, np.bool_)  # rows that may have something new
+        self._dirty = np.zeros(64, np.bool_)  # rows that may have something new, …
+        self._sampled: Int64s | None = None  # … and those of the last step, while they are all
         self._wants_logprobs = False
         self._cursors = cursors
-        self.stated: set[bytes] = set()  # ids in the Positions of this attach, until the last
+        # ids that the worker has named since it attached, until it has stated all positions
+        self.stated: set[bytes] | None = None
         self.completed_step = 0  # every token up to this step is in the histories
         self.sent_step = 0  # the last message said that all up to this step is sent
         self.checked_step = 0  # … and has been checked by the worker
@@ -72,10 +80,11 @@ class Port:
         """A new life: none of the worker's `rows` is sent until `open` says from where."""
         self._session = session
         self._states.clear()
-        self.stated.clear()
+        self.stated = None if session.fresh else set()
         for row in rows:
             self.close(row)
         self._dirty[:] = False
+        self._sampled = None
         self.sent_step = self.checked_step = self.completed_step
 
     def state(self, body: CoreToWorker) -> None:
@@ -98,49 +107,77 @@ class Port:
 
     def mark(self, rows: Int64s) -> None:
         """These rows have new tokens; all of them have been opened."""
-        self._dirty[rows] = True
+        if self._sampled is None:
+            self._sampled = rows
+        else:
+            self._dirty[self._sampled] = self._dirty[rows] = True
+            self._sampled = None
 
-    def publish(self) -> None:
-        """Send what there is and credit allows; acknowledgements are taken in first."""
+    def publish(self) -> bool:
+        """Send some of what there is, as credit allows; whether there is more that could be sent.
+
+        Acknowledgements are taken in, too.
+        """
         session = self._session
         if session is None or not session.is_open:
-            return
-        for portion in session.link.take_receipts():
+            return False
+        receipts = session.link.take_receipts()
+        is_more = self._publish_some(session)
+        for portion in receipts:  # only now: what leaves was waited for
             if portion is not None:
                 self._cursors.acknowledge(portion)
+        return is_more
+
+    def _publish_some(self, session: Session[Receipt]) -> bool:
         while self._states and self._acceptor.send(session, self._states[0], None):
             self._states.popleft()
-        while not self._states and session.link.has_credit:
+        for _ in range(_MESSAGES_A_TURN):
+            if self._states or not session.link.has_credit:
+                return False
             if not self._publish_tokens(session):
-                break
+                return False
+        return session.link.has_credit
 
     def _publish_tokens(self, session: Session[Receipt]) -> bool:
         """Send one message of tokens; whether more is left that could be sent now."""
-        rows = np.flatnonzero(self._dirty)
+        rows = self._news()
         if not len(rows):
             return False
         budget = _LOGPROB_TOKEN_BUDGET if self._wants_logprobs else _TOKEN_BUDGET
         lengths = self._tokens.lengths(rows)
         portion = self._cursors.take(rows, lengths, budget)
-        left = rows[self._cursors.lags(rows, lengths)]
         if len(portion.rows):
-            step = self.completed_step if not len(left) else self.sent_step
+            step = self.completed_step if portion.is_all else self.sent_step
             if not self._acceptor.send(session, self._message(step, portion), portion):
                 self._cursors.untake(portion)
+                self._dirty[rows] = True
                 return False
             self.sent_step = step
-        self._dirty[rows] = False
-        self._dirty[left] = True
-        return len(left) > 0
+        if not portion.is_all:
+            self._dirty[rows[self._cursors.lags(rows, lengths)]] = True
+        return not portion.is_all
+
+    def _news(self) -> Int64s:
+        """The rows that may have something new, which are none from here on."""
+        rows, self._sampled = self._sampled, None
+        if self._dirty.any():
+            if rows is not None:
+                self._dirty[rows] = True
+            rows = np.flatnonzero(self._dirty)
+            self._dirty[:] = False
+        return _NOBODY if rows is None else rows
 
     def _message(self, step: int, portion: Portion) -> Step:
-        token_ids = self._tokens.gather(portion.rows, portion.starts, portion.counts)
-        each_one = len(token_ids) == len(portion.rows)
+        counts = None if portion.each_one else portion.counts
+        token_ids = self._tokens.gather(portion.rows, portion.starts, counts)
+        logprobs = None
+        if self._wants_logprobs:
+            logprobs = self._logprobs.columns(portion.rows, portion.starts, counts)
         return Step(
             step,
             pack_u32(portion.rows),
             pack_u32(token_ids),
-            b"" if each_one else pack_u32(portion.counts),
-            b"" if each_one else pack_u32(portion.starts),
-            self._logprobs.columns(portion) if self._wants_logprobs else None,
+            b"" if counts is None else pack_u32(counts),
+            b"" if counts is None else pack_u32(portion.starts),
+            logprobs,
         )

@@ -1,6 +1,6 @@
 """Who computes which tokens in the next step.
 
-Owns: the waiting queue, the slots, the block tables, and the count of what is in flight. There
+Owns: who waits, the slots, the block tables, and the count of what is in flight. There
 is no prefill phase and no decode phase: every request catches `computed` up with the tokens
 known of it, inside a budget of tokens per step, those that run already first.
 
@@ -19,12 +19,14 @@ Rules:
 - Removing frees slot and blocks at once. A step in flight may still use them: the device runs
   steps in order, so whoever gets them writes later.
 - Tokens reach the row that they were sampled for, or nobody: a plan remembers generations.
+- Who is on probation runs alone, with nothing else in flight, until it has sampled a token; those
+  that are run one after another, before all others. A step that fails puts its requests there,
+  and whatever was launched behind it counts for nothing of theirs. Only who fails alone is at
+  fault.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,8 +34,10 @@ import numpy.typing as npt
 
 from slipstream_core.block_pool import BlockPool
 from slipstream_core.columns import NO_SLOT, NewRequest, RequestColumns, SlotColumns
+from slipstream_core.launched import LaunchedSteps
 from slipstream_core.plan_builder import build_plan
 from slipstream_core.runner.plan import StepPlan
+from slipstream_core.waiting import WaitingQueue
 from slipstream_ipc.log import PagedLog
 
 __all__ = ["NewRequest", "Sampled", "Scheduler"]
@@ -43,6 +47,7 @@ UInt32s = npt.NDArray[np.uint32]
 Bools = npt.NDArray[np.bool_]
 
 _UNBOUNDED = np.iinfo(np.int64).max
+_NOBODY: Int64s = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +58,6 @@ class Sampled:
     token_ids: UInt32s  # [n]
     index: Int64s  # [n] their places among the step's S sampled rows
     ended: Int64s  # rows that reached their length limit; they compute no more
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """Whom a launched plan was for."""
-
-    step: int
-    rows: Int64s  # [R]
-    generations: Int64s  # [R]
-    samples: Bools  # [R]
 
 
 class Scheduler:
@@ -99,9 +94,10 @@ class Scheduler:
         self._pool = BlockPool(num_blocks)
         self._requests = RequestColumns()
         self._slots = SlotColumns(max_num_seqs, max_blocks)
-        self._waiting: list[tuple[int, int, int]] = []  # (-priority, -arrival, row): next is last
-        self._in_flight: deque[_InFlight] = deque()
+        self._waiting = WaitingQueue(self._requests)
+        self._in_flight = LaunchedSteps()
         self._step = 0
+        self._num_on_probation = 0
         self._num_preemptions = 0
 
     @property
@@ -117,7 +113,7 @@ class Scheduler:
     @property
     def num_waiting_tokens(self) -> int:
         """Tokens that the waiting requests have to compute before their next output."""
-        rows = [row for _, _, row in self._waiting]
+        rows = self._waiting.rows
         return int(self._requests.known[rows].sum()) if rows else 0
 
     @property
@@ -138,7 +134,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any request is here, running or waiting."""
-        return bool(self._waiting) or self.num_running > 0
+        return len(self._waiting) > 0 or self.num_running > 0
 
     def add(self, request: NewRequest) -> None:
         """Queue a request whose tokens are in the history: its prompt, and outputs so far."""
@@ -157,7 +153,8 @@ class Scheduler:
         assert not self._requests.is_alive(row), f"row {row} is in use"
         run_ahead = self._max_unacked if request.worker_ends else _UNBOUNDED
         self._requests.add(request, known=known, limit=limit, run_ahead=run_ahead)
-        self._wait(row)
+        self._num_on_probation += request.on_probation
+        self._waiting.add(row)
 
     def remove(self, row: int) -> None:
         """Forget a request, wherever it is. Removing one that is not here does nothing."""
@@ -172,11 +169,18 @@ class Scheduler:
         the same order.
         """
         requests = self._requests
+        if self._in_flight.has_probation:
+            return None
+        if self._num_on_probation:
+            row = self._next_on_probation(acked)
+            if row is not None:
+                return None if self._in_flight else self._plan_alone(row)
         rows = self._slots.running()
         runnable = self._may_run(rows, acked)
         one_behind = requests.known[rows] - requests.computed[rows] == 1
-        decoding = rows[runnable & one_behind]
-        prefilling = rows[runnable & ~one_behind]
+        decoding, prefilling = rows, _NOBODY
+        if not (runnable.all() and one_behind.all()):
+            decoding, prefilling = rows[runnable & one_behind], rows[runnable & ~one_behind]
 
         if len(decoding) > self._max_num_batched_tokens:
             decoding = requests.in_order(decoding)[: self._max_num_batched_tokens]
@@ -192,27 +196,47 @@ class Scheduler:
 
     def complete(self, plan: StepPlan, token_ids: npt.NDArray[np.integer]) -> Sampled:
         """Append what the oldest plan sampled, [S], to the history of those that still live."""
-        record = self._pop(plan)
+        record = self._in_flight.answered(plan)
         index = np.arange(len(token_ids))
-        rows = record.rows[record.samples]
-        alive = self._requests.generation[rows] == record.generations[record.samples]
+        rows = record.sampled
+        alive = self._requests.generation.take(rows) == record.sampled_generations
         if not alive.all():
             index, rows = index[alive], rows[alive]
             token_ids = token_ids[alive]
         ids = token_ids.astype(np.uint32)
         self._tokens.append(rows, ids)
-        ended = rows[self._tokens.lengths(rows) >= self._requests.limit[rows]]
-        if len(ended):
+        if record.on_probation and len(rows):
+            self._requests.on_probation[rows] = False
+            self._num_on_probation -= 1
+        has_ended = self._tokens.lengths(rows) >= self._requests.limit.take(rows)
+        ended = _NOBODY
+        if has_ended.any():
+            ended = rows[has_ended]
             self._remove(ended)
         return Sampled(rows, ids, index, ended)
 
     def fail(self, plan: StepPlan) -> Int64s:
-        """Remove the requests of the oldest plan, whose step failed; returns those that lived."""
-        record = self._pop(plan)
-        alive = self._requests.generation[record.rows] == record.generations
-        rows: Int64s = record.rows[alive]
-        self._remove(rows)
-        return rows
+        """Answer the oldest plan, whose step failed; returns who is at fault, removed already.
+
+        That is the request that was alone in the step. Of several nobody knows: each of them
+        computes its tokens anew, alone.
+        """
+        record = self._in_flight.answered(plan)
+        rows: Int64s = record.rows[self._requests.generation[record.rows] == record.generations]
+        if len(record.rows) == 1:
+            self._remove(rows)
+            return rows
+        for row in rows.tolist():
+            self._put_on_probation(row)
+        return rows[:0]
+
+    def settle(self) -> None:
+        """Do what can wait until the readers have what was sampled last."""
+        self._tokens.settle()
+
+    def rows_of(self, plan: StepPlan) -> Int64s:
+        """The rows of a plan in flight, [R]."""
+        return self._in_flight.rows_of(plan)
 
     def _may_run(self, rows: Int64s, acked: Int64s) -> Bools:
         """Whether each row may sample one more: below its limit, not too far ahead."""
@@ -258,25 +282,59 @@ class Scheduler:
         """
         requests = self._requests
         chunks: list[tuple[int, int]] = []
-        index = len(self._waiting) - 1
-        while index >= 0 and budget > 0 and self._slots.num_free:
-            row = self._waiting[index][2]
+        num_passed_over = 0
+        while budget > 0 and self._slots.num_free:
+            row = self._waiting.peek(num_passed_over)
+            if row is None:
+                break
             known = int(requests.known[row])
             if known > self._tokens.length(row):
                 break  # preempted, its last token still in flight
             if not self._may_run(np.array([row]), acked)[0]:
-                index -= 1  # its worker may be stuck: that is not for the others to wait for
+                # its worker may be stuck: that is not for the others to wait for
+                num_passed_over += 1
                 continue
             # one token more than it has, lest it be preempted at its first output
             if -(-(known + 1) // self._block_size) > self._pool.num_free:
                 break
-            del self._waiting[index]
-            index -= 1
+            self._waiting.remove(row)
             blocks = self._pool.allocate(-(-known // self._block_size))
             requests.slot[row] = self._slots.take(row, blocks)
             chunks.append((row, min(budget, known)))
             budget -= chunks[-1][1]
         return chunks
+
+    def _next_on_probation(self, acked: Int64s) -> int | None:
+        """The first of those on probation that may run."""
+        rows = np.flatnonzero(self._requests.on_probation)
+        rows = self._requests.in_order(rows[self._may_run(rows, acked)])
+        return int(rows[0]) if len(rows) else None
+
+    def _put_on_probation(self, row: int) -> None:
+        """Let a request compute everything anew, alone; what is in flight of it is not its own."""
+        requests = self._requests
+        requests.generation[row] += 1
+        requests.known[row] = self._tokens.length(row)
+        if not requests.on_probation[row]:
+            requests.on_probation[row] = True
+            self._num_on_probation += 1
+        if requests.slot[row] != NO_SLOT:
+            self._preempt(row)
+
+    def _plan_alone(self, row: int) -> StepPlan:
+        """The next step of a request on probation; others give way where it finds no room."""
+        requests = self._requests
+        known = int(requests.known[row])
+        if requests.slot[row] == NO_SLOT:
+            num_blocks = -(-(known + 1) // self._block_size)
+            candidates = requests.in_order(self._slots.running()).tolist()
+            while not self._slots.num_free or self._pool.num_free < num_blocks:
+                self._preempt(candidates.pop())
+            self._waiting.remove(row)
+            blocks = self._pool.allocate(-(-known // self._block_size))
+            requests.slot[row] = self._slots.take(row, blocks)
+        count = min(self._max_num_batched_tokens, known - int(requests.computed[row]))
+        return self._plan(_NOBODY, [(row, count)])
 
     def _plan(self, decoding: Int64s, chunks: list[tuple[int, int]]) -> StepPlan:
         """The step of these rows; from here on it counts as computed, its tokens as known."""
@@ -299,26 +357,16 @@ class Scheduler:
         )
         requests.computed[rows] = plan.kv_lens
         requests.known[rows] += plan.samples
-        record = _InFlight(self._step, rows, requests.generation[rows], plan.samples)
-        self._in_flight.append(record)
+        on_probation = bool(self._num_on_probation and requests.on_probation[rows[0]])
+        generations = requests.generation.take(rows)
+        self._in_flight.add(plan, rows, generations, on_probation=on_probation)
         return plan
-
-    def _pop(self, plan: StepPlan) -> _InFlight:
-        record = self._in_flight.popleft()
-        assert record.step == plan.step, f"step {plan.step} answered before {record.step}"
-        return record
-
-    def _wait(self, row: int) -> None:
-        insort(self._waiting, self._key(row))
-
-    def _key(self, row: int) -> tuple[int, int, int]:
-        return -int(self._requests.priority[row]), -int(self._requests.arrival[row]), row
 
     def _preempt(self, row: int) -> None:
         """Take slot and blocks from a running request and let it wait in its old place."""
         self._release(np.array([row]))
         self._requests.computed[row] = 0
-        self._wait(row)
+        self._waiting.add(row)
         self._num_preemptions += 1
 
     def _remove(self, rows: Int64s) -> None:
@@ -327,7 +375,8 @@ class Scheduler:
         runs = requests.slot[rows] != NO_SLOT
         self._release(rows[runs])
         for row in rows[~runs].tolist():
-            del self._waiting[bisect_left(self._waiting, self._key(row))]
+            self._waiting.remove(row)
+        self._num_on_probation -= int(requests.on_probation[rows].sum())
         requests.remove(rows)
 
     def _release(self, rows: Int64s) -> None:

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from slipstream_ipc.messages import Admit, End
 
 
@@ -34,6 +37,12 @@ class StreamTable:
         self._by_id: dict[bytes, Stream] = {}
         self._by_row: list[Stream | None] = []
         self._free_rows: list[int] = []
+        self._ids = np.zeros((64, 2), np.uint64)
+
+    @property
+    def ids(self) -> npt.NDArray[np.uint64]:
+        """The 16 bytes of each row's id, [rows, 2]; a live view."""
+        return self._ids
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -57,6 +66,9 @@ class StreamTable:
             self._free_rows.append(len(self._by_row))
             self._by_row.append(None)
         row = self._free_rows.pop()
+        if row >= len(self._ids):
+            self._ids = np.pad(self._ids, ((0, row), (0, 0)))
+        self._ids[row] = np.frombuffer(registration.stream_id, np.uint64)
         prompt_len = len(registration.prompt_ids) // 4
         stream = Stream(row, registration, prompt_len, worker)
         self._by_id[registration.stream_id] = self._by_row[row] = stream

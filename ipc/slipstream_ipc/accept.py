@@ -99,7 +99,7 @@ class Acceptor(Generic[Out, In, Receipt]):
             try:
                 frame = self._codec.decode(data)
             except ProtocolError as error:
-                self._refuse(route, str(error))
+                self._refuse(route, str(error), field=error.field)
                 continue
             session = self._judge(route, frame, now)
             if session is not None and frame.body is not None:
@@ -183,11 +183,11 @@ class Acceptor(Generic[Out, In, Receipt]):
     def _open(self, route: bytes, epoch: int, hello: Hello, now: float) -> Session[Receipt] | None:
         if hello.version != PROTOCOL_VERSION:
             mismatch = f"protocol version {hello.version}, spoken here: {PROTOCOL_VERSION}"
-            self._refuse(route, mismatch, epoch)
+            self._refuse(route, mismatch, epoch, "version")
             return None
         if not 0 < len(hello.identity) <= _MAX_IDENTITY_BYTES:
             why = f"an identity of 1 to {_MAX_IDENTITY_BYTES} bytes expected"
-            self._refuse(route, why, epoch)
+            self._refuse(route, why, epoch, "identity")
             return None
         before = self._identities.get(hello.identity)
         if before is not None:
@@ -208,10 +208,10 @@ class Acceptor(Generic[Out, In, Receipt]):
         self._routes[route] = self._identities[hello.identity] = session
         return session
 
-    def _refuse(self, route: bytes, why: str, epoch: int = 0) -> None:
+    def _refuse(self, route: bytes, why: str, epoch: int = 0, field: str | None = None) -> None:
         """Say no. `epoch` is the refused frame's, 0 where it could not be read."""
         session = self._routes.get(route)
-        refusal = cast(Out, Refusal(Fault("bad_request", why)))
+        refusal = cast(Out, Refusal(Fault("bad_request", why, field)))
         if session is not None:
             self._send_control(session, refusal)
         else:

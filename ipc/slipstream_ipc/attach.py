@@ -10,6 +10,10 @@ Rules (STREAMS II):
   had arrived over it has been read: a peer that died is not waited for. So does an unanswered
   Hello, after `welcome_within_s` at first and then ever later, or an accepting end that is slower
   than our patience would always answer a socket that is gone.
+- A handshake that fails is no break: the next attach waits its turn. One that was refused for good
+  is told as a Refusal, the others lie in `trouble` for whoever reports the server's absence.
+- An ipc:// peer is trusted for its folder, which is looked at before the first attach and again
+  at each Welcome: nothing but a Hello is ever said to somebody else's server.
 - `receive` reads a bounded number of messages, so that a flood starves nobody.
 """
 
@@ -22,6 +26,7 @@ from typing import Generic, TypeVar, cast
 import zmq
 
 from slipstream_ipc.codec import Codec
+from slipstream_ipc.curve import Access
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.link import Beat, Header, Link, Verdict
 from slipstream_ipc.messages import (
@@ -34,6 +39,7 @@ from slipstream_ipc.messages import (
     Refusal,
     Welcome,
 )
+from slipstream_ipc.security import check_socket_folder
 from slipstream_ipc.sockets import MAX_READ_AT_ONCE, DisconnectWatch, is_numbered, new_dealer
 
 Out = TypeVar("Out")
@@ -62,19 +68,28 @@ class Attacher(Generic[Out, In, Receipt]):
         incarnation: int = 0,
         welcome_within_s: float = 1.0,
         fresh: bool = True,
+        access: Access | None = None,
     ) -> None:
+        """`access` to a tcp:// address; an ipc:// one takes none.
+
+        Raises: BadRequest for an address that is none; PermissionError where others may enter an
+        ipc:// socket's folder.
+        """
         assert 0 <= incarnation < 2**31
+        check_socket_folder(address)
         self._context = context
         self._address = address
         self._codec = codec
         self._poller = poller
         self._identity = identity
+        self._access = access
         self._welcome_within_s = welcome_within_s
         self._patience_s = welcome_within_s
         self._epoch = incarnation << 32
         self._socket: zmq.Socket[bytes] | None = None
         self.is_attached = False
         self.fresh = fresh
+        self.trouble = ""  # how handshakes failed since the last Welcome
         self.attach(now)
 
     @property
@@ -102,9 +117,17 @@ class Attacher(Generic[Out, In, Receipt]):
         """Begin a new epoch on a new socket."""
         self.close()
         self._epoch += 1
-        self._socket = new_dealer(self._context, self._address, secrets.token_bytes(16))
+        self._socket = new_dealer(
+            self._context,
+            self._address,
+            secrets.token_bytes(16),
+            self._access,
+            max_message_bytes=self._codec.max_message_bytes,
+            connects=False,
+        )
         self._poller.register(self._socket, zmq.POLLIN)
         self._watch = DisconnectWatch(self._socket, self._poller)
+        self._socket.connect(self._address)  # after that, or a quick failure would go unseen
         self._link: Link[Receipt] = Link(self._epoch, now)
         self._hello_at = now
         hello = Hello(PROTOCOL_VERSION, self._identity, self.fresh)
@@ -149,12 +172,23 @@ class Attacher(Generic[Out, In, Receipt]):
                     if body.version != PROTOCOL_VERSION:
                         yield cast(In, Refusal(Fault("engine", _mismatch(body.version))))
                         continue
+                    try:
+                        check_socket_folder(self._address)
+                    except PermissionError as error:
+                        yield cast(In, Refusal(Fault("engine", str(error))))
+                        continue
                     self.is_attached = True
+                    self.trouble = ""
                     self.fresh = False
                     self._patience_s = self._welcome_within_s
                 yield body
-        if self._socket is not None and self._watch.happened():
-            self.attach(now)  # what it had sent has been read
+        if self._socket is not None:
+            seen = self._watch.look()
+            self.trouble = seen.refused or seen.trouble or self.trouble
+            if seen.refused:
+                yield cast(In, Refusal(Fault("bad_request", seen.refused, "keys")))
+            elif seen.is_broken:
+                self.attach(now)  # what it had sent has been read
         if self._socket is not None and self._link.owes_ack:
             self._send_control(None)
 

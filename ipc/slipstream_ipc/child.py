@@ -1,11 +1,21 @@
-"""What every child process of a stack does the same way: start, log, report, stop.
+"""What every child process of a stack does the same way: start, log, report, beat, obey, stop.
 
-Owns: the contract between a parent and its child. A parent starts `python -m MODULE`, writes one
-JSON config to the child's standard input and closes it, and names a descriptor in the environment
-variable STATUS_FD_VARIABLE, to which the child writes `Status` lines (JSON). SIGTERM asks a child
-to stop; SIGINT is the parent's business. When the parent dies, so does the child.
+Owns: the contract between a parent and its child. A parent starts `python -m MODULE` and writes one
+JSON config to the child's standard input. Environment variables name the parent's process id and
+two descriptors: to one the child writes `Status` lines (JSON), from the other it reads commands.
+SIGTERM asks a child to stop; SIGINT is the parent's business. When the parent dies, so does the
+child, however early.
 
 Does not know: what the processes do.
+
+Rules:
+- A child serves from `Activate` on and not before: it binds no address and takes no memory for a
+  model until then, so that it can wait as a spare beside the process that it will replace.
+- The loop that does a child's work writes its beats, so their absence says that the loop hangs.
+  From the first beat on they are expected, until the child says that it is `loading`.
+- A child never waits for its parent to read: a beat that finds no room is dropped.
+- A child's own files in the runtime directory are named `*-PID.sock`: its parent removes them when
+  it has died.
 """
 
 from __future__ import annotations
@@ -14,9 +24,11 @@ import contextlib
 import ctypes
 import logging
 import os
+import select
 import signal
 import sys
-from types import FrameType
+import time
+from types import FrameType, TracebackType
 from typing import TypeVar
 
 import msgspec
@@ -24,10 +36,37 @@ import msgspec
 from slipstream_ipc.messages import Status
 
 STATUS_FD_VARIABLE = "SLIPSTREAM_STATUS_FD"
+CONTROL_FD_VARIABLE = "SLIPSTREAM_CONTROL_FD"
+PARENT_PID_VARIABLE = "SLIPSTREAM_PARENT_PID"
+BEAT_S = 0.5  # between two beats; a loop that beats turns at least as often
 
 Config = TypeVar("Config")
 
 _PR_SET_PDEATHSIG = 1
+_CHUNK_BYTES = 4096
+_MAX_LAST_WORDS = 400  # characters
+
+
+class Activate(msgspec.Struct, frozen=True, tag=True):
+    """Serve from now on.
+
+    incarnation: larger than those of all who served in this place before. died_within: whether the
+    last of them died of what it did itself (an exception, a fatal signal that nobody sent).
+    predecessor: the detail with which that one had reported that it is ready, if it ever was.
+    """
+
+    incarnation: int = 0
+    died_within: bool = False
+    predecessor: str = ""
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """Take in nothing new; what still runs after `within_s` is to be ended. Then say `drained`."""
+
+    within_s: float
+
+
+Command = Activate | Drain
 
 
 class StopSignal:
@@ -45,7 +84,56 @@ class StopSignal:
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.is_set = True
-        os.write(self._write_fd, b"\0")
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._write_fd, b"\0")
+
+
+class Commands:
+    """What the parent commands. A child whose parent cannot command is active at once."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._waiting: list[Command] = []
+        self._decode = msgspec.json.Decoder[Command](Command).decode
+        given = os.environ.pop(CONTROL_FD_VARIABLE, None)
+        if given is None:
+            self._fd, self._held_open = os.pipe2(os.O_CLOEXEC)  # nothing ever comes of it
+            self._waiting.append(Activate())
+        else:
+            self._fd = int(given)
+            os.set_inheritable(self._fd, False)
+        os.set_blocking(self._fd, False)
+
+    def fileno(self) -> int:
+        """Readable when a command has come."""
+        return self._fd
+
+    def read(self) -> list[Command]:
+        """Those that have come since. Ends this process where nobody is left who could command."""
+        commands, self._waiting = self._waiting, []
+        try:
+            chunk = os.read(self._fd, _CHUNK_BYTES)
+        except BlockingIOError:
+            return commands
+        if not chunk:
+            sys.exit(1)
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        return commands + [self._decode(line) for line in lines]
+
+
+class Beats:
+    """The signs of life of the loop that calls `beat` in each of its turns."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def beat(self, now: float) -> bool:
+        """Write a beat if one is due; whether it was."""
+        if now < self._due:
+            return False
+        self._due = now + BEAT_S / 2  # so that a loop that sleeps for BEAT_S never skips one
+        report(Status(beat=True))
+        return True
 
 
 def start_child(name: str, config_type: type[Config]) -> tuple[Config, StopSignal]:
@@ -58,10 +146,15 @@ def start_child(name: str, config_type: type[Config]) -> tuple[Config, StopSigna
         level=os.environ.get("SLIPSTREAM_LOG_LEVEL", "INFO").upper(),
         format=f"%(asctime)s {name} %(levelname)s %(message)s",
     )
-    parent = os.getppid()
+    parent = int(os.environ.pop(PARENT_PID_VARIABLE, os.getppid()))
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we asked to be told
         sys.exit(1)
+    status_fd = os.environ.get(STATUS_FD_VARIABLE)
+    if status_fd is not None:
+        os.set_inheritable(int(status_fd), False)
+        os.set_blocking(int(status_fd), False)
+        sys.excepthook = _die_of
     stop = StopSignal()
     try:
         return msgspec.json.decode(sys.stdin.buffer.read(), type=config_type), stop
@@ -70,9 +163,40 @@ def start_child(name: str, config_type: type[Config]) -> tuple[Config, StopSigna
         sys.exit(2)
 
 
+def wait_for_activation(commands: Commands, stop: StopSignal, beats: Beats) -> Activate | None:
+    """What a spare does, with beats; None where the stop signal comes first."""
+    while not stop.is_set:
+        for command in commands.read():
+            if isinstance(command, Activate):
+                return command
+        beats.beat(time.monotonic())
+        select.select([commands.fileno(), stop.fileno()], [], [], BEAT_S)
+    return None
+
+
 def report(status: Status) -> None:
     """Tell the parent, if one listens."""
-    fd = os.environ.get(STATUS_FD_VARIABLE)
-    if fd is not None:
-        with contextlib.suppress(BrokenPipeError):  # it has heard enough, or is dying
-            os.write(int(fd), msgspec.json.encode(status) + b"\n")
+    given = os.environ.get(STATUS_FD_VARIABLE)
+    if given is None:
+        return
+    fd = int(given)
+    line = msgspec.json.encode(status) + b"\n"
+    with contextlib.suppress(BrokenPipeError):  # it has heard enough, or is dying
+        while line:
+            try:
+                line = line[os.write(fd, line) :]
+            except BlockingIOError:
+                if status.beat:
+                    return  # it says nothing that the beats before it do not say
+                select.select([], [fd], [])
+
+
+def _die_of(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    """What nobody caught ends the process here: to tear down what is broken may take for ever."""
+    words = " ".join(f"{kind.__name__}: {error}".split())
+    report(Status(last_words=words[:_MAX_LAST_WORDS]))
+    sys.__excepthook__(kind, error, traceback)
+    sys.stderr.flush()
+    os._exit(1)

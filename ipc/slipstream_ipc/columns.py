@@ -70,6 +70,13 @@ def check_step(step: Step) -> None:
         _check_logprobs(step.logprobs, step.counts, num_rows)
 
 
+def check_entry(logprobs: LogprobColumns, num_tokens: int, width: int) -> None:
+    """ProtocolError where columns are not those of one entry, `width` values to a token."""
+    if logprobs.width != width or logprobs.widths:
+        raise ProtocolError(f"logprobs.width: got {logprobs.width}, expected {width}")
+    _check_logprobs(logprobs, pack_u32([num_tokens]), 1)
+
+
 def check_deltas(deltas: Deltas) -> None:
     """ProtocolError where Deltas' columns do not fit each other."""
     num = len(deltas.texts)
@@ -88,17 +95,21 @@ def check_deltas(deltas: Deltas) -> None:
 
 
 def _check_logprobs(columns: LogprobColumns, counts: bytes, num_entries: int) -> None:
-    per_entry = u32(counts, "counts", num_entries) if counts else np.ones(num_entries, _U32)
+    per_entry = u32(counts, "counts", num_entries) if counts else None
     if columns.widths:
         widths = u32(columns.widths, "widths", num_entries)
+        of_entry = np.ones(num_entries, _U32) if per_entry is None else per_entry
+        total = int((of_entry.astype(np.int64) * widths).sum())
+        num_ranks = int(of_entry[widths > 0].sum())
     else:
         if not 0 <= columns.width < 2**32:
             raise ProtocolError(f"logprobs.width: got {columns.width}, expected a u32")
-        widths = np.full(num_entries, columns.width, _U32)
-    total = int((per_entry.astype(np.int64) * widths).sum())
+        num_tokens = num_entries if per_entry is None else int(per_entry.sum())
+        total = num_tokens * columns.width
+        num_ranks = num_tokens if columns.width else 0
     f32(columns.values, "logprobs.values", total)
     u32(columns.ids, "logprobs.ids", total)
-    u32(columns.ranks, "logprobs.ranks", int(per_entry[widths > 0].sum()))
+    u32(columns.ranks, "logprobs.ranks", num_ranks)
 
 
 def _view(column: bytes, dtype: np.dtype[Any], name: str, length: int | None) -> npt.NDArray[Any]:

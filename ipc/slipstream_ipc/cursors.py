@@ -31,6 +31,13 @@ class Portion(NamedTuple):
     starts: Int64s
     counts: Int64s
     lives: Int64s  # the row's life (see Cursors.open) when the message was made
+    num_tokens: int  # the sum of counts, none of which is 0
+    is_all: bool  # that the rows in question had to be sent
+
+    @property
+    def each_one(self) -> bool:
+        """Whether it is one position of each row."""
+        return self.num_tokens == len(self.rows)
 
 
 class Cursors:
@@ -77,15 +84,19 @@ class Cursors:
 
         At most `budget` positions altogether, at least one of some row if any has news.
         """
-        starts = self._sent[rows]
-        counts = np.where(self._open[rows], lengths - starts, 0)
-        news = counts > 0
+        starts = self._sent.take(rows)
+        counts = lengths - starts
+        news = self._open.take(rows)
+        news &= counts > 0
         if not news.all():
             rows, starts, counts = rows[news], starts[news], counts[news]
-        if counts.sum() > budget:
+        num_tokens = int(counts.sum())
+        is_all = num_tokens <= max(budget, 1)
+        if not is_all:
             rows, starts, counts = self._share(rows, starts, counts, max(budget, 1))
+            num_tokens = int(counts.sum())
         self._sent[rows] = starts + counts
-        return Portion(rows, starts, counts, self._lives[rows])
+        return Portion(rows, starts, counts, self._lives.take(rows), num_tokens, is_all)
 
     def untake(self, portion: Portion) -> None:
         """The message of `portion`, the last one taken, did not leave: move the cursors back."""
@@ -93,15 +104,16 @@ class Cursors:
 
     def lags(self, rows: Int64s, lengths: Int64s) -> npt.NDArray[np.bool_]:
         """Which of `rows` are being sent and have not been sent all of their `lengths`."""
-        behind: npt.NDArray[np.bool_] = self._open[rows] & (self._sent[rows] < lengths)
+        behind: npt.NDArray[np.bool_] = self._open.take(rows) & (self._sent.take(rows) < lengths)
         return behind
 
     def acknowledge(self, portion: Portion) -> None:
         """The receiver has everything up to the end of `portion`."""
-        same = self._lives[portion.rows] == portion.lives
-        rows = portion.rows[same]
-        ends = (portion.starts + portion.counts)[same]
-        self._acked[rows] = np.maximum(self._acked[rows], ends)
+        rows, ends = portion.rows, portion.starts + portion.counts
+        same = self._lives.take(rows) == portion.lives
+        if not same.all():
+            rows, ends = rows[same], ends[same]
+        self._acked[rows] = np.maximum(self._acked.take(rows), ends)
 
     def _share(
         self, rows: Int64s, starts: Int64s, counts: Int64s, budget: int

@@ -8,9 +8,23 @@ from __future__ import annotations
 
 from slipstream_ipc.messages import Fault
 
+_MAX_CHARS = 300
+
+
+def brief(text: str) -> str:
+    """An error's text without the kilobytes that somebody may have made it quote."""
+    return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 3] + "..."
+
 
 class ProtocolError(Exception):
-    """A peer's message breaks the protocol; says what was found and what was expected."""
+    """A peer's message breaks the protocol; says what was found and what was expected.
+
+    `field` names the one that is wrong, where it is one.
+    """
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class BadRequest(ValueError):  # noqa: N818  (the outcome's name in HTTP and in this field)

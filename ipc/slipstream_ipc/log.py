@@ -1,14 +1,16 @@
 """Histories of streams as paged numpy columns: the token half of STREAMS' `Log`.
 
 Owns: the values that streams have produced so far, by row. A row is a small integer that its
-user hands out; a position counts the values of that row since its start. Appending to a thousand
-rows is a handful of numpy operations, and a row's memory grows by one page at a time.
+user hands out; a position counts the values of that row since its start.
 
 Does not know: cursors, messages, what a value means.
 
 Rules:
 - A row is opened before it is written and dropped when its stream is forgotten.
-- Positions never move: `forget_before` frees pages but keeps the count.
+- Positions never move, and what was written never changes.
+- What was appended last is kept as it came until something else is wanted, or `settle` is called:
+  places are all over memory, and writing to a thousand of them takes longer than all that a message
+  takes that carries just what was appended. So a sender sends first.
 """
 
 from __future__ import annotations
@@ -19,10 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
+from slipstream_ipc.pages import PageTable, Pool
 
-PAGE_LEN = 64
-_NO_PAGE = -1
+Int64s = npt.NDArray[np.int64]
 
 
 def history_digest(token_ids: npt.NDArray[np.uint32]) -> int:
@@ -34,123 +35,87 @@ def history_digest(token_ids: npt.NDArray[np.uint32]) -> int:
 class PagedLog:
     """Growing columns of one dtype, `width` values to a position.
 
-    Memory is a pool of pages of PAGE_LEN positions each; the pool and the row table double when
-    they run out.
+    What `read` and `gather` return is never to be written.
     """
 
     def __init__(self, dtype: npt.DTypeLike, width: int = 1, *, rows: int = 64) -> None:
-        self._width = width
-        self._pages = np.zeros((rows, PAGE_LEN, width), dtype)
-        self._free: list[int] = list(range(rows - 1, -1, -1))
-        self._tables = np.full((rows, 8), _NO_PAGE, np.int64)  # [row, page number] -> page
-        self._lengths = np.zeros(rows, np.int64)
+        self._table = PageTable(rows)
+        self._pool = Pool(dtype, width)
+        self._latest: tuple[Int64s, Int64s, npt.NDArray[Any]] | None = None  # rows, places, values
 
     @property
     def width(self) -> int:
         """Values to a position."""
-        return self._width
+        return self._pool.width
 
     @property
     def num_pages_used(self) -> int:
         """Pages that hold values of some row."""
-        return len(self._pages) - len(self._free)
+        return self._table.num_pages_used
 
     def lengths(self, rows: Int64s) -> Int64s:
         """How many positions each of `rows` holds, [len(rows)]."""
-        return self._lengths[rows]
+        return self._table.lengths(rows)
 
     def length(self, row: int) -> int:
-        """How many positions `row` holds, those already freed included."""
-        return int(self._lengths[row])
+        """How many positions `row` holds."""
+        return self._table.length(row)
 
     def open(self, row: int) -> None:
         """Make `row` an empty history."""
-        if row >= len(self._tables):
-            more = max(row + 1, 2 * len(self._tables)) - len(self._tables)
-            self._tables = np.pad(self._tables, ((0, more), (0, 0)), constant_values=_NO_PAGE)
-            self._lengths = np.pad(self._lengths, (0, more))
-        self.drop(row)
+        self.settle()
+        self._table.open(row)
 
     def drop(self, row: int) -> None:
         """Free all that `row` holds. Dropping an empty row does nothing."""
-        table = self._tables[row]
-        held = table[table != _NO_PAGE]
-        if len(held):
-            self._free.extend(held.tolist())
-            table[:] = _NO_PAGE
-        self._lengths[row] = 0
-
-    def forget_before(self, row: int, position: int) -> None:
-        """Free the pages of `row` that lie wholly below `position`, which it has reached."""
-        assert 0 <= position <= self._lengths[row]
-        table = self._tables[row, : position // PAGE_LEN]
-        held = table[table != _NO_PAGE]
-        if len(held):
-            self._free.extend(held.tolist())
-            table[:] = _NO_PAGE
+        self.settle()
+        self._table.drop(row)
 
     def append(self, rows: Int64s, values: npt.NDArray[Any]) -> None:
-        """One position for each of `rows`, all different; values [n] or [n, width]."""
-        at = self._lengths[rows]
-        offset = at % PAGE_LEN
-        fresh = rows[offset == 0]
-        if len(fresh):
-            self._add_pages(fresh, self._lengths[fresh] // PAGE_LEN)
-        pages = self._tables[rows, at // PAGE_LEN]
-        self._pages[pages, offset] = values.reshape(len(rows), self._width)
-        self._lengths[rows] = at + 1
+        """One position for each of `rows`, all different; values [n] or [n, width].
+
+        Both arrays are never to be written again.
+        """
+        self.settle()
+        self._latest = rows, self._table.append(rows), values
+
+    def settle(self) -> None:
+        """Write what was appended last, if it is not written yet."""
+        if self._latest is not None:
+            _, places, values = self._latest
+            self._latest = None
+            self._write(places, values)
+
+    def append_spans(self, rows: Int64s, counts: Int64s, values: npt.NDArray[Any]) -> None:
+        """`counts[i]` positions for each of `rows`, all different, one row's behind the other's.
+
+        values [sum(counts)] or [sum(counts), width].
+        """
+        self.settle()
+        self._write(self._table.append_spans(rows, counts), values)
 
     def extend(self, row: int, values: npt.NDArray[Any]) -> None:
         """Many positions for one row; values [n] or [n, width]."""
-        values = values.reshape(-1, self._width)
-        length = int(self._lengths[row])
-        end = length + len(values)
-        numbers = np.arange(-(-length // PAGE_LEN), -(-end // PAGE_LEN))
-        if len(numbers):
-            self._add_pages(np.full(len(numbers), row), numbers)
-        positions = np.arange(length, end)
-        pages = self._tables[row, positions // PAGE_LEN]
-        self._pages[pages, positions % PAGE_LEN] = values
-        self._lengths[row] = end
+        num = values.size // self.width
+        self.append_spans(np.array([row]), np.array([num]), values)
 
     def read(self, row: int, start: int, stop: int) -> npt.NDArray[Any]:
-        """A copy of positions [start, stop) of `row`: [n] where width is 1, else [n, width]."""
+        """Positions [start, stop) of `row`: [n] where width is 1, else [n, width]."""
         return self.gather(np.array([row]), np.array([start]), np.array([stop - start]))
 
-    def gather(self, rows: Int64s, starts: Int64s, counts: Int64s) -> npt.NDArray[Any]:
-        """`counts[i]` positions of each row from `starts[i]` on, one row's behind the other's.
+    def gather(self, rows: Int64s, starts: Int64s, counts: Int64s | None) -> npt.NDArray[Any]:
+        """`counts[i]` (None: one) positions of each row from `starts[i]` on, row by row.
 
         [sum(counts)] where width is 1, else [sum(counts), width]. Raises IndexError for a
-        position that is not there yet or was freed.
+        position that is not there yet.
         """
-        if (
-            (starts < 0).any()
-            or (counts < 0).any()
-            or (starts + counts > self._lengths[rows]).any()
-        ):
-            raise IndexError("positions outside of the history")
-        ends = np.cumsum(counts)
-        total = int(ends[-1]) if len(ends) else 0
-        positions = np.arange(total) + np.repeat(starts - ends + counts, counts)
-        pages = self._tables[np.repeat(rows, counts), positions // PAGE_LEN]
-        if (pages == _NO_PAGE).any():
-            raise IndexError("positions below what was freed")
-        values = self._pages[pages, positions % PAGE_LEN]
-        return values[:, 0] if self._width == 1 else values
+        if self._latest is not None:
+            latest, _, values = self._latest
+            if rows is latest and counts is None and self._table.are_last(rows, starts):
+                return values.astype(self._pool.dtype, copy=False)
+            self.settle()
+        return self._pool.read(self._table.find(rows, starts, counts))
 
-    def _add_pages(self, rows: Int64s, numbers: Int64s) -> None:
-        """A fresh page for each (row, page number)."""
-        if len(self._free) < len(rows):
-            had = len(self._pages)
-            more = max(had, len(rows))
-            self._pages = np.concatenate(
-                [self._pages, np.zeros_like(self._pages, shape=(more, PAGE_LEN, self._width))]
-            )
-            self._free[:0] = range(had + more - 1, had - 1, -1)
-        widest = int(numbers.max()) + 1
-        if widest > self._tables.shape[1]:
-            more = max(widest, 2 * self._tables.shape[1]) - self._tables.shape[1]
-            self._tables = np.pad(self._tables, ((0, 0), (0, more)), constant_values=_NO_PAGE)
-        cut = len(self._free) - len(rows)
-        self._tables[rows, numbers] = self._free[cut:]
-        del self._free[cut:]
+    def _write(self, places: Int64s, values: npt.NDArray[Any]) -> None:
+        self._pool.reserve(self._table.num_places)
+        self._pool.write(places, values)

@@ -6,17 +6,35 @@ Rules:
 - Whatever there is one of per request and step travels as a column: the bytes of a little-endian
   numpy array, u32 unless its comment says otherwise. `slipstream_ipc.columns` checks and reads
   them.
+- Every number has a range and every list a length: the decoder refuses what lies outside
+  (`slipstream_ipc.codec` says which field it was). What is allowed inside is checked elsewhere:
+  `slipstream_ipc.params` for what callers give.
 
 A hop has an attaching end (worker towards core, client towards worker) and an accepting end.
 """
 
 from __future__ import annotations
 
-from typing import Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 PROTOCOL_VERSION = 1
+
+MAX_CHAT_TURNS = 16384
+MAX_LABEL_CHARS = 1024
+
+U64 = Annotated[int, Meta(ge=0)]  # msgpack has no larger ones
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+I64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+StreamId = Annotated[bytes, Meta(max_length=16)]  # 128 random bits; a shorter one is nobody's
+StreamIds = Annotated[tuple[StreamId, ...], Meta(max_length=2**20)]
+StopIds = Annotated[tuple[U32, ...], Meta(max_length=4096)]
+Identity = Annotated[bytes, Meta(max_length=64)]
+Label = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
+LongText = Annotated[str, Meta(max_length=2**16)]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 ErrorCode = Literal[
@@ -24,6 +42,7 @@ ErrorCode = Literal[
     "conflict",  # the caller's fault: the stream id is taken by other content
     "unknown_stream",  # no such stream here (any more)
     "overloaded",  # nobody's fault: try again later
+    "superseded",  # another reader has taken the stream over
     "diverged",  # a resumed stream is not the one the reader has part of
     "engine",  # ours
 ]
@@ -34,9 +53,9 @@ Body = TypeVar("Body")
 class Frame(Struct, Generic[Body], array_like=True, gc=False, frozen=True):
     """What every message is wrapped in; `slipstream_ipc.link` gives its numbers their meaning."""
 
-    epoch: int
-    seq: int
-    ack: int
+    epoch: U64
+    seq: U64
+    ack: U64
     body: Body | None = None  # None is a bare acknowledgement
 
 
@@ -44,8 +63,8 @@ class Fault(Struct, array_like=True, frozen=True):
     """What went wrong, and with which field of whose request."""
 
     code: ErrorCode
-    message: str
-    field: str | None = None
+    message: LongText
+    field: Label | None = None
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,9 +122,9 @@ class ModelCard(Struct, array_like=True, frozen=True):
 
     name: str
     path: str  # where the tokenizer is found: a folder or a hub id
-    vocab_size: int
-    max_model_len: int  # tokens, prompt and output together
-    eos_token_ids: tuple[int, ...]
+    vocab_size: U32
+    max_model_len: U32  # tokens, prompt and output together
+    eos_token_ids: tuple[U32, ...]
     default_sampling: SamplingDefaults = SamplingDefaults()
 
 
@@ -113,7 +132,7 @@ class End(Struct, array_like=True, frozen=True):
     """How a stream ended. Every accepted stream gets exactly one."""
 
     reason: FinishReason
-    num_tokens: int  # output tokens kept
+    num_tokens: U32  # output tokens kept
     stop_reason: int | str | None = None  # the stop id or string that ended it, None for EOS
     fault: Fault | None = None
 
@@ -124,7 +143,7 @@ class LogprobColumns(Struct, array_like=True, gc=False, frozen=True):
     `widths` is empty where all entries of the batch have `width` values to a token.
     """
 
-    width: int
+    width: U32
     values: bytes  # f32
     ids: bytes
     ranks: bytes  # one to a token that has values; 1 is the most likely
@@ -137,15 +156,15 @@ class LogprobColumns(Struct, array_like=True, gc=False, frozen=True):
 class Hello(Struct, array_like=True, frozen=True, tag=0):
     """Opens an epoch. `fresh`: the sender knows of no stream and wants everything replayed."""
 
-    version: int
-    identity: bytes  # stays the same over all attaches of one party's life
+    version: U32
+    identity: Identity  # stays the same over all attaches of one party's life
     fresh: bool = True
 
 
 class Welcome(Struct, array_like=True, frozen=True, tag=1):
     """The accepting end's answer to a Hello."""
 
-    version: int
+    version: U32
     model: ModelCard
 
 
@@ -167,31 +186,41 @@ class Ping(Struct, array_like=True, frozen=True, tag=4):
 
 
 class Submit(Struct, array_like=True, frozen=True, tag=10):
-    """Ask for a stream. One of `text`, `token_ids`, `messages` is the prompt."""
+    """Ask for a stream. One of `text`, `token_ids`, `messages` is the prompt.
 
-    handle: int  # the client's number for the stream within this session
-    stream_id: bytes  # 128 random bits
+    A stream that was accepted once, and that worker and core have both lost, is asked for again
+    with what its reader has of it: `output_ids`, whose text is `num_chars` long.
+    """
+
+    handle: U32  # the client's number for the stream within this session
+    stream_id: StreamId
     params: Raw  # a SamplingParams map, decoded apart so that its errors find their caller
     text: str | None = None
     token_ids: bytes = b""
-    messages: tuple[ChatMessage, ...] = ()
-    label: str = ""  # the user's own name for it; grants nothing
+    messages: Annotated[tuple[ChatMessage, ...], Meta(max_length=MAX_CHAT_TURNS)] = ()
+    # the next two are held against narrower limits later, where an error finds its one request
+    label: LongText = ""  # the user's own name for it; grants nothing
     priority: int = 0  # lower runs first
+    was_accepted: bool = False  # so it passes the bound on waiting requests
+    output_ids: bytes = b""
+    num_chars: Count = 0
 
 
 class Resume(Struct, array_like=True, frozen=True, tag=11):
-    """Go on with a stream from where the reader's copy ends."""
+    """Go on with a stream from where the reader's copy ends; its reader so far is superseded."""
 
-    handle: int
-    stream_id: bytes
-    num_chars: int
-    num_tokens: int
+    handle: U32
+    stream_id: StreamId
+    num_chars: Count
+    num_tokens: U32
+    digest: U64 | None = None  # `history_digest` of the tokens it has; None: it did not keep them
 
 
 class Abort(Struct, array_like=True, frozen=True, tag=12):
-    """End a stream now."""
+    """End a stream now. Counts only from the stream's reader."""
 
-    stream_id: bytes
+    stream_id: StreamId
+    handle: U32 | None = None  # under which the sender reads it
 
 
 class Goodbye(Struct, array_like=True, frozen=True, tag=13):
@@ -204,14 +233,14 @@ class Goodbye(Struct, array_like=True, frozen=True, tag=13):
 class Accepted(Struct, array_like=True, frozen=True, tag=20):
     """The stream runs; its prompt has this many tokens."""
 
-    handle: int
+    handle: U32
     prompt_ids: bytes
 
 
 class Rejected(Struct, array_like=True, frozen=True, tag=21):
     """The stream was never accepted, or what was asked of it cannot be done."""
 
-    handle: int
+    handle: U32
     fault: Fault
 
 
@@ -232,7 +261,13 @@ class Deltas(Struct, array_like=True, gc=False, frozen=True, tag=22):
 class UnknownStreams(Struct, array_like=True, frozen=True, tag=23):
     """Resumed streams that the worker knows nothing of."""
 
-    handles: tuple[int, ...]
+    handles: Annotated[tuple[U32, ...], Meta(max_length=2**20)]
+
+
+class Superseded(Struct, array_like=True, frozen=True, tag=24):
+    """Another reader has taken this stream over; nothing more of it comes here."""
+
+    handle: U32
 
 
 # ---- worker -> core ------------------------------------------------------------------------
@@ -241,24 +276,27 @@ class UnknownStreams(Struct, array_like=True, frozen=True, tag=23):
 class Admit(Struct, array_like=True, frozen=True, tag=30):
     """A stream's whole registration: enough to run it, or to go on with it, from nothing."""
 
-    stream_id: bytes
+    stream_id: StreamId
     prompt_ids: bytes
     params: SamplingParams
-    stop_token_ids: tuple[int, ...]  # every id that ends it, the model's own included
-    seed: int
-    max_tokens: int
+    stop_token_ids: StopIds  # every id that ends it, the model's own included
+    seed: I64
+    max_tokens: U32
     output_ids: bytes = b""
-    priority: int = 0
-    label: str = ""
-    owner: bytes = b""  # identity of the client that reads it
-    handle: int = 0  # and its number there
-    fingerprint: bytes = b""  # of the submission, by which a late duplicate is known
+    priority: I32 = 0
+    label: Label = ""
+    owner: Identity = b""  # of the client that reads it
+    handle: U32 = 0  # and its number there
+    fingerprint: Identity = b""  # of the submission, by which a late duplicate is known
+    logprobs: LogprobColumns | None = None  # of `output_ids`, as one entry, where they are wanted
+    was_accepted: bool = False  # it passes the bound on waiting requests
+    strikes: U32 = 0  # cores that died from within while they ran it, without progress between
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=31):
     """The worker has checked everything up to `step`; these rows end, cut to so many tokens."""
 
-    step: int
+    step: Count
     rows: bytes = b""
     num_tokens: bytes = b""
 
@@ -266,20 +304,20 @@ class Report(Struct, array_like=True, gc=False, frozen=True, tag=31):
 class Withdraw(Struct, array_like=True, frozen=True, tag=32):
     """End a stream for a reason that its tokens do not imply (abort, fault)."""
 
-    stream_id: bytes
+    stream_id: StreamId
     end: End
 
 
 class Forget(Struct, array_like=True, frozen=True, tag=33):
     """No reader will ask for these ended streams again."""
 
-    stream_ids: tuple[bytes, ...]
+    stream_ids: StreamIds
 
 
 class Positions(Struct, array_like=True, frozen=True, tag=34):
     """After an attach: how much of which streams the worker has. `last`: no more follow."""
 
-    stream_ids: tuple[bytes, ...]
+    stream_ids: StreamIds
     lengths: bytes  # output tokens
     digests: bytes  # u64, of those tokens
     last: bool
@@ -291,14 +329,14 @@ class Positions(Struct, array_like=True, frozen=True, tag=34):
 class Admitted(Struct, array_like=True, frozen=True, tag=40):
     """The stream has this row in the columns to come."""
 
-    stream_id: bytes
-    row: int
+    stream_id: StreamId
+    row: U32
 
 
 class Registered(Struct, array_like=True, frozen=True, tag=41):
     """Replays a stream to a worker that does not know it; its tokens follow as a catch-up."""
 
-    row: int
+    row: U32
     registration: Admit
     end: End | None = None  # where it ended for a reason that its tokens do not imply
 
@@ -306,14 +344,14 @@ class Registered(Struct, array_like=True, frozen=True, tag=41):
 class Refused(Struct, array_like=True, frozen=True, tag=42):
     """The core did not take the stream, or had to end it."""
 
-    stream_id: bytes
+    stream_id: StreamId
     fault: Fault
 
 
 class Step(Struct, array_like=True, gc=False, frozen=True, tag=43):
     """New tokens by row: what lies between the worker's cursor and the end of the history."""
 
-    step: int  # everything sampled up to this step has been sent with this message
+    step: Count  # everything sampled up to this step has been sent with this message
     rows: bytes
     token_ids: bytes
     counts: bytes = b""  # tokens to a row; empty: one each
@@ -324,15 +362,27 @@ class Step(Struct, array_like=True, gc=False, frozen=True, tag=43):
 class Unknown(Struct, array_like=True, frozen=True, tag=44):
     """Streams that the worker stated and the core knows nothing of."""
 
-    stream_ids: tuple[bytes, ...]
+    stream_ids: StreamIds
 
 
 class SyncDone(Struct, array_like=True, frozen=True, tag=45):
     """Every registration this attach calls for has been sent."""
 
 
+class Suspects(Struct, array_like=True, frozen=True, tag=46):
+    """Streams in the step that ran when this core's predecessor died from within.
+
+    Said once after each Welcome; `incarnation` is this core's, so that a death counts once.
+    """
+
+    incarnation: Count
+    stream_ids: StreamIds
+
+
 ClientToWorker = Hello | Ping | Submit | Resume | Abort | Goodbye
-WorkerToClient = Welcome | Reattach | Refusal | Ping | Accepted | Rejected | Deltas | UnknownStreams
+WorkerToClient = (
+    Welcome | Reattach | Refusal | Ping | Accepted | Rejected | Deltas | UnknownStreams | Superseded
+)
 WorkerToCore = Hello | Ping | Admit | Report | Withdraw | Forget | Positions
 CoreToWorker = (
     Welcome
@@ -345,6 +395,7 @@ CoreToWorker = (
     | Step
     | Unknown
     | SyncDone
+    | Suspects
 )
 
 
@@ -379,9 +430,19 @@ class PromptReady(Struct, array_like=True, frozen=True, tag=1):
 FromPromptProcess = Rendered | PromptReady
 
 
-class Status(Struct, frozen=True):
-    """A line a child writes to its supervisor."""
+class Status(Struct, frozen=True, omit_defaults=True):
+    """A line a child writes to its supervisor.
+
+    ready: it serves. beat: its loop goes round; loading: it does not, as long as that takes.
+    drained: nothing is left of what it had when it was told to drain. detail: what it serves, for
+    people. error: why it cannot do what it was told; another one could not either. last_words: what
+    it dies of.
+    """
 
     ready: bool = False
+    beat: bool = False
+    loading: bool = False
+    drained: bool = False
     detail: str = ""
     error: str = ""
+    last_words: str = ""

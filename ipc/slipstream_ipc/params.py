@@ -15,7 +15,13 @@ import numpy as np
 
 from slipstream_ipc.columns import UInt32s
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.messages import ModelCard, SamplingParams
+from slipstream_ipc.messages import (
+    MAX_CHAT_TURNS,
+    MAX_LABEL_CHARS,
+    Admit,
+    ModelCard,
+    SamplingParams,
+)
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
@@ -24,7 +30,6 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_SEED = 2**63 - 1
 MAX_TEMPERATURE = 1e30  # what float32 holds with room to spare
 MAX_PRIORITY = 2**31 - 1
-MAX_LABEL_CHARS = 1024
 
 
 def params_from(options: Mapping[str, Any]) -> SamplingParams:
@@ -71,6 +76,25 @@ def check_label(label: str, priority: int) -> None:
         raise BadRequest("label", label, f"at most {MAX_LABEL_CHARS} characters")
     allowed = "a 32-bit integer; lower runs first"
     _integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY, allowed)
+
+
+def check_turns(num_turns: int) -> None:
+    """BadRequest for a chat of more messages than a request may hold."""
+    if num_turns > MAX_CHAT_TURNS:
+        raise BadRequest("messages", f"{num_turns} messages", f"at most {MAX_CHAT_TURNS}")
+
+
+def check_admit(admit: Admit) -> None:
+    """BadRequest where a worker asks its core for what no client could have asked of the worker.
+
+    The types and ranges are right already; what depends on the model is the core's to check.
+    """
+    check_params(admit.params)
+    _integer("max_tokens", admit.max_tokens, 1, 2**31 - 1, "an integer >= 1")
+    for field in ("prompt_ids", "output_ids"):
+        num_bytes = len(getattr(admit, field))
+        if num_bytes % 4:
+            raise BadRequest(field, f"{num_bytes} bytes", "u32 values")
 
 
 def check_prompt(token_ids: UInt32s, params: SamplingParams, card: ModelCard) -> int:

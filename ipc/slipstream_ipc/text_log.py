@@ -28,14 +28,17 @@ START = Cursor(0, 0, 0)
 
 
 class TextLog:
-    """Append-only units of one stream."""
+    """Append-only units of one stream, from the position `start` on."""
 
-    __slots__ = ("_num_chars", "_texts", "_token_ends")
+    __slots__ = ("_num_chars", "_start", "_texts", "_token_ends")
 
-    def __init__(self) -> None:
+    def __init__(self, start: Cursor = START) -> None:
+        """`start`: a position of the stream, as its unit 0."""
+        assert start.unit == 0
+        self._start = start
         self._texts: list[str] = []
         self._token_ends: list[int] = []
-        self._num_chars = 0
+        self._num_chars = start.num_chars
 
     @property
     def end(self) -> Cursor:
@@ -45,13 +48,18 @@ class TextLog:
     @property
     def num_tokens(self) -> int:
         """Tokens released."""
-        return self._token_ends[-1] if self._token_ends else 0
+        return self._token_ends[-1] if self._token_ends else self._start.num_tokens
 
     def append(self, text: str, num_tokens: int) -> None:
         """Release `text` together with all tokens up to the `num_tokens`-th."""
         self._texts.append(text)
         self._token_ends.append(num_tokens)
         self._num_chars += len(text)
+
+    @property
+    def starts_at_zero(self) -> bool:
+        """Whether it holds all units of the stream."""
+        return self._start == START
 
     @property
     def num_units(self) -> int:
@@ -85,12 +93,16 @@ class TextLog:
         return "".join(self._texts[start.unit : stop.unit])
 
     def find(self, num_chars: int, num_tokens: int) -> Cursor | None:
-        """The cursor at a reader's position; None where this stream never had such a one."""
-        unit = bisect_left(self._token_ends, num_tokens) + 1 if num_tokens else 0
-        chars = sum(map(len, self._texts[:unit]))
+        """The cursor at a reader's position; None where this stream never had such a one, or no
+        unit of this log reaches it yet.
+        """
+        unit = 0
+        if num_tokens > self._start.num_tokens:
+            unit = bisect_left(self._token_ends, num_tokens) + 1
+        chars = self._start.num_chars + sum(map(len, self._texts[:unit]))
         # units may release text alone (a flush at the end): the ends of all of them are positions
         for end in range(unit, len(self._texts) + 1):
-            tokens = self._token_ends[end - 1] if end else 0
+            tokens = self._token_ends[end - 1] if end else self._start.num_tokens
             if tokens != num_tokens or chars > num_chars:
                 break
             if chars == num_chars:

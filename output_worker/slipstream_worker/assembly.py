@@ -14,9 +14,11 @@ import zmq
 
 from slipstream_ipc.accept import Acceptor
 from slipstream_ipc.codec import front_codec
+from slipstream_ipc.curve import load_server_keys
 from slipstream_ipc.link import WINDOW
 from slipstream_ipc.messages import PromptReady
-from slipstream_ipc.sockets import bind_router
+from slipstream_ipc.sockets import Listener, bind_router
+from slipstream_ipc.trace import open_tracer
 from slipstream_worker.clients import FrontAcceptor
 from slipstream_worker.config import WorkerConfig
 from slipstream_worker.core_hop import CoreHop
@@ -40,7 +42,7 @@ def assemble_worker(
     poller: zmq.Poller,
 ) -> Worker:
     """A worker between `config.core_address` and `config.client_address`."""
-    socket = bind_router(context, config.client_address)
+    socket = bind_router(context, config.client_address, _listener(config))
     front: FrontAcceptor = Acceptor(
         socket,
         front_codec(),
@@ -66,7 +68,15 @@ def assemble_worker(
         tokenizer=config.tokenizer,
         stream_interval=config.stream_interval,
         grace_s=config.grace_s,
+        tracer=open_tracer(config.trace, "worker"),
     )
+
+
+def _listener(config: WorkerConfig) -> Listener | None:
+    if config.listen is None:
+        return None
+    keys = None if config.keys is None else load_server_keys(Path(config.keys))
+    return Listener(config.listen, keys, config.insecure)
 
 
 def detokenizers_from(ready: PromptReady) -> DetokenizerFactory:

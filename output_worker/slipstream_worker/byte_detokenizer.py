@@ -52,6 +52,10 @@ class ByteDetokenizer:
     def is_pending(self) -> bool:
         return len(self._waiting) > self._num_inherited
 
+    @property
+    def is_settled(self) -> bool:
+        return not self._waiting
+
     def step(self, token_id: int) -> str:
         if not self._waiting:
             try:

@@ -94,10 +94,10 @@ class CoreHop:
         self._checked_step = step
         self._report_due = True
 
-    def flush(self) -> None:
-        """Send what credit allows, the report first: the device may be waiting for it."""
-        self._attacher.take_receipts()
+    def report(self) -> None:
+        """Send the report that is due, if credit allows it."""
         if self._report_due:
+            self._attacher.take_receipts()
             report = Report(
                 self._checked_step, pack_u32(self._ended_rows), pack_u32(self._ended_lens)
             )
@@ -105,6 +105,11 @@ class CoreHop:
                 self._ended_rows.clear()
                 self._ended_lens.clear()
                 self._report_due = False
+
+    def flush(self) -> None:
+        """Send what credit allows, the report first: the device may be waiting for it."""
+        self._attacher.take_receipts()
+        self.report()
         while self._states and self._attacher.send(self._states[0], None):
             self._states.popleft()
 

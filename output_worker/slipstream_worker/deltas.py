@@ -1,37 +1,47 @@
 """The message that brings one client what is new of its streams.
 
-Owns: how entries become the columns of a `Deltas`, and when a stream is due (its interval).
-Does not know: sockets, credit, clients' lives.
+Owns: how entries become the columns of a `Deltas`, and when a line is due (its interval). Does not
+know: sockets, credit, clients' lives.
 
 Rules:
 - The first tokens and the end are due at once; in between, `interval` tokens are.
-- A message is filled up to a byte budget; what did not fit stays due.
+- A message is filled up to a byte budget, slow lines first; what did not fit stays due.
+- Building moves no cursor: `Built.commit` does, when the message has left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from slipstream_ipc.codec import MESSAGE_BUDGET_BYTES
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import Deltas, End, LogprobColumns
+from slipstream_ipc.messages import Deltas, End
 from slipstream_ipc.text_log import Cursor
+from slipstream_worker.columns import StreamColumns
 from slipstream_worker.streams import Stream
 
+Int64s = npt.NDArray[np.int64]
+
 _ENTRY_BYTES = 32
+_TEXT_BYTES = 8  # of a token, on the generous side
 
 
-class Sent(NamedTuple):
-    """The receipt of one entry: acknowledged, the reader has the stream up to `cursor`."""
-
-    stream: Stream
-    cursor: Cursor
-    is_end: bool
+def due_fast(columns: StreamColumns, lines: Int64s, *, urgent: bool) -> Int64s:
+    """Those of these fast lines that have something for their readers now; or just first tokens."""
+    sent = columns.sent_tokens[lines]
+    new = columns.tokens.lengths(lines) - sent
+    is_due = (sent == 0) & (new > 0)
+    if not urgent:
+        is_due |= new >= columns.intervals[lines]
+    return lines if np.count_nonzero(is_due) == len(lines) else lines[is_due]
 
 
 def is_due(stream: Stream) -> bool:
-    """Whether the stream has something that its reader should have now."""
+    """Whether a slow line has something that its reader should have now."""
     output, reader = stream.output, stream.reader
     if output is None or reader is None or reader.is_waiting:
         return False
@@ -52,80 +62,109 @@ def is_urgent(stream: Stream) -> bool:
     return output.end is not None or (reader.cursor.num_tokens == 0 and output.log.num_tokens > 0)
 
 
-def build(streams: Iterable[Stream]) -> tuple[Deltas, list[Sent]]:
-    """One message of what is new of streams that are due, and what it will have delivered.
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A message, and what it will have delivered."""
 
-    Moves no cursor. Streams behind the one that fills the budget are left out.
-    """
-    handles: list[int] = []
+    message: Deltas
+    ended: list[
+        Stream
+    ]  # whose end is in it: their readers have all of them when it is acknowledged
+    slow: list[tuple[Stream, Cursor]]  # and where each reader's copy ends then
+    fast: Int64s
+    fast_tokens: Int64s
+    fast_chars: Int64s
+
+    def commit(self, columns: StreamColumns) -> None:
+        """The message has left: move the cursors."""
+        fast = self.fast
+        if len(fast):
+            columns.sent_tokens[fast] += self.fast_tokens
+            columns.sent_chars[fast] += self.fast_chars
+            columns.is_dirty[fast] = columns.tokens.lengths(fast) > columns.sent_tokens[fast]
+        for stream, cursor in self.slow:
+            assert stream.reader is not None
+            stream.reader.cursor = cursor
+        for stream in self.ended:
+            columns.is_dirty[stream.line] = False
+        for stream, cursor in self.slow:
+            assert stream.output is not None
+            if stream.output.end is None:
+                columns.is_dirty[stream.line] = cursor.unit < stream.output.log.num_units
+                columns.speed_up(stream, cursor)
+
+
+def build(columns: StreamColumns, fast: Int64s, slow: Sequence[Stream]) -> Built:
+    """One message of what is new of lines that are due. Who finds no room is left out."""
     chars: list[int] = []
-    tokens: list[int] = []
     texts: list[str] = []
-    counts: list[int] = []
-    token_ids: list[int] = []
-    ended: list[int] = []
+    ended_at: list[int] = []
+    ended: list[Stream] = []
     ends: list[End] = []
-    widths: list[int] = []
-    values: list[bytes] = []
-    ids: list[bytes] = []
-    ranks: list[int] = []
-    sent: list[Sent] = []
+    moves: list[tuple[Stream, Cursor]] = []
+    spans: list[tuple[int, int, int]] = []  # line, first token, number of tokens
     num_bytes = 0
-    for stream in streams:
-        output, reader = stream.output, stream.reader
+    for stream in slow:
+        output, reader, line = stream.output, stream.reader, stream.line
         assert output is not None
         assert reader is not None
         start = reader.cursor
+        token_bytes = 4 + 8 * int(columns.widths[line])
         left = max(MESSAGE_BUDGET_BYTES - num_bytes, 0)
-        stop = output.log.advance(start, left // 4, left // (4 + 8 * stream.width))
+        stop = output.log.advance(start, left // 4, left // token_bytes)
         text = output.log.text_between(start, stop)
-        is_end = output.end is not None and stop.unit == output.log.num_units
-        handles.append(reader.handle)
-        chars.append(start.num_chars)
-        tokens.append(start.num_tokens)
-        texts.append(text)
-        counts.append(stop.num_tokens - start.num_tokens)
-        token_ids += output.token_ids[start.num_tokens : stop.num_tokens]
-        if is_end:
-            assert output.end is not None
-            ended.append(len(sent))
+        if output.end is not None and stop.unit == output.log.num_units:
+            ended_at.append(len(moves))
+            ended.append(stream)
             ends.append(output.end)
-        widths.append(stream.width)
-        if stream.width:
-            for some_values, some_ids, rank in stream.logprobs[start.num_tokens : stop.num_tokens]:
-                values.append(some_values)
-                ids.append(some_ids)
-                ranks.append(rank)
-                num_bytes += len(some_values) + len(some_ids)
-        sent.append(Sent(stream, stop, is_end))
-        num_bytes += _ENTRY_BYTES + len(text) + 4 * counts[-1]
+        chars.append(start.num_chars)
+        texts.append(text)
+        num_tokens = stop.num_tokens - start.num_tokens
+        spans.append((line, start.num_tokens, num_tokens))
+        moves.append((stream, stop))
+        num_bytes += _ENTRY_BYTES + len(text) + token_bytes * num_tokens
         if num_bytes >= MESSAGE_BUDGET_BYTES:
             break
-    each_one = all(count == 1 for count in counts)
-    deltas = Deltas(
-        pack_u32(handles),
-        pack_u32(chars),
-        pack_u32(tokens),
+    fast, fast_tokens = _fitting(columns, fast, MESSAGE_BUDGET_BYTES - num_bytes)
+    lines, starts, counts = fast, columns.sent_tokens[fast], fast_tokens
+    fast_chars, chars_before = fast_tokens, columns.sent_chars[fast]
+    if spans:
+        slow_lines, slow_starts, slow_counts = np.array(spans, np.int64).T
+        lines = np.concatenate([slow_lines, lines])
+        starts = np.concatenate([slow_starts, starts])
+        counts = np.concatenate([slow_counts, counts])
+        chars_before = np.concatenate([np.array(chars, np.int64), chars_before])
+    several = None if np.count_nonzero(counts == 1) == len(counts) else counts
+    token_ids = columns.tokens.gather(lines, starts, several)
+    if len(fast):
+        num_slow = sum(count for _, _, count in spans)
+        fast_texts, fast_chars = columns.texts(fast, fast_tokens, token_ids[num_slow:])
+        texts += fast_texts
+    message = Deltas(
+        pack_u32(columns.handles[lines]),
+        pack_u32(chars_before),
+        pack_u32(starts),
         texts,
         pack_u32(token_ids),
-        b"" if each_one else pack_u32(counts),
-        pack_u32(ended) if ended else b"",
+        b"" if several is None else pack_u32(several),
+        pack_u32(ended_at) if ended_at else b"",
         tuple(ends),
-        _logprobs(widths, values, ids, ranks),
+        columns.logprobs.columns(lines, starts, several) if columns.max_width else None,
     )
-    return deltas, sent
+    return Built(message, ended, moves, fast, fast_tokens, fast_chars)
 
 
-def _logprobs(
-    widths: list[int], values: list[bytes], ids: list[bytes], ranks: list[int]
-) -> LogprobColumns | None:
-    if not any(widths):
-        return None
-    same = widths.count(widths[0]) == len(widths)
-    return LogprobColumns(
-        widths[0] if same else 0,
-        b"".join(values),
-        b"".join(ids),
-        pack_u32(ranks),
-        b"" if same else pack_u32(widths),
-    )
+def _fitting(columns: StreamColumns, fast: Int64s, budget: int) -> tuple[Int64s, Int64s]:
+    """As many of the lines as fit, and how many tokens of each: everything new, or even shares."""
+    if budget <= 0:
+        fast = fast[:0]
+    counts = columns.tokens.lengths(fast) - columns.sent_tokens[fast]
+    if not len(fast):
+        return fast, counts
+    token_bytes = 4 + 8 * columns.max_width + _TEXT_BYTES
+    if _ENTRY_BYTES * len(fast) + token_bytes * int(counts.sum()) <= budget:
+        return fast, counts
+    num_lines = max(1, budget // (_ENTRY_BYTES + token_bytes))
+    fast, counts = fast[:num_lines], counts[:num_lines]
+    share = max(1, (budget // len(fast) - _ENTRY_BYTES) // token_bytes)
+    return fast, np.minimum(counts, share)

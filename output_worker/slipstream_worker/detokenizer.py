@@ -41,6 +41,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from slipstream_worker.byte_detokenizer import ByteDetokenizer, ByteView
+from slipstream_worker.fast_table import FastTable
 from slipstream_worker.suffix_detokenizer import SuffixDetokenizer, SuffixView
 from slipstream_worker.text_detokenizer import TextDetokenizer, TextView
 from slipstream_worker.token_table import TokenTable
@@ -62,6 +63,12 @@ class Detokenizer(Protocol):
         """Whether the last tokens may have text that is yet to come."""
         ...
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the text of a whole token (see `fast_table`) is now its own, and stays so until
+        another kind of token comes."""
+        ...
+
     def step(self, token_id: int) -> str:
         """The text that this token completes; "" if it only prolongs an unfinished character."""
         ...
@@ -78,27 +85,35 @@ class Detokenizer(Protocol):
 class DetokenizerFactory(Protocol):
     """Makes the detokenisers of one model."""
 
+    @property
+    def fast_table(self) -> FastTable | None:
+        """The vocabulary as columns; None where a token's text always depends on its neighbours."""
+        ...
+
     def create(self, prompt_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
         """A detokeniser that continues `prompt_ids`."""
         ...
+
+
+_Create = Callable[[Sequence[int], bool], Detokenizer]
 
 
 class TableDetokenizerFactory:
     """Holds the two views of a table, which all streams share: special tokens shown, or skipped."""
 
     def __init__(self, table: TokenTable) -> None:
-        self._create = _creator(table)
+        self.fast_table: FastTable | None = None
+        if table.mode == "bytelevel":
+            byte_views = [ByteView.of(table, skip) for skip in (False, True)]
+            self._create: _Create = lambda ids, skip: ByteDetokenizer(byte_views[skip], ids)
+            self.fast_table = FastTable(*(view.texts for view in byte_views))
+        elif table.last_pieces:
+            suffix_views = [SuffixView.of(table, skip) for skip in (False, True)]
+            self._create = lambda ids, skip: SuffixDetokenizer(suffix_views[skip], ids)
+        else:
+            text_views = [TextView.of(table, skip) for skip in (False, True)]
+            self._create = lambda ids, skip: TextDetokenizer(text_views[skip], ids)
+            self.fast_table = FastTable(*(view.texts for view in text_views))
 
     def create(self, prompt_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
         return self._create(prompt_ids, skip_special_tokens)
-
-
-def _creator(table: TokenTable) -> Callable[[Sequence[int], bool], Detokenizer]:
-    if table.mode == "bytelevel":
-        byte_views = [ByteView.of(table, skip) for skip in (False, True)]
-        return lambda prompt_ids, skip: ByteDetokenizer(byte_views[skip], prompt_ids)
-    if table.last_pieces:
-        suffix_views = [SuffixView.of(table, skip) for skip in (False, True)]
-        return lambda prompt_ids, skip: SuffixDetokenizer(suffix_views[skip], prompt_ids)
-    text_views = [TextView.of(table, skip) for skip in (False, True)]
-    return lambda prompt_ids, skip: TextDetokenizer(text_views[skip], prompt_ids)

@@ -17,6 +17,7 @@ from slipstream_ipc.accept import Session
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
     Abort,
+    Accepted,
     ClientToWorker,
     Fault,
     Goodbye,
@@ -30,13 +31,12 @@ from slipstream_ipc.messages import (
     Submit,
     UnknownStreams,
 )
-from slipstream_ipc.text_log import START
 from slipstream_worker.clients import FrontAcceptor, Receipt
 from slipstream_worker.detokenizer import DetokenizerFactory
 from slipstream_worker.lives import Lives
 from slipstream_worker.prompts import PromptSource
 from slipstream_worker.registration import check_submit, fingerprint, open_output, register
-from slipstream_worker.streams import Stage, Stream
+from slipstream_worker.streams import Position, Stage, Stream
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class FromClients:
         self._prompts = prompts
         self._detokenizers = detokenizers
         self._rendering: dict[int, Stream] = {}  # by the prompt process' key
+        self.is_draining = False  # nothing new is taken
 
     def handle(self, session: Session[Receipt], body: ClientToWorker, card: ModelCard) -> None:
         """Do what a message asks."""
@@ -70,7 +71,7 @@ class FromClients:
                 try:
                     self._submit(session, body, card)
                 except Exception as error:
-                    logger.exception("a submission of %s failed", session.identity.hex())
+                    logger.exception("a submission failed")
                     why = f"{type(error).__name__} while the request was taken in"
                     taken_in = lives.streams.get(body.stream_id)
                     if taken_in is not None and taken_in.submit is body:
@@ -81,7 +82,7 @@ class FromClients:
                 self._resume(session, body)
             case Abort():
                 stream = lives.streams.get(body.stream_id)
-                if stream is not None:
+                if stream is not None and lives.is_reader(stream, session.identity, body.handle):
                     lives.abort(stream)
             case Goodbye():
                 self._front.close(session)
@@ -100,7 +101,7 @@ class FromClients:
         try:
             self._set_out(stream, answer.token_ids, card)
         except Exception as error:
-            logger.exception("stream %s failed", stream.stream_id.hex())
+            logger.exception("a stream failed")
             self._lives.fail(stream, f"{type(error).__name__} while the request was taken in")
 
     def _submit(self, session: Session[Receipt], submit: Submit, card: ModelCard) -> None:
@@ -109,18 +110,27 @@ class FromClients:
         if known is not None:
             self._submit_again(session, submit, known)
             return
+        if lives.has_been(submit.stream_id):
+            fault = Fault("unknown_stream", "this stream has ended, and what it said is forgotten")
+            self._reject(session, submit.handle, fault)
+            return
+        if self.is_draining and not submit.was_accepted:
+            fault = Fault("overloaded", "the server is shutting down")
+            self._reject(session, submit.handle, fault)
+            return
         try:
             check_submit(submit)
         except BadRequest as error:
             self._reject(session, submit.handle, error.fault)
             return
-        if not submit.token_ids and len(self._rendering) >= MAX_RENDERING:
+        is_full = len(self._rendering) >= MAX_RENDERING
+        if is_full and not (submit.token_ids or submit.was_accepted):
             fault = Fault("overloaded", f"{MAX_RENDERING} prompts wait to be tokenised already")
             self._reject(session, submit.handle, fault)
             return
         stream = Stream(submit.stream_id, Stage.RENDERING, submit, fingerprint(submit))
         lives.streams.add(stream)
-        lives.read(stream, session.identity, submit.handle, START)
+        lives.read(stream, session.identity, submit.handle, _position(submit))
         if submit.token_ids:
             self._set_out(stream, submit.token_ids, card)
         else:
@@ -128,16 +138,12 @@ class FromClients:
             self._rendering[key] = stream
 
     def _submit_again(self, session: Session[Receipt], submit: Submit, known: Stream) -> None:
-        """A duplicate: its client attached anew without having had an answer."""
-        if known.reader is not None:
-            owner = known.reader.client
-        else:  # a life before this one took it in
-            owner = known.registration.owner if known.registration is not None else b""
-        if known.fingerprint != fingerprint(submit) or owner != session.identity:
+        """A duplicate: its client attached anew without having had an answer, or was replaced."""
+        if known.fingerprint != fingerprint(submit):
             fault = Fault("conflict", "this stream id is taken by another request", "stream_id")
             self._reject(session, submit.handle, fault)
             return
-        self._lives.read(known, session.identity, submit.handle, START)
+        self._lives.read(known, session.identity, submit.handle, _position(submit))
         if known.stage in (Stage.RUNNING, Stage.ENDED):
             self._lives.accept(known)
 
@@ -160,17 +166,16 @@ class FromClients:
         if stream is None:
             lives.port(session.identity).state(UnknownStreams((resume.handle,)))
             return
-        if stream.output is None:
-            lives.read(stream, session.identity, resume.handle, START)
-            return
-        cursor = stream.output.log.find(resume.num_chars, resume.num_tokens)
-        if cursor is None:
-            fault = Fault("diverged", "the stream has no such position", "num_tokens")
-            self._reject(session, resume.handle, fault)
-            return
-        lives.read(stream, session.identity, resume.handle, cursor)
-        if stream.stage is not Stage.SUBMITTED:
-            lives.accept(stream)
+        position = Position(resume.num_chars, resume.num_tokens, resume.digest)
+        if stream.stage in (Stage.RUNNING, Stage.ENDED) and stream.registration is not None:
+            lives.port(session.identity).state(
+                Accepted(resume.handle, stream.registration.prompt_ids)
+            )
+        lives.read(stream, session.identity, resume.handle, position)
 
     def _reject(self, session: Session[Receipt], handle: int, fault: Fault) -> None:
         self._lives.port(session.identity).state(Rejected(handle, fault))
+
+
+def _position(submit: Submit) -> Position:
+    return Position(submit.num_chars, len(submit.output_ids) // 4)

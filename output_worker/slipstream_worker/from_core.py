@@ -6,16 +6,19 @@ to their streams. Does not know: clients, how a stream's text is made.
 Rules (STREAMS II, IV):
 - After an attach a fresh worker takes what the core replays; any other states its positions.
 - An exception while handling one stream ends that stream and nothing else.
+- What streams end by is found before any text is made that nothing hangs on (see `columns`).
 """
 
 from __future__ import annotations
 
 import logging
+from time import monotonic_ns
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import structs
 
-from slipstream_ipc.columns import check_step, pack_u32, pack_u64, u32
+from slipstream_ipc.columns import UInt32s, check_step, pack_u32, pack_u64, u32
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.log import history_digest
 from slipstream_ipc.messages import (
@@ -28,20 +31,23 @@ from slipstream_ipc.messages import (
     Refused,
     Registered,
     Step,
+    Suspects,
     SyncDone,
     Unknown,
     Welcome,
 )
+from slipstream_ipc.trace import Span, Tracer
 from slipstream_worker.core_hop import CoreHop
 from slipstream_worker.detokenizer import DetokenizerFactory
 from slipstream_worker.lives import Lives
-from slipstream_worker.logprobs import split_logprobs
 from slipstream_worker.registration import open_output
 from slipstream_worker.streams import Stage, Stream
 
 logger = logging.getLogger(__name__)
 
 _POSITIONS_A_MESSAGE = 16384
+
+Int64s = npt.NDArray[np.int64]
 
 
 class FromCore:
@@ -54,14 +60,18 @@ class FromCore:
         detokenizers: DetokenizerFactory,
         *,
         tokenizer: str,
+        tracer: Tracer | None = None,
     ) -> None:
         """`tokenizer`: where clients find it."""
+        self._tracer = tracer
         self._core = core
         self._lives = lives
         self._detokenizers = detokenizers
         self._tokenizer = tokenizer
+        self._num_pending_ends = 0  # streams whose replayed end is yet to be reached
         self.card: ModelCard | None = None
         self.is_synced = False
+        self.step = 0  # the last one whose tokens came
 
     def handle(self, message: CoreToWorker) -> None:
         """Do what a message says; ProtocolError where it says what no core may say."""
@@ -85,6 +95,8 @@ class FromCore:
                     lives.refused(stream, message.fault)
             case Unknown():
                 self._readmit(message)
+            case Suspects():
+                lives.suspect(message.incarnation, message.stream_ids)
             case SyncDone():
                 self.is_synced = True
                 self._core.is_fresh = False
@@ -100,12 +112,12 @@ class FromCore:
         if not self.is_synced:
             # we attached fresh, perhaps not for the first time: the core replays everything
             self._core.is_fresh = True
-            self._lives.streams.clear()
+            self._lives.clear()
             return
         known = [stream for stream in self._lives.streams.all() if stream.output is not None]
         for cut in range(0, max(len(known), 1), _POSITIONS_A_MESSAGE):
             part = known[cut : cut + _POSITIONS_A_MESSAGE]
-            histories = [np.array(_token_ids(stream), np.uint32) for stream in part]
+            histories = [self._lives.columns.token_ids(stream) for stream in part]
             self._core.state(
                 Positions(
                     tuple(stream.stream_id for stream in part),
@@ -124,7 +136,7 @@ class FromCore:
         try:
             output = open_output(admit, self._detokenizers)
         except Exception:
-            logger.exception("stream %s cannot be taken up again", admit.stream_id.hex())
+            logger.exception("a stream cannot be taken up again")
             self._core.state(Forget((admit.stream_id,)))
             return
         stream = Stream(admit.stream_id, Stage.RUNNING)
@@ -134,56 +146,94 @@ class FromCore:
         # its tokens are yet to come; where an abort or an error ended it, they come before that end
         if message.end is not None:
             stream.pending_end = message.end
-            lives.push(stream, [])
+            self._num_pending_ends += 1
+            lives.push_replayed(stream, np.zeros(0, np.uint32))
 
     def _readmit(self, message: Unknown) -> None:
         """The core knows nothing of these: give it all we have of those that go on."""
         for stream_id in message.stream_ids:
             stream = self._lives.streams.get(stream_id)
-            if stream is None or stream.stage is Stage.ENDED:
-                continue
-            assert stream.registration is not None
-            outputs = pack_u32(_token_ids(stream))
-            self._core.state(structs.replace(stream.registration, output_ids=outputs))
+            if stream is not None and stream.stage is not Stage.ENDED:
+                self._core.state(self._lives.readmission(stream))
 
     def _step(self, step: Step) -> None:
         """New tokens of many streams: the hot path."""
+        tracer = self._tracer
+        begin_ns = monotonic_ns() if tracer is not None else 0
+        self.step = step.step
         check_step(step)
-        rows = u32(step.rows).tolist()
-        token_ids = u32(step.token_ids).tolist()
-        counts = u32(step.counts).tolist() if step.counts else None
-        starts = u32(step.starts).tolist() if step.counts else None
-        logprobs = split_logprobs(step.logprobs, counts, len(rows))
-        stream_at = self._lives.streams.at
-        at = 0
-        for i, row in enumerate(rows):
-            count = 1 if counts is None else counts[i]
-            stream = stream_at(row)
-            if stream is not None:
-                try:
-                    if starts is not None:
-                        _check_start(stream, starts[i])
-                    if logprobs is not None:
-                        stream.logprobs += logprobs[i]
-                    self._lives.push(stream, token_ids[at : at + count])
-                except ProtocolError:
-                    raise
-                except Exception as error:
-                    logger.exception("stream %s failed", stream.stream_id.hex())
-                    why = f"{type(error).__name__} while its output was handled"
-                    self._lives.fail(stream, why)
-            at += count
+        lives, columns = self._lives, self._lives.columns
+        rows, token_ids = u32(step.rows), u32(step.token_ids)
+        lines = lives.streams.lines_of(rows)
+        counts = u32(step.counts).astype(np.int64) if step.counts else None
+        if counts is not None:
+            self._check_spans(lines, counts, u32(step.starts))
+        if step.logprobs is not None:  # passes over nobody's line
+            columns.logprobs.append_columns(lines, counts, step.logprobs)
+        is_known = lines > 0
+        if np.count_nonzero(is_known) != len(lines):
+            token_ids = token_ids[is_known if counts is None else np.repeat(is_known, counts)]
+            lines = lines[is_known]
+            counts = counts if counts is None else counts[is_known]
+        if self._num_pending_ends:
+            lines, counts, token_ids = self._take_replayed(lines, counts, token_ids)
+        if len(lines):
+            needs_care = columns.append(lines, counts, token_ids)
+            if tracer is not None:
+                tracer.add(Span.STOP_CHECK, begin_ns, begin_ns := monotonic_ns(), step.step)
+            self._push(lines, counts, token_ids, np.flatnonzero(needs_care))
+            if tracer is not None:
+                tracer.add(Span.DETOKENISE, begin_ns, monotonic_ns(), step.step)
+            lives.has_news(lines)
         self._core.checked(step.step)
 
+    def _push(
+        self, lines: Int64s, counts: Int64s | None, token_ids: UInt32s, entries: Int64s
+    ) -> None:
+        """Look at the tokens of these entries one by one."""
+        if not len(entries):
+            return
+        lives, streams = self._lives, self._lives.columns.streams
+        if counts is None:
+            begins, ends = entries, entries + 1
+        else:
+            ends = np.cumsum(counts)[entries]
+            begins = ends - counts[entries]
+        ids = token_ids.tolist()
+        some = zip(lines[entries].tolist(), begins.tolist(), ends.tolist(), strict=True)
+        for line, begin, end in some:
+            stream = streams[line]
+            assert stream is not None
+            try:
+                lives.push(stream, ids[begin:end])
+            except Exception as error:
+                logger.exception("a stream failed")
+                lives.fail(stream, f"{type(error).__name__} while its output was handled")
 
-def _token_ids(stream: Stream) -> list[int]:
-    assert stream.output is not None
-    return stream.output.token_ids
+    def _take_replayed(
+        self, lines: Int64s, counts: Int64s | None, token_ids: UInt32s
+    ) -> tuple[Int64s, Int64s | None, UInt32s]:
+        """Take in the tokens of streams with a replayed end; what belongs to the others."""
+        streams = self._lives.columns.streams
+        if counts is None:
+            counts = np.ones(len(lines), np.int64)
+        ends = np.cumsum(counts).tolist()
+        is_other = np.ones(len(lines), np.bool_)
+        for i, line in enumerate(lines.tolist()):
+            stream = streams[line]
+            if stream is not None and stream.pending_end is not None:
+                is_other[i] = False
+                begin = ends[i - 1] if i else 0
+                self._lives.push_replayed(stream, token_ids[begin : ends[i]])
+                self._num_pending_ends -= stream.stage is Stage.ENDED
+        return lines[is_other], counts[is_other], token_ids[np.repeat(is_other, counts)]
 
-
-def _check_start(stream: Stream, start: int) -> None:
-    """ProtocolError unless a catch-up begins where our copy ends."""
-    assert stream.registration is not None
-    have = len(stream.registration.prompt_ids) // 4 + len(_token_ids(stream))
-    if stream.stage is not Stage.ENDED and start != have:
-        raise ProtocolError(f"a catch-up from {start} for a stream of {have} tokens")
+    def _check_spans(self, lines: Int64s, counts: Int64s, starts: UInt32s) -> None:
+        """ProtocolError unless every span begins where our copy ends, and has tokens in it."""
+        have = self._lives.columns.ends(lines)
+        wrong = np.flatnonzero(((lines > 0) & (starts != have)) | (counts == 0))
+        if len(wrong):
+            at = int(wrong[0])
+            raise ProtocolError(
+                f"{counts[at]} tokens from {starts[at]} on, of a stream of {have[at]}"
+            )

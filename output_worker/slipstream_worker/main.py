@@ -1,28 +1,39 @@
-"""The output worker's process: start-up, loop, shutdown."""
+"""The output worker's process: start-up, loop, drain, shutdown.
+
+Rules:
+- The tokenizer's table and the prompt process are there before `Activate`; the sockets, which
+  belong to whoever serves, come after it. So a spare takes over within milliseconds.
+- Clients are told that the server shuts down only where the parent said so: a worker that somebody
+  else ends has a successor, with whom their streams go on.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
 import time
 from pathlib import Path
 
+import msgspec
 import zmq
 
-from slipstream_ipc.child import StopSignal, report, start_child
-from slipstream_ipc.messages import PromptReady, Status
+from slipstream_ipc.child import Activate, Beats, Commands, Drain, StopSignal, report, start_child
+from slipstream_ipc.messages import Fault, PromptReady, Status
 from slipstream_worker.assembly import assemble_worker, detokenizers_from
 from slipstream_worker.config import WorkerConfig
 from slipstream_worker.prompts import Prompts
+from slipstream_worker.worker import Worker
 
 _BEAT_S = 0.25
 _GOODBYE_MS = 200
 
 
 def main() -> int:
-    """Run until SIGTERM. Exit code 0, or 1 where the tokenizer could not be loaded."""
+    """Run until SIGTERM. Exit code 0, or 1 where tokenizer or address cannot be had."""
     config, stop = start_child("worker", WorkerConfig)
+    commands, beats = Commands(), Beats()
     context = zmq.Context()
-    path = Path(config.runtime_dir) / f"prompts-{config.index}-{config.incarnation}.sock"
+    path = Path(config.runtime_dir) / f"prompts-{config.index}-{os.getpid()}.sock"
     prompts = Prompts(
         context,
         f"ipc://{path}",
@@ -41,7 +52,19 @@ def main() -> int:
             report(Status(error=ready.error))
             return 1
         if ready is not None:
-            _serve(config, ready, prompts, context, poller, stop)
+            detokenizers = detokenizers_from(ready)
+            _freeze()
+            poller.register(commands.fileno(), zmq.POLLIN)
+            activation = _await_activation(commands, prompts, poller, stop, beats)
+            if activation is not None:
+                config = msgspec.structs.replace(config, incarnation=activation.incarnation)
+                try:
+                    worker = assemble_worker(config, prompts, detokenizers, context, poller)
+                except (ValueError, OSError, zmq.ZMQError) as error:  # an address, or keys
+                    report(Status(error=str(error)))
+                    return 1
+                _freeze()
+                _serve(worker, commands, poller, stop, beats)
     finally:
         prompts.close()
         path.unlink(missing_ok=True)
@@ -60,32 +83,74 @@ def _await_prompts(prompts: Prompts, poller: zmq.Poller, stop: StopSignal) -> Pr
     return None
 
 
+def _await_activation(
+    commands: Commands, prompts: Prompts, poller: zmq.Poller, stop: StopSignal, beats: Beats
+) -> Activate | None:
+    """Wait beside the worker that serves, with everything at hand; None where we are to stop."""
+    while not stop.is_set:
+        for command in commands.read():
+            if isinstance(command, Activate):
+                return command
+        list(prompts.receive())
+        list(prompts.beat())
+        beats.beat(time.monotonic())
+        poller.poll(int(_BEAT_S * 1e3))
+    return None
+
+
 def _serve(
-    config: WorkerConfig,
-    ready: PromptReady,
-    prompts: Prompts,
-    context: zmq.Context[zmq.Socket[bytes]],
-    poller: zmq.Poller,
-    stop: StopSignal,
+    worker: Worker, commands: Commands, poller: zmq.Poller, stop: StopSignal, beats: Beats
 ) -> None:
-    worker = assemble_worker(config, prompts, detokenizers_from(ready), context, poller)
-    # what is loaded stays: the collector need not look at it again
-    gc.collect()
-    gc.freeze()
     is_ready = False
+    draining: _Draining | None = None
     beat_at = 0.0
     while not stop.is_set:
         now = time.monotonic()
         worker.run_once(now)
         if now >= beat_at:
             worker.beat(now)
+            beats.beat(now)
             beat_at = now + _BEAT_S
         if not is_ready and worker.card is not None:
             is_ready = True
             report(Status(ready=True, detail=f"serving {worker.card.name}"))
-        poller.poll(max(1, int((beat_at - time.monotonic()) * 1e3)))
-    worker.say_goodbye()
+        if draining is not None:
+            draining.turn(now)
+        events = poller.poll(max(1, int((beat_at - time.monotonic()) * 1e3)))
+        if (commands.fileno(), zmq.POLLIN) in events:
+            for command in commands.read():
+                if isinstance(command, Drain):
+                    draining = _Draining(worker, time.monotonic() + command.within_s)
+    if draining is not None or any(isinstance(command, Drain) for command in commands.read()):
+        worker.say_goodbye()
     worker.close(linger_ms=_GOODBYE_MS)
+
+
+class _Draining:
+    """A worker that takes in nothing new, and ends what runs at `end_at`."""
+
+    def __init__(self, worker: Worker, end_at: float) -> None:
+        worker.begin_drain()
+        self._worker = worker
+        self._end_at = end_at
+        self._is_over = False
+        self._is_told = False
+
+    def turn(self, now: float) -> None:
+        """End what is due to end; say when nothing is left."""
+        if now >= self._end_at and not self._is_over:
+            self._is_over = True
+            self._worker.end_all(Fault("engine", "the server is shutting down"))
+        is_empty = self._worker.num_running == 0 and not self._worker.has_unsent
+        if is_empty and not self._is_told:
+            self._is_told = True
+            report(Status(drained=True))
+
+
+def _freeze() -> None:
+    """What is loaded stays: the collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 if __name__ == "__main__":

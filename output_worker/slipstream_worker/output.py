@@ -1,7 +1,7 @@
 """What one stream's tokens become: text, and where it ends.
 
-Owns: the stream's token ids, its text log, the criteria that tokens imply (stop ids, stop strings,
-length), and what is released when. Does not know: clients, messages, other streams.
+Owns: the stream's text log, the criteria that tokens imply (stop ids, stop strings, length), and
+what is released when. Does not know: clients, messages, other streams, where token ids are kept.
 
 Rules (STREAMS III and IV):
 - A pure function of the token history: the same tokens give the same units, cut and end, however
@@ -11,6 +11,8 @@ Rules (STREAMS III and IV):
 - The earliest end wins: a stop string that is complete before the stop id or the length limit of
   the same token is the reason; a stop id wins over length.
 - Where a stop string cuts the text, tokens that produced only what is cut are cut with it.
+- A settled output depends on nothing that came before but counts. So whole tokens that can end
+  nothing need not pass through here: `resume_at` says where they have led.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from slipstream_ipc.messages import End, Fault, FinishReason
-from slipstream_ipc.text_log import TextLog
+from slipstream_ipc.text_log import Cursor, TextLog
 from slipstream_worker.detokenizer import Detokenizer
 from slipstream_worker.stop_strings import StopStrings
 
@@ -43,7 +45,7 @@ class StreamOutput:
         "_stops",
         "end",
         "log",
-        "token_ids",
+        "num_tokens",
     )
 
     def __init__(
@@ -69,12 +71,11 @@ class StreamOutput:
         self._held = ""  # text that may begin a stop string
         self._num_chars = 0  # detokenised
         self._num_emitted = 0  # released, without what is held
-        self._ends: deque[int] = (
-            deque()
-        )  # of each unreleased token: characters up to its text's end
-        self._starts: deque[int] = deque()  # … and the characters that were complete before it
+        # of each unreleased token: the characters up to its text's end
+        self._ends: deque[int] = deque()
+        self._starts: deque[int] = deque()  # … and those that were complete before it
         self._num_unread = 0  # last tokens whose text is yet to come
-        self.token_ids: list[int] = []
+        self.num_tokens = 0  # taken in; more than `end.num_tokens` where a stop string cut some
         self.log = TextLog()
         self.end: End | None = None
 
@@ -86,23 +87,48 @@ class StreamOutput:
             self._push(token_id)
         return self.end is not None
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is held back, and a whole token's text is its own."""
+        if self._held or self._num_unread or self._ends:
+            return False
+        return self._detokenizer is None or self._detokenizer.is_settled
+
+    def is_harmless(self, text: str) -> bool:
+        """Whether a whole token of this text, behind a settled output, leaves it settled."""
+        return self._stops is None or self._stops.is_harmless(text)
+
+    def resume_at(self, cursor: Cursor) -> None:
+        """Whole tokens, which end nothing, have been read elsewhere, up to `cursor`.
+
+        The output must have been settled before them; its log begins there.
+        """
+        self.num_tokens = cursor.num_tokens
+        self._num_chars = self._num_emitted = cursor.num_chars
+        self.log = TextLog(cursor)
+
+    def take_whole(self, texts: Sequence[str]) -> None:
+        """Take in whole tokens of these texts, which end nothing; each is released at once."""
+        for text in texts:
+            self.num_tokens += 1
+            self.log.append(text, self.num_tokens)
+        self._num_chars = self._num_emitted = self.log.end.num_chars
+
     def finish(self, reason: FinishReason, fault: Fault | None = None) -> None:
         """End for a reason that the tokens do not imply; all there is is released first."""
         if self.end is None:
             tail = self._detokenizer.flush() if self._detokenizer is not None else ""
-            self.log.append(self._held + tail, len(self.token_ids))
-            self.end = End(reason, len(self.token_ids), fault=fault)
+            self.log.append(self._held + tail, self.num_tokens)
+            self.end = End(reason, self.num_tokens, fault=fault)
 
     def break_off(self, fault: Fault) -> None:
         """End with an error of ours; what is held back is lost, the detokeniser is not asked."""
         if self.end is None:
-            del self.token_ids[self.log.num_tokens :]
             self.log.append("", self.log.num_tokens)
             self.end = End("error", self.log.num_tokens, fault=fault)
 
     def _push(self, token_id: int) -> None:
-        self.token_ids.append(token_id)
-        num_tokens = len(self.token_ids)
+        self.num_tokens = num_tokens = self.num_tokens + 1
         end: End | None = None
         if token_id in self._stop_ids and num_tokens > self._min_tokens:
             named = None if token_id in self._eos_ids else token_id
@@ -140,15 +166,14 @@ class StreamOutput:
         if not is_pending:
             self._ends.extend([self._num_chars] * self._num_unread)
             self._num_unread = 0
-        active = len(self.token_ids) > self._min_tokens
+        active = self.num_tokens > self._min_tokens
         emit, self._held, stop = self._stops.feed(self._held, text, active)
         if stop is not None:
             num_kept = self._num_kept(self._num_emitted + len(emit))
-            del self.token_ids[num_kept:]
             self.log.append(emit, num_kept)
             self.end = End("stop", num_kept, stop)
         elif end is not None:
-            self.log.append(emit + self._held, len(self.token_ids))
+            self.log.append(emit + self._held, self.num_tokens)
         else:
             self._num_emitted += len(emit)
             num_released = self.log.num_tokens

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from tokenizers import Tokenizer
 
 from slipstream_ipc.child import start_child
 from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.errors import brief
 from slipstream_ipc.messages import Fault, PromptReady, Render, Rendered
 from slipstream_worker.compile_table import UnsupportedDecoder, compile_table
 from slipstream_worker.token_table import TableFileError, cache_path, load_table, save_table
@@ -41,6 +43,8 @@ class PromptConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def main() -> int:
     """Answer until SIGTERM or the worker's death."""
     config, stop = start_child("prompts", PromptConfig)
+    if not config.trust_remote_code:
+        _do_without_torch()
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 0)
@@ -63,6 +67,14 @@ def main() -> int:
     socket.close()
     context.term()
     return 0
+
+
+def _do_without_torch() -> None:
+    """Transformers imports torch where it finds it; no tokenizer needs it, and it is most of the
+    time that this process takes to start. Code from a model's folder may need it, though.
+    """
+    sys.modules["torch"] = None  # type: ignore[assignment]  # what import takes for "not there"
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would warn that there is no torch
 
 
 def load_tokenizer(config: PromptConfig) -> Any:
@@ -113,8 +125,10 @@ def render(tokenizer: Any, request: Render) -> Rendered:
             ids = tokenizer(request.text)["input_ids"]
     except Exception as error:
         field = "messages" if request.messages else "prompt"
-        logger.debug("a prompt could not be rendered: %s", error)  # its caller is told
-        return Rendered(request.key, fault=Fault("bad_request", f"{field}: {error}", field))
+        # its caller is told more: the error may quote the prompt, which is in no log
+        logger.debug("a prompt could not be rendered: %s", type(error).__name__)
+        why = brief(f"{field}: {error}")
+        return Rendered(request.key, fault=Fault("bad_request", why, field))
     return Rendered(request.key, pack_u32(np.asarray(ids, np.uint32)))
 
 

@@ -21,7 +21,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from slipstream_ipc.child import STATUS_FD_VARIABLE
+from slipstream_ipc.child import PARENT_PID_VARIABLE, STATUS_FD_VARIABLE
 from slipstream_ipc.messages import Fault, FromPromptProcess, PromptReady, Render, Rendered
 
 logger = logging.getLogger(__name__)
@@ -123,6 +123,7 @@ class Prompts:
 
     def _start(self) -> subprocess.Popen[bytes]:
         environment = {k: v for k, v in os.environ.items() if k != STATUS_FD_VARIABLE}
+        environment[PARENT_PID_VARIABLE] = str(os.getpid())  # it dies with us, however early
         child = subprocess.Popen(
             [sys.executable, "-m", "slipstream_worker.prompt_process"],
             stdin=subprocess.PIPE,

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 
 import msgspec
+from msgspec import structs
 
 from slipstream_ipc.codec import decode_params
-from slipstream_ipc.columns import u32
+from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import Admit, ModelCard, Submit
 from slipstream_ipc.params import check_label, check_params, check_prompt, stop_strings
@@ -34,12 +35,18 @@ def check_submit(submit: Submit) -> None:
     if given != 1:
         raise BadRequest("prompt", f"{given} prompts", "one of text, token_ids and messages")
     if len(submit.token_ids) % 4:
-        raise BadRequest("prompt_token_ids", submit.token_ids, "u32 values")
+        raise BadRequest("prompt_token_ids", f"{len(submit.token_ids)} bytes", "u32 values")
+    if len(submit.output_ids) % 4:
+        raise BadRequest("output_ids", f"{len(submit.output_ids)} bytes", "u32 values")
 
 
 def fingerprint(submit: Submit) -> bytes:
-    """By which a late duplicate of a submission is told from other content under its id."""
-    return hashlib.blake2b(msgspec.msgpack.encode(submit), digest_size=16).digest()
+    """By which a late duplicate of a submission is told from other content under its id.
+
+    Under which handle it comes, and how much of the answer its sender has, makes no difference.
+    """
+    plain = structs.replace(submit, handle=0, was_accepted=False, output_ids=b"", num_chars=0)
+    return hashlib.blake2b(msgspec.msgpack.encode(plain), digest_size=16).digest()
 
 
 def register(submit: Submit, prompt_ids: bytes, client: bytes, card: ModelCard) -> Admit:
@@ -62,16 +69,20 @@ def register(submit: Submit, prompt_ids: bytes, client: bytes, card: ModelCard) 
         owner=client,
         handle=submit.handle,
         fingerprint=fingerprint(submit),
+        output_ids=submit.output_ids,
+        was_accepted=submit.was_accepted,
     )
 
 
-def open_output(admit: Admit, detokenizers: DetokenizerFactory) -> StreamOutput:
-    """The output side of a registration, its outputs so far taken in."""
+def open_output(
+    admit: Admit, detokenizers: DetokenizerFactory, outputs: UInt32s | None = None
+) -> StreamOutput:
+    """The output side of a registration, with `outputs` taken in; by default those it holds."""
     params = admit.params
     stops = stop_strings(params)
     detokenizer = None
     if params.detokenize:
-        prompt = u32(admit.prompt_ids).tolist()
+        prompt = memoryview(admit.prompt_ids).cast("I")  # long ones are not copied
         detokenizer = detokenizers.create(prompt, params.skip_special_tokens)
     output = StreamOutput(
         detokenizer=detokenizer,
@@ -82,7 +93,7 @@ def open_output(admit: Admit, detokenizers: DetokenizerFactory) -> StreamOutput:
         max_tokens=admit.max_tokens,
         include_stop=params.include_stop_str_in_output,
     )
-    output.push(u32(admit.output_ids).tolist())
+    output.push((u32(admit.output_ids) if outputs is None else outputs).tolist())
     return output
 
 

@@ -35,6 +35,11 @@ class StopStrings:
         self._min_len = min(map(len, stops))
         self._first_chars = frozenset(stop[0] for stop in stops)
 
+    def is_harmless(self, text: str) -> bool:
+        """Whether `text`, with nothing held before it, neither ends a stream nor holds anything."""
+        _, held, stop = self.feed("", text)
+        return not held and stop is None
+
     def feed(self, held: str, text: str, active: bool = True) -> tuple[str, str, str | None]:
         """Take `text`, which follows `held` (what the last call held back; "" at first).
 

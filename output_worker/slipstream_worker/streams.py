@@ -1,19 +1,28 @@
 """The streams a worker serves, from submission until they are forgotten.
 
 Owns: what is known of each stream: its registration, its output, how far it has come on its way,
-who reads it. Does not know: sockets, what tokens mean.
+who reads it; and which stream has which of the core's rows. Its tokens lie in `columns`, under its
+line. Does not know: sockets, what tokens mean.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from slipstream_ipc.messages import Admit, End, Submit
 from slipstream_ipc.text_log import START, Cursor
-from slipstream_worker.logprobs import TokenLogprobs
 from slipstream_worker.output import StreamOutput
+
+Int64s = npt.NDArray[np.int64]
+
+_MAX_PAST_READERS = 64
 
 
 class Stage(Enum):
@@ -25,23 +34,38 @@ class Stage(Enum):
     ENDED = "ended"  # its end is known; kept for readers that come back
 
 
+class Position(NamedTuple):
+    """Where a reader's copy of a stream ends. `digest`: of its tokens, where it kept them."""
+
+    num_chars: int
+    num_tokens: int
+    digest: int | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Reader:
     """Who reads a stream, and how far it has been sent.
 
-    `is_waiting`: the client attached anew and has yet to say where its copy ends; until then it is
-    sent nothing of this stream.
+    cursor: of a slow line; a fast one's lies in the columns. is_waiting: it is sent nothing, as we
+    do not know where its copy ends, or have not come so far ourselves. awaited: in the second case,
+    where that is.
     """
 
     client: bytes  # identity
     handle: int
     cursor: Cursor = START
     is_waiting: bool = False
+    awaited: Position | None = None
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether it has asked for the stream since it attached."""
+        return not self.is_waiting or self.awaited is not None
 
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One stream. `registration` and `output` exist once the prompt is rendered."""
+    """One stream. `registration`, `output` and a line exist once the prompt is rendered."""
 
     stream_id: bytes
     stage: Stage
@@ -50,12 +74,18 @@ class Stream:
     interval: int = 1
     registration: Admit | None = None
     output: StreamOutput | None = None
+    line: int = 0  # in the columns; 0: none
     row: int | None = None
     reader: Reader | None = None
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    width: int = 0  # values to a token in `logprobs`
+    past_readers: deque[tuple[bytes, int]] = field(  # superseded, by identity and handle
+        default_factory=lambda: deque(maxlen=_MAX_PAST_READERS)
+    )
+    logprobs_from: int = 0  # tokens before have none, though they were asked for
     pending_end: End | None = None  # a replayed end that its tokens do not imply; they come first
     leaves_at: float = inf  # when it is to be forgotten; inf while it goes on, or somebody reads it
+    held_bytes: int = 0  # what it costs to keep it, once it has ended
+    strikes: int = 0  # cores that died from within while they ran it, without progress between
+    struck_at: int = 0  # tokens it had at the last of them
 
 
 class StreamTable:
@@ -64,6 +94,7 @@ class StreamTable:
     def __init__(self) -> None:
         self._by_id: dict[bytes, Stream] = {}
         self._by_row: dict[int, Stream] = {}
+        self._lines: Int64s = np.zeros(64, np.int64)  # by row; 0: nobody's, or it has ended
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -76,9 +107,13 @@ class StreamTable:
         """The stream of this id, if it is known."""
         return self._by_id.get(stream_id)
 
-    def at(self, row: int) -> Stream | None:
-        """The stream that has this row now, if one has."""
-        return self._by_row.get(row)
+    def lines_of(self, rows: npt.NDArray[np.uint32]) -> Int64s:
+        """The lines of the streams that go on in these rows; 0 where none does."""
+        try:
+            return self._lines[rows]
+        except IndexError:
+            inside = rows < len(self._lines)
+            return np.where(inside, self._lines[np.where(inside, rows, 0)], 0)
 
     def add(self, stream: Stream) -> None:
         """Take in a new stream."""
@@ -88,13 +123,25 @@ class StreamTable:
     def place(self, stream: Stream, row: int) -> None:
         """The core has given the stream this row; whoever had it is done with it."""
         self._vacate(stream)
+        before = self._by_row.get(row)
+        if before is not None:
+            self._vacate(before)
         self._by_row[row] = stream
         stream.row = row
+        if row >= len(self._lines):
+            self._lines = np.pad(self._lines, (0, max(row + 1 - len(self._lines), row)))
+        self._lines[row] = stream.line
+
+    def silence(self, stream: Stream) -> None:
+        """A stream has ended: what the core still sends of it is nobody's."""
+        if stream.row is not None and self._by_row.get(stream.row) is stream:
+            self._lines[stream.row] = 0
 
     def clear(self) -> None:
         """Forget everything."""
         self._by_id.clear()
         self._by_row.clear()
+        self._lines[:] = 0
 
     def displace_all(self) -> None:
         """No row means anything any more: the core will give them anew."""
@@ -109,4 +156,5 @@ class StreamTable:
     def _vacate(self, stream: Stream) -> None:
         if stream.row is not None and self._by_row.get(stream.row) is stream:
             del self._by_row[stream.row]
+            self._lines[stream.row] = 0
         stream.row = None

@@ -60,6 +60,10 @@ class SuffixDetokenizer:
     def is_pending(self) -> bool:
         return bool(self._at_end)
 
+    @property
+    def is_settled(self) -> bool:
+        return False
+
     def step(self, token_id: int) -> str:
         parts = self._parts[token_id] if token_id < len(self._parts) else None
         if parts is None:

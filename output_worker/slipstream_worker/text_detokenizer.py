@@ -85,6 +85,10 @@ class TextDetokenizer:
     def is_pending(self) -> bool:
         return len(self._waiting) > self._num_inherited
 
+    @property
+    def is_settled(self) -> bool:
+        return not self._waiting and self._texts is self._view.texts
+
     def step(self, token_id: int) -> str:
         if not self._waiting:
             try:

@@ -27,6 +27,8 @@ _MAX_CONTEXT = 16  # tokens that a window keeps from what was already streamed
 class WindowDetokenizerFactory:
     """Loads the tokenizer once for all streams. The slow way: a few microseconds a token."""
 
+    fast_table = None
+
     def __init__(self, tokenizer_json: bytes) -> None:
         from tokenizers import Tokenizer
 
@@ -66,6 +68,10 @@ class WindowDetokenizer:
     @property
     def is_pending(self) -> bool:
         return bool(self._pending)
+
+    @property
+    def is_settled(self) -> bool:
+        return False
 
     def step(self, token_id: int) -> str:
         self._pending.append(token_id)

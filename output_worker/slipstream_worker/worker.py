@@ -3,7 +3,8 @@
 Owns: the order of things in one turn. Does not know: what any message means.
 
 Rules:
-- The report to the core leaves before the deltas to the clients: the device may wait for it.
+- The report to the core leaves before the deltas to the clients, and before most of their text is
+  made: the device may wait for it.
 - Nobody is heard before the core has told everything it knows: what clients send until then lies
   unread in the socket, and the poller does not look at it.
 - A core that breaks the protocol is attached anew; no stream suffers from it.
@@ -12,13 +13,16 @@ Rules:
 from __future__ import annotations
 
 import logging
+from time import monotonic_ns
 from typing import Literal
 
 import zmq
 
 from slipstream_ipc.errors import ProtocolError
-from slipstream_ipc.messages import Fault, ModelCard, Rendered
+from slipstream_ipc.messages import Fault, ModelCard, Rendered, Step
+from slipstream_ipc.trace import Span, Tracer
 from slipstream_worker.clients import FrontAcceptor
+from slipstream_worker.columns import StreamColumns
 from slipstream_worker.core_hop import CoreHop
 from slipstream_worker.detokenizer import DetokenizerFactory
 from slipstream_worker.from_clients import FromClients
@@ -44,16 +48,21 @@ class Worker:
         tokenizer: str,
         stream_interval: int | Literal["auto"],
         grace_s: float,
+        tracer: Tracer | None = None,
     ) -> None:
         """`socket` is the one that `front` accepts on; `tokenizer` is where clients find it."""
+        self._tracer = tracer
         self._poller = poller
         self._is_open = False
         self._core = core
         self._socket = socket
         self._front = front
         self._prompts = prompts
-        self.lives = Lives(core, front, grace_s, stream_interval)
-        self._from_core = FromCore(core, self.lives, detokenizers, tokenizer=tokenizer)
+        columns = StreamColumns(detokenizers.fast_table)
+        self.lives = Lives(core, front, columns, detokenizers, grace_s, stream_interval)
+        self._from_core = FromCore(
+            core, self.lives, detokenizers, tokenizer=tokenizer, tracer=tracer
+        )
         self._from_clients = FromClients(front, self.lives, prompts, detokenizers)
 
     @property
@@ -63,12 +72,19 @@ class Worker:
 
     def run_once(self, now: float) -> None:
         """Take in everything that has arrived, send everything that is due."""
+        tracer = self._tracer
+        self.lives.now = now
         try:
-            for message in self._core.receive(now):
-                self._from_core.handle(message)
+            if tracer is None:
+                for message in self._core.receive(now):
+                    self._from_core.handle(message)
+            else:
+                self._receive_traced(tracer, now)
         except ProtocolError:
             logger.exception("the core broke the protocol; attaching anew")
             self._core.attach(now)
+        # before anything that the clients want: the device may wait for it
+        self._core.report()
         card = self.card
         if card is not None and self._from_core.is_synced:
             if not self._is_open:
@@ -80,7 +96,28 @@ class Worker:
                 if isinstance(answer, Rendered):
                     self._from_clients.rendered(answer, card)
         self._core.flush()
-        self.lives.flush(now)
+        begin_ns = monotonic_ns() if tracer is not None else 0
+        if self.lives.flush() and tracer is not None:
+            tracer.add(Span.EMIT, begin_ns, monotonic_ns(), self._from_core.step)
+        self.lives.columns.settle()
+
+    def begin_drain(self) -> None:
+        """Take no new requests; what runs goes on."""
+        self._from_clients.is_draining = True
+
+    def end_all(self, fault: Fault) -> None:
+        """End what still runs by an error; what is held back of it leaves first."""
+        self.lives.end_all(fault)
+
+    @property
+    def num_running(self) -> int:
+        """Streams that have not ended."""
+        return self.lives.num_running
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something waits to be sent to a client that is there."""
+        return self.lives.has_unsent
 
     def beat(self, now: float) -> None:
         """What only the clock brings: signs of life, and what is to be forgotten."""
@@ -89,7 +126,8 @@ class Worker:
         for answer in self._prompts.beat():
             if self.card is not None:
                 self._from_clients.rendered(answer, self.card)
-        self.lives.beat(now)
+        self.lives.now = now
+        self.lives.beat()
 
     def say_goodbye(self) -> None:
         """Tell the clients that the stack stops, so that they need not find out by waiting."""
@@ -101,3 +139,13 @@ class Worker:
         if self._is_open:
             self._poller.unregister(self._socket)
         self._socket.close(linger=linger_ms)
+        if self._tracer is not None:
+            self._tracer.close()
+
+    def _receive_traced(self, tracer: Tracer, now: float) -> None:
+        begin_ns = monotonic_ns()
+        for message in self._core.receive(now):
+            if isinstance(message, Step):
+                tracer.add(Span.DECODE, begin_ns, monotonic_ns(), message.step)
+            self._from_core.handle(message)
+            begin_ns = monotonic_ns()

@@ -21,8 +21,18 @@ from slipstream import (
     EngineError,
     OverloadedError,
     SamplingParams,
+    SupersededError,
+    UnknownStreamError,
 )
-from slipstream_ipc.messages import Abort, Fault, Goodbye, Resume, Submit
+from slipstream_ipc.messages import (
+    Abort,
+    Fault,
+    Goodbye,
+    Resume,
+    Submit,
+    Superseded,
+    UnknownStreams,
+)
 
 Found = TypeVar("Found")
 
@@ -201,6 +211,69 @@ def test_reattach_goes_unnoticed(worker: FakeWorker, run: Any) -> None:
             assert (resume.num_chars, resume.num_tokens) == (2, 2)
             worker.send(deltas(Entry(handle, "bc", 1, end=end_of("abc"))))
             assert await read(stream) == "c"
+
+    run(main())
+
+
+def test_a_new_client_gets_the_rest(worker: FakeWorker, run: Any) -> None:
+    async def main() -> None:
+        async with AsyncClient(worker.address) as first:
+            stream = first.stream("x", stream_id="0a" * 16)
+            handle = await away(worker.expect_and_accept)
+            worker.send(deltas(Entry(handle, "ab")))
+            assert (await anext(stream)).text == "ab"
+            num_chars, num_tokens = stream.position
+            await resume(stream.id, num_chars, num_tokens)
+
+    async def resume(stream_id: str, num_chars: int, num_tokens: int) -> None:
+        async with AsyncClient(worker.address) as second:
+            rest = second.resume(stream_id, num_chars=num_chars, num_tokens=num_tokens)
+            resume = await away(worker.expect, Resume)
+            assert (resume.stream_id, resume.num_chars, resume.num_tokens) == (b"\n" * 16, 2, 2)
+            worker.send(deltas(Entry(resume.handle, "c", 2, end=end_of("abc"))))
+            assert await read(rest) == "c"
+            assert rest.position == (3, 3)
+            lost = second.resume("0b" * 16)
+            worker.send(Superseded((await away(worker.expect, Resume)).handle))
+            with pytest.raises(SupersededError):
+                await anext(lost)
+            unknown = second.resume("0c" * 16)
+            worker.send(UnknownStreams(((await away(worker.expect, Resume)).handle,)))
+            with pytest.raises(UnknownStreamError):
+                await anext(unknown)
+
+    run(main())
+
+
+def test_a_loop_that_is_held_up_is_woken_once(worker: FakeWorker, run: Any) -> None:
+    """Or every message that comes in the meantime would leave a callback in it."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with AsyncClient(worker.address) as client:
+            stream = client.stream("x")
+            handle = await away(worker.expect_and_accept)
+            waiting = asyncio.create_task(anext(stream))
+            await asyncio.sleep(0)  # lets the task begin to wait
+            calls: list[Any] = []
+            original = loop.call_soon_threadsafe
+
+            def counted(callback: Any, *arguments: Any, context: Any = None) -> Any:
+                if threading.current_thread().name == "slipstream-client":
+                    calls.append(callback)
+                return original(callback, *arguments, context=context)
+
+            loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
+            for position in range(50):  # in the loop's own thread: nothing else runs there
+                worker.send(deltas(Entry(handle, "x", position)))
+            # what is told to the I/O thread now, it does behind the deltas
+            client._io.connect().result(PATIENCE_S)
+            while not worker.acknowledged():
+                pass
+            assert len(calls) == 1
+            assert (await waiting).text == "x"
+            worker.send(deltas(Entry(handle, "y", 50, end=end_of("x" * 50 + "y"))))
+            assert await read(stream) == "x" * 49 + "y"
 
     run(main())
 

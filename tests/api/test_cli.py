@@ -334,10 +334,11 @@ def test_serve_says_what_is_ready_and_how_to_use_it_and_ends_on_ctrl_c(tmp_path)
 
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         out, err = wait_for(process)
-        assert (process.returncode, out) == (0, "")
+        assert process.returncode == 0
+        assert out == "stopping; what runs may take 10 s more; another Ctrl-C ends it now\n"
         assert "Traceback" not in err
         assert "a-secret" not in err + "".join(lines)
-        assert "supervisor INFO stopping (SIGINT)" in err
+        assert "supervisor INFO draining (SIGINT)" in err
         assert not folder.exists()
     finally:
         deadline.cancel()

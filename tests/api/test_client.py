@@ -11,7 +11,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 from tests.api.conftest import PATIENCE_S, Entry, FakeWorker, deltas, end_of
 
 from slipstream import (
@@ -28,11 +30,15 @@ from slipstream import (
     SlipstreamError,
     Stream,
     StreamLostError,
+    SupersededError,
+    UnknownStreamError,
 )
 from slipstream_ipc.codec import decode_params
 from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.log import history_digest
 from slipstream_ipc.messages import (
     Abort,
+    Accepted,
     ChatMessage,
     Deltas,
     End,
@@ -41,6 +47,7 @@ from slipstream_ipc.messages import (
     Rejected,
     Resume,
     Submit,
+    Superseded,
     UnknownStreams,
 )
 
@@ -247,7 +254,8 @@ def test_bad_requests_fail_before_anything_is_sent(client: Client, worker: FakeW
     [
         ("bad_request", BadRequestError),
         ("conflict", ConflictError),
-        ("unknown_stream", StreamLostError),
+        ("unknown_stream", UnknownStreamError),
+        ("superseded", SupersededError),
         ("overloaded", OverloadedError),
         ("diverged", StreamLostError),
         ("engine", EngineError),
@@ -454,15 +462,171 @@ def test_gap_that_stays_ends_the_stream_alone(client: Client, worker: FakeWorker
     assert read(other) == "z"
 
 
-def test_unknown_streams_end_once_with_an_error(client: Client, worker: FakeWorker) -> None:
+def test_what_the_server_has_lost_is_asked_for_again(client: Client, worker: FakeWorker) -> None:
+    """Core and worker died at once: nobody but the client has the stream."""
+    stream = client.stream("once", max_tokens=9, label="mine")
+    first = worker.expect(Submit)
+    handle = worker.accept(first)
+    worker.send(deltas(Entry(handle, "aé", ids=[7, 8, 9])))
+    assert next(stream).text == "aé"
+    worker.tell_to_attach()
+    resume = worker.expect(Resume)
+    assert resume.digest == history_digest(np.array([7, 8, 9], np.uint32))
+    worker.send(UnknownStreams((handle, 999)))
+    again = worker.expect(Submit)
+    assert again == replace(first, was_accepted=True, output_ids=pack_u32([7, 8, 9]), num_chars=2)
+    worker.accept(again)
+    worker.send(deltas(Entry(handle, "b", 2, 3, end=End("stop", 4))))
+    assert read(stream) == "b"
+    assert stream.text == "aéb"
+
+
+def test_what_is_lost_twice_over_one_attach_ends(client: Client, worker: FakeWorker) -> None:
     stream, handle = start(client, worker)
     worker.send(deltas(Entry(handle, "a")))
-    worker.send(UnknownStreams((handle, 999)), UnknownStreams((handle,)))
+    worker.send(UnknownStreams((handle,)))
+    worker.expect(Submit)
+    worker.send(UnknownStreams((handle,)), UnknownStreams((handle,)))
     assert next(stream).text == "a"
     with pytest.raises(StreamLostError) as caught:
         next(stream)
     assert caught.value.text == "a"
     assert list(stream) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [("conflict", ConflictError), ("unknown_stream", UnknownStreamError)]
+)
+def test_a_resubmission_may_be_refused(
+    client: Client, worker: FakeWorker, code: Any, kind: type[SlipstreamError]
+) -> None:
+    stream, handle = start(client, worker)
+    worker.send(UnknownStreams((handle,)))
+    worker.reject(worker.expect(Submit), Fault(code, "no"))
+    with pytest.raises(kind, match="no"):
+        next(stream)
+
+
+def test_a_stream_that_diverged_ends(client: Client, worker: FakeWorker) -> None:
+    stream, handle = start(client, worker)
+    worker.send(deltas(Entry(handle, "a")))
+    worker.tell_to_attach()
+    worker.expect(Resume)
+    worker.send(Rejected(handle, Fault("diverged", "other tokens")))
+    assert next(stream).text == "a"
+    with pytest.raises(StreamLostError, match="other tokens"):
+        next(stream)
+
+
+# ---- resuming by hand ----------------------------------------------------------------------
+
+
+def test_a_new_client_gets_the_rest_exactly(client: Client, worker: FakeWorker) -> None:
+    stream, handle = start(client, worker)
+    assert stream.position == (0, 0)
+    worker.send(deltas(Entry(handle, "aé", ids=[7, 8, 9])), deltas(Entry(handle, "unread", 2, 3)))
+    assert next(stream).text == "aé"
+    assert stream.position == (2, 3)  # what was read, not what has come
+    with Client(worker.address) as other:
+        num_chars, num_tokens = stream.position
+        rest = other.resume(stream.id, num_chars=num_chars, num_tokens=num_tokens)
+        resume = worker.expect(Resume)
+        assert resume == Resume(resume.handle, bytes.fromhex(stream.id), 2, 3)
+        assert rest.prompt_token_ids is None
+        worker.send(Accepted(resume.handle, pack_u32([1, 2])))
+        worker.send(deltas(Entry(resume.handle, "unr", 2, 3)))
+        assert next(rest).text == "unr"
+        assert (rest.id, rest.label, rest.position) == (stream.id, "", (5, 6))
+        assert rest.prompt_token_ids == [1, 2]
+        worker.tell_to_attach()
+        resume = worker.expect(Resume)  # what it has no beginning of, it has no digest of
+        assert (resume.num_chars, resume.num_tokens, resume.digest) == (5, 6, None)
+        worker.send(deltas(Entry(resume.handle, "ead", 5, 6, end=End("stop", 9))))
+        assert (read(rest), rest.text, rest.position) == ("ead", "unread", (8, 9))
+
+
+@pytest.mark.parametrize("kind", ["cumulative", "final"])
+def test_resumed_outputs_of_other_kinds(client: Client, worker: FakeWorker, kind: Any) -> None:
+    rest = client.resume("ab" * 16, num_chars=1, num_tokens=1, output_kind=kind)
+    assert rest.position == (1, 1)
+    handle = worker.expect(Resume).handle
+    worker.send(deltas(Entry(handle, "b", 1)), deltas(Entry(handle, "c", 2, end=end_of("abc"))))
+    assert list(rest)[-1].text == rest.text == "bc"
+    assert rest.position == (3, 3)
+
+
+def test_who_is_superseded_reads_what_came_and_is_told(client: Client, worker: FakeWorker) -> None:
+    stream, handle = start(client, worker)
+    worker.send(deltas(Entry(handle, "a")), Superseded(handle))
+    assert next(stream).text == "a"
+    with pytest.raises(SupersededError, match="another reader") as caught:
+        next(stream)
+    assert caught.value.text == "a"
+    stream.close()
+    other = client.stream("y")
+    worker.expect(Submit)  # and no Abort of what is somebody else's
+    other.close()
+
+
+def test_a_stream_that_nobody_knows_is_named(client: Client, worker: FakeWorker) -> None:
+    rest = client.resume("ab" * 16)
+    worker.send(UnknownStreams((worker.expect(Resume).handle,)))
+    with pytest.raises(UnknownStreamError, match="no stream of this id"):
+        next(rest)
+    rest = client.resume("ab" * 16, num_chars=5, num_tokens=9)
+    fault = Fault("diverged", "the stream has no such position", "num_tokens")
+    worker.send(Rejected(worker.expect(Resume).handle, fault))
+    with pytest.raises(StreamLostError, match="no such position"):
+        next(rest)
+
+
+def test_a_resumed_stream_that_is_lost_ends(client: Client, worker: FakeWorker) -> None:
+    rest = client.resume("ab" * 16)
+    handle = worker.expect(Resume).handle
+    worker.send(Accepted(handle, pack_u32([1])), deltas(Entry(handle, "a")))
+    assert next(rest).text == "a"
+    worker.send(UnknownStreams((handle,)))
+    with pytest.raises(StreamLostError):
+        next(rest)
+
+
+def test_leaving_a_resumed_stream_aborts_it(client: Client, worker: FakeWorker) -> None:
+    with client.resume("ab" * 16):
+        handle = worker.expect(Resume).handle
+    assert worker.expect(Abort) == Abort(b"\xab" * 16, handle)
+
+
+def test_ids_of_ones_own_make_asking_again_harmless(client: Client, worker: FakeWorker) -> None:
+    stream = client.stream("x", stream_id="0A" * 16)
+    assert stream.id == "0a" * 16
+    submit = worker.expect(Submit)
+    assert submit.stream_id == b"\n" * 16
+    again = client.stream("x", stream_id=stream.id)
+    second = worker.expect(Submit)
+    assert second.handle != submit.handle
+    worker.send(Superseded(submit.handle))
+    worker.accept(second)
+    worker.send(deltas(Entry(second.handle, "y", end=end_of("y"))))
+    assert read(again) == "y"
+    with pytest.raises(SupersededError):
+        next(stream)
+    worker.script = lambda worker, body: answer(worker, body, body.stream_id.hex())
+    assert client.generate("x", stream_id="0b" * 16).text == "0b" * 16
+
+
+def test_ids_and_positions_are_checked(client: Client) -> None:
+    for call, field in (
+        (lambda: client.stream("x", stream_id="mine"), "stream_id"),
+        (lambda: client.generate("x", stream_id="0b" * 16 + "\n"), "stream_id"),
+        (lambda: client.stream("x", stream_id=b"\0" * 16), "stream_id"),  # type: ignore[arg-type]
+        (lambda: client.resume("0b" * 15), "stream_id"),
+        (lambda: client.resume("0b" * 16, num_chars=-1), "num_chars"),
+        (lambda: client.resume("0b" * 16, num_tokens=1.0), "num_tokens"),  # type: ignore[arg-type]
+        (lambda: client.resume("0b" * 16, output_kind="whole"), "output_kind"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(BadRequestError) as caught:
+            call()
+        assert caught.value.field == field
 
 
 def test_columns_that_do_not_fit_are_not_taken(client: Client, worker: FakeWorker) -> None:
@@ -478,30 +642,45 @@ def test_columns_that_do_not_fit_are_not_taken(client: Client, worker: FakeWorke
 
 
 class Interrupter:
-    """A script that keeps histories, and loses its sessions at random while it sends them."""
+    """A script that keeps histories, and loses its sessions at random while it sends them.
 
-    def __init__(self, seed: int) -> None:
+    A forgetful one loses its histories too, as core and worker do when they die at once.
+    """
+
+    def __init__(self, seed: int, *, is_forgetful: bool) -> None:
         self._random = random.Random(seed)
         self._texts: dict[bytes, str] = {}
+        self._is_forgetful = is_forgetful
         self.num_interruptions = 0
+        self.num_resubmissions = 0
 
     def __call__(self, worker: FakeWorker, body: Any) -> None:
         if not worker.has_session:
             return  # what was read before the session was lost
         match body:
             case Submit():
-                self._texts[body.stream_id] = body.text or ""
+                text = self._texts[body.stream_id] = body.text or ""
+                assert body.was_accepted == bool(body.output_ids) or not body.num_chars
+                assert body.output_ids == pack_u32([ord(char) for char in text[: body.num_chars]])
+                self.num_resubmissions += body.was_accepted
                 worker.accept_from_script(body)
-                self._send(worker, body.handle, self._texts[body.stream_id], 0)
+                self._send(worker, body.handle, text, body.num_chars)
             case Resume():
-                overlap = self._random.randint(0, min(5, body.num_chars))
+                if body.stream_id not in self._texts:
+                    worker.post(UnknownStreams((body.handle,)))
+                    return
                 text = self._texts[body.stream_id]
+                has = np.array([ord(char) for char in text[: body.num_chars]], np.uint32)
+                assert body.digest == history_digest(has)
+                overlap = self._random.randint(0, min(5, body.num_chars))
                 self._send(worker, body.handle, text, body.num_chars - overlap)
 
     def _send(self, worker: FakeWorker, handle: int, text: str, at: int) -> None:
         while at < len(text):
             if self._random.random() < 0.05:
                 self.num_interruptions += 1
+                if self._is_forgetful:
+                    self._texts.clear()
                 return worker.interrupt()
             piece = text[at : at + self._random.randint(1, 9)]
             end = end_of(text) if at + len(piece) == len(text) else None
@@ -510,11 +689,12 @@ class Interrupter:
         return None
 
 
+@pytest.mark.parametrize("is_forgetful", [False, True], ids=["", "forgetful"])
 @pytest.mark.parametrize("seed", range(5))
 def test_any_interruption_keeps_every_text_exact(
-    client: Client, worker: FakeWorker, seed: int
+    client: Client, worker: FakeWorker, seed: int, is_forgetful: bool
 ) -> None:
-    worker.script = script = Interrupter(seed)
+    worker.script = script = Interrupter(seed, is_forgetful=is_forgetful)
     prompts = [f"{index:03} " * 25 for index in range(20)]
     with ThreadPoolExecutor(20) as pool:
         assert list(pool.map(lambda prompt: read(client.stream(prompt)), prompts)) == prompts
@@ -522,6 +702,7 @@ def test_any_interruption_keeps_every_text_exact(
     assert [completion.text for completion in found] == prompts
     assert [completion.num_tokens for completion in found] == [100] * 20
     assert script.num_interruptions > 5
+    assert (script.num_resubmissions > 5) == is_forgetful
 
 
 def test_worker_that_dies_and_comes_back(address: str) -> None:

@@ -118,7 +118,7 @@ def test_wrong_settings_raise_before_anything_starts():
 
 
 def test_a_stack_that_ends_under_a_batch_is_told_at_once():
-    with LLM("simulated:step_ms=20") as llm:
+    with LLM("simulated:step_ms=20", max_restarts=0) as llm:
 
         def kill_once_it_works():
             with llm._stack.client() as client:

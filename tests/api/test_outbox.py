@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+from tests.api.conftest import Entry, deltas
+
+from slipstream.errors import StreamLostError
 from slipstream.outbox import Outbox
 from slipstream.requests import new_submit
 from slipstream.stream_table import StreamState, StreamTable
-from slipstream_ipc.messages import Abort, ClientToWorker, Resume, SamplingParams, Submit
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.log import history_digest
+from slipstream_ipc.messages import (
+    Abort,
+    ClientToWorker,
+    Resume,
+    SamplingParams,
+    Submit,
+    UnknownStreams,
+)
 
 
 class Hop:
@@ -28,7 +42,7 @@ class Hop:
 def submitted(table: StreamTable, outbox: Outbox) -> StreamState:
     state = StreamState(new_submit("x", SamplingParams()), wants_whole=False)
     table.add(state)
-    outbox.submit(state)
+    outbox.ask(state)
     return state
 
 
@@ -47,7 +61,7 @@ def test_messages_wait_for_credit_in_their_order() -> None:
     outbox.flush(hop.send)
     outbox.flush(hop.send)
     assert hop.sent == [
-        Submit(state.handle, state.submit.stream_id, state.submit.params, text="x")
+        Submit(state.handle, state.request.stream_id, state.request.params, text="x")
         for state in states
     ]
 
@@ -58,7 +72,7 @@ def test_refill_says_what_is_true_now_and_nothing_twice() -> None:
     running, waiting, aborted, abandoned = (submitted(table, outbox) for _ in range(4))
     outbox.flush(Hop().send)
     running.prompt_ids = b""
-    running.num_chars, running.num_tokens = 7, 3
+    table.deliver(deltas(Entry(running.handle, "abc")))
     aborted.is_abort_wanted = True
     table.give_up(abandoned, None)
     unsent = submitted(table, outbox)  # due already, and due again
@@ -67,10 +81,14 @@ def test_refill_says_what_is_true_now_and_nothing_twice() -> None:
     hop = Hop()
     outbox.flush(hop.send)
     assert kinds(hop) == [Resume, Submit, Submit, Abort, Submit, Abort]
-    assert hop.sent[0] == Resume(running.handle, running.submit.stream_id, 7, 3)
+    assert hop.sent[0] == Resume(
+        running.handle, running.stream_id, 3, 3, history_digest(np.array([97, 98, 99], np.uint32))
+    )
     ids = [body.stream_id for body in hop.sent if not isinstance(body, Resume | Abort)]
-    assert ids == [state.submit.stream_id for state in (waiting, aborted, unsent)]
+    assert ids == [state.stream_id for state in (waiting, aborted, unsent)]
     assert hop.receipts == [None] * 5 + [abandoned]  # the others are still to hear of their end
+    aborts = [body for body in hop.sent if isinstance(body, Abort)]
+    assert aborts == [Abort(state.stream_id, state.handle) for state in (aborted, abandoned)]
 
 
 def test_what_an_end_has_made_idle_is_skipped() -> None:
@@ -83,3 +101,62 @@ def test_what_an_end_has_made_idle_is_skipped() -> None:
     outbox.flush(hop.send)
     assert hop.sent == []
     assert table.abandoned == []
+
+
+def test_what_the_server_has_lost_is_asked_for_again_with_what_is_here() -> None:
+    table = StreamTable()
+    outbox = Outbox(table)
+    state = submitted(table, outbox)
+    state.prompt_ids = b""
+    table.deliver(deltas(Entry(state.handle, "ab", ids=[5, 6, 7])))
+    for _ in range(2):  # over each attach once
+        outbox.refill()
+        outbox.flush(Hop().send)
+        for lost in table.lose(UnknownStreams((state.handle,))):
+            outbox.ask(lost)
+        hop = Hop(credit=0)
+        outbox.flush(hop.send)
+        hop.credit = 1
+        outbox.flush(hop.send)
+        [again] = hop.sent
+        assert isinstance(again, Submit)
+        assert (again.stream_id, again.text, again.handle) == (state.stream_id, "x", state.handle)
+        assert (again.was_accepted, again.output_ids) == (True, pack_u32([5, 6, 7]))
+        assert again.num_chars == 2
+    assert not state.is_over
+
+
+def test_what_is_too_large_to_be_asked_for_again_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = StreamTable()
+    outbox = Outbox(table)
+    state, other = submitted(table, outbox), submitted(table, outbox)
+    outbox.flush(Hop().send)
+    for each in (state, other):
+        each.prompt_ids = b""
+    table.deliver(deltas(Entry(state.handle, "a" * 1000)))
+    monkeypatch.setattr("slipstream.requests.MAX_MESSAGE_BYTES", 2000)
+    for lost in table.lose(UnknownStreams((state.handle, other.handle))):
+        outbox.ask(lost)
+    hop = Hop()
+    outbox.flush(hop.send)
+    assert [body.handle for body in hop.sent if isinstance(body, Submit)] == [other.handle]
+    assert isinstance(state.error, StreamLostError)
+
+
+def test_a_resumed_stream_is_resumed_again_and_never_submitted() -> None:
+    table = StreamTable()
+    outbox = Outbox(table)
+    state = StreamState(Resume(0, b"i" * 16, 7, 3), wants_whole=False)
+    table.add(state)
+    outbox.ask(state)
+    hop = Hop()
+    outbox.flush(hop.send)
+    assert state.was_sent
+    table.deliver(deltas(Entry(state.handle, "ab", 7, 3)))
+    outbox.refill()
+    outbox.flush(hop.send)
+    assert hop.sent == [Resume(state.handle, b"i" * 16, 7, 3), Resume(0, b"i" * 16, 9, 5)]
+    table.give_up(state, None)
+    outbox.abort(state)
+    outbox.flush(hop.send)
+    assert hop.sent[-1] == Abort(b"i" * 16, state.handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from slipstream_ipc import messages
 from slipstream_ipc.codec import MAX_MESSAGE_BYTES, client_codec, front_codec
 from slipstream_ipc.columns import check_deltas, f32, u32
 from slipstream_ipc.link import WINDOW
+from slipstream_ipc.log import history_digest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "PROTOCOL.md").read_text()
@@ -40,6 +42,18 @@ def test_numbers_are_those_of_the_code() -> None:
     assert f"version {messages.PROTOCOL_VERSION}" in PAGE.splitlines()[0]
     assert f"{MAX_MESSAGE_BYTES:,} bytes" in PAGE
     assert f"At most {WINDOW} numbered messages" in PAGE
+
+
+def test_the_digest_is_what_it_says() -> None:
+    ids, number = re.search(r"Tokens ([\d, ]+) give\s+(\d+)", PAGE).groups()  # type: ignore[union-attr]
+    column = b"".join(int(each).to_bytes(4, "little") for each in ids.split(", "))
+    digest = hashlib.blake2b(column, digest_size=8).digest()
+    assert int.from_bytes(digest, "little") == int(number) == history_digest(u32(column))
+
+
+def test_every_code_of_a_fault_is_documented() -> None:
+    [codes] = re.findall(r"Codes: (.*?)\.\n\n", PAGE, re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", codes)) == set(messages.ErrorCode.__args__)
 
 
 def test_the_hexdump_is_the_message_it_says() -> None:

@@ -36,6 +36,8 @@ PUBLIC = {
     "StackError",
     "Stream",
     "StreamLostError",
+    "SupersededError",
+    "UnknownStreamError",
 }
 
 
@@ -68,7 +70,10 @@ def test_whose_fault_an_error_is() -> None:
     assert issubclass(slipstream.BadRequestError, slipstream.RequestError)
     assert issubclass(slipstream.BadRequestError, ValueError)
     assert issubclass(slipstream.ConnectionLostError, ConnectionError)
+    assert issubclass(slipstream.UnknownStreamError, slipstream.RequestError)
+    assert issubclass(slipstream.StreamLostError, slipstream.EngineError)
     assert not issubclass(slipstream.OverloadedError, slipstream.RequestError)
+    assert not issubclass(slipstream.SupersededError, slipstream.RequestError)
     names = [getattr(slipstream, name) for name in PUBLIC if name.endswith("Error")]
     assert all(issubclass(error, slipstream.SlipstreamError) for error in names)
 

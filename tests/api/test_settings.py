@@ -10,12 +10,21 @@ import pytest
 from slipstream import BadRequestError
 from slipstream.demo import MODEL_NAME, MODEL_PATH
 from slipstream.http.config import FrontConfig
+from slipstream.keys import make_folder
 from slipstream.plan import model_and_tokenizer, plan_stack
 from slipstream.settings import StackSettings, allowed_values, description, settings_from
 from slipstream_core.config import CoreConfig
 from slipstream_worker.config import WorkerConfig
 
 DEMO = str(MODEL_PATH)
+OF_THE_SUPERVISOR = {
+    "hang_timeout_s",
+    "max_restarts",
+    "restart_window_s",
+    "drain_s",
+    "spare_core",
+    "spare_worker",
+}
 
 
 def configs(folder: Path, **options: object) -> tuple[CoreConfig, WorkerConfig]:
@@ -69,6 +78,7 @@ def test_defaults_are_those_of_the_processes(tmp_path):
     assert core == CoreConfig(
         model=DEMO,
         address=core.address,
+        runtime_dir=str(tmp_path),
         served_model_name="slipstream-demo",
         threads=1,
         dtype="float32",  # the demo model's texts do not depend on the batch
@@ -91,6 +101,7 @@ def test_every_option_reaches_a_process(tmp_path):
         "max_num_batched_tokens": 77,
         "max_model_len": 777,
         "max_waiting": 11,
+        "step_timeout_s": 12.5,
         "kv_cache_gib": 0.25,
         "num_blocks": 99,
         "block_size": 32,
@@ -99,12 +110,51 @@ def test_every_option_reaches_a_process(tmp_path):
         "stream_interval": 5,
         "client_timeout_s": 1.5,
         "grace_s": 2.5,
+        "trace": str(tmp_path / "t.json"),
+        "listen": "tcp://127.0.0.1:5555",
+        "insecure": True,
     }
-    of_the_front = {"http_port", "host", "api_key"}
-    assert set(given) == {*StackSettings.__struct_fields__} - {"model", "tokenizer", *of_the_front}
+    elsewhere = {"model", "tokenizer", "http_port", "host", "api_key", *OF_THE_SUPERVISOR}
+    assert {*given, "keys"} == {*StackSettings.__struct_fields__} - elsewhere
     core, worker = configs(tmp_path, **given)
     arrived = {**msgspec.structs.asdict(worker), **msgspec.structs.asdict(core)}
     assert {name: arrived[name] for name in given} == given
+
+
+def test_the_folder_of_keys_reaches_the_worker_and_no_key_does(tmp_path):
+    made = make_folder(tmp_path / "keys")
+    options = {"listen": "tcp://127.0.0.1:5555", "keys": str(tmp_path / "keys")}
+    plan = plan_stack(settings_from(options), tmp_path)
+    _, worker = configs(tmp_path, **options)
+    assert (worker.listen, worker.keys) == ("tcp://127.0.0.1:5555", str(tmp_path / "keys"))
+    secret = made[1].read_text().split('secret-key = "')[1][:40]
+    assert not any(secret.encode() in bytes(child.config) for child in plan.children)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"listen": "tcp://127.0.0.1:5555"}, "listen"),
+        ({"listen": "tcp://*:5555", "insecure": True}, "listen"),
+        ({"listen": "tcp://10.0.0.1:5555", "insecure": True}, "insecure"),
+        ({"listen": "tcp://10.0.0.1:5555", "keys": "/nowhere"}, "keys"),
+        ({"keys": "/nowhere"}, "keys"),
+        ({"insecure": True}, "insecure"),
+    ],
+)
+def test_listeners_that_cannot_be(tmp_path, options, field):
+    with pytest.raises(BadRequestError) as caught:
+        plan_stack(settings_from(options), tmp_path)
+    assert caught.value.field == field
+
+
+def test_what_the_supervisor_is_told(tmp_path):
+    told = {"hang_timeout_s": 7.5, "max_restarts": 3, "restart_window_s": 60.0, "drain_s": 2.5}
+    plan = plan_stack(settings_from({**told, "spare_core": False, "http_port": 0}), tmp_path)
+    assert {name: getattr(plan, name) for name in told} == told
+    assert [child.has_spare for child in plan.children] == [False, True, False]
+    assert [child.drains for child in plan.children] == [False, True, True]
+    assert {*told, "spare_core", "spare_worker"} == OF_THE_SUPERVISOR
 
 
 def front(folder: Path, **options: object) -> FrontConfig:
@@ -118,8 +168,10 @@ def test_a_front_is_there_where_it_has_a_port(tmp_path, monkeypatch):
     monkeypatch.delenv("SLIPSTREAM_API_KEY", raising=False)
     default = front(tmp_path, http_port=0)
     assert default == FrontConfig(f"ipc://{tmp_path}/client.sock", DEMO, port=0)
-    given = front(tmp_path, http_port=81, host="::1", api_key=["one", "two"])
+    trace = str(tmp_path / "t.json")
+    given = front(tmp_path, http_port=81, host="::1", api_key=["one", "two"], trace=trace)
     assert (given.port, given.host, given.api_keys) == (81, "::1", ("one", "two"))
+    assert given.trace == trace
     monkeypatch.setenv("SLIPSTREAM_API_KEY", "three")
     assert front(tmp_path, http_port=0, api_key="one").api_keys == ("one", "three")
     monkeypatch.setenv("SLIPSTREAM_API_KEY", "")

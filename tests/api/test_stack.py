@@ -16,6 +16,7 @@ import pytest
 
 from slipstream import EngineError, SamplingParams, SlipstreamError, Stack
 from slipstream.demo import MODEL_PATH
+from slipstream.events import ProcessRestarted, SpareReady, StackFailed
 from slipstream.stack import StackError
 
 PATIENCE_S = 60.0  # other work shares this machine
@@ -26,6 +27,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24)
 FAKE = """
 import os, signal, sys
 sys.stdin.read()
+os.read(int(os.environ["SLIPSTREAM_CONTROL_FD"]), 1)
 os.write(int(os.environ["SLIPSTREAM_STATUS_FD"]), b'{"ready": true}\\n')
 signal.pause()
 """
@@ -114,8 +116,37 @@ def test_an_exception_inside_the_block_ends_the_stack(watched, fakes):
         fail()
 
 
-def test_a_process_that_dies_takes_the_stack_along(watched, fakes, capfd):
+def test_a_process_that_dies_is_replaced_and_named_by_its_new_number(watched, fakes, capfd):
     with Stack(SIMULATED) as stack:
+        pids = stack.pids
+        os.kill(pids["core"], signal.SIGKILL)
+        while not isinstance(event := stack.next_event(PATIENCE_S), ProcessRestarted):
+            assert event is not None
+        assert (event.name, event.how) == ("core", "signal SIGKILL")
+        assert stack.pids == {**pids, "core": event.pid} != pids
+        watched(*descendants(stack))
+        assert stack.is_running
+    dead = f"core (process {pids['core']}) ended: signal SIGKILL; another takes its place"
+    assert capfd.readouterr().err.count(dead) == 1
+
+
+def test_events_tell_what_happened_once(fakes):
+    with Stack(SIMULATED, max_restarts=0) as stack:
+        kinds = [type(event) for event in stack.events()]
+        assert kinds == []  # what led to its being ready has been read by the constructor
+        os.kill(stack.pids["worker"], signal.SIGKILL)
+        failed = stack.next_event(PATIENCE_S)
+        while isinstance(failed, SpareReady):
+            failed = stack.next_event(PATIENCE_S)
+        assert isinstance(failed, StackFailed)
+        assert stack.next_event(PATIENCE_S) is None  # nothing can come any more
+        assert stack.events() == []
+    assert stack.events() == []
+    assert stack.next_event(0) is None
+
+
+def test_a_process_that_dies_too_often_takes_the_stack_along(watched, fakes, capfd):
+    with Stack(SIMULATED, max_restarts=0) as stack:
         pids = stack.pids
         watched(*pids.values())
         supervisor = os.pidfd_open(pids["supervisor"])
@@ -124,7 +155,7 @@ def test_a_process_that_dies_takes_the_stack_along(watched, fakes, capfd):
         os.close(supervisor)
         assert not stack.is_running
     assert (
-        f"core (process {pids['core']}) ended unexpectedly: signal SIGKILL"
+        f"core (process {pids['core']}) ended: signal SIGKILL; 0 restarts within 300 s are allowed"
         in capfd.readouterr().err
     )
     assert not folder_of(stack).exists()
@@ -161,7 +192,7 @@ def test_a_folder_that_others_may_enter_is_refused(tmp_path, fakes):
 
 def test_its_end_is_told(fakes):
     ended = threading.Event()
-    with Stack(SIMULATED) as stack:
+    with Stack(SIMULATED, max_restarts=0) as stack:
         stack.when_ended(ended.set)
         os.kill(stack.pids["worker"], signal.SIGKILL)
         assert ended.wait(PATIENCE_S)

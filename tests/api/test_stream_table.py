@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from dataclasses import dataclass, field
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.api.conftest import Entry, deltas, end_of
 
+from slipstream.errors import StreamLostError, SupersededError, UnknownStreamError
 from slipstream.requests import new_submit
 from slipstream.stream_table import StreamState, StreamTable
-from slipstream_ipc.messages import SamplingParams
+from slipstream_ipc.columns import u32
+from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.messages import (
+    Accepted,
+    Deltas,
+    Resume,
+    SamplingParams,
+    Superseded,
+    UnknownStreams,
+)
 
 
 def new_state(table: StreamTable) -> StreamState:
     state = StreamState(new_submit("x", SamplingParams()), wants_whole=False)
+    table.add(state)
+    return state
+
+
+def resumed(table: StreamTable, num_chars: int = 0, num_tokens: int = 0) -> StreamState:
+    state = StreamState(Resume(0, bytes(16), num_chars, num_tokens), wants_whole=False)
     table.add(state)
     return state
 
@@ -122,3 +142,209 @@ def test_late_deltas_of_ended_streams_are_no_news() -> None:
     table.deliver(deltas(Entry(state.handle, "a", end=end_of("a"))))
     assert table.deliver(deltas(Entry(state.handle, "b", 1, end=end_of("ab"))))
     assert text_of(state) == "a"
+
+
+# ---- what is kept for a resubmission, against an oracle ------------------------------------------
+
+
+@dataclass
+class Told:
+    """What the server has of a stream, and what its reader has taken."""
+
+    state: StreamState
+    text: str
+    counts: list[int]  # ids to a character
+    is_ended: bool = False
+    read: list[str] = field(default_factory=list)
+    read_ids: list[int] = field(default_factory=list)
+
+    @property
+    def ids(self) -> list[int]:
+        """All of them, each naming its character."""
+        return self.ids_to(len(self.text))
+
+    def ids_to(self, num_chars: int) -> list[int]:
+        """Those of the first characters."""
+        return [at for at in range(num_chars) for _ in range(self.counts[at])]
+
+    def entry(self, begin: int, end: int, *, is_last: bool) -> Entry:
+        """These characters, and the stream's end."""
+        ids = self.ids_to(end)[len(self.ids_to(begin)) :]
+        last = end_of(self.ids, "length") if is_last else None
+        return Entry(
+            self.state.handle, self.text[begin:end], begin, len(self.ids_to(begin)), ids, last
+        )
+
+    def take(self, num: int) -> None:
+        """Read some of what lies there."""
+        for _ in range(min(num, len(self.state.deltas))):
+            delta = self.state.deltas.popleft()
+            self.read.append(delta.text)
+            self.read_ids += delta.token_ids
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=6),
+    st.lists(
+        st.lists(
+            st.tuples(st.integers(0, 5), st.integers(-3, 1), st.integers(0, 4), st.booleans()),
+            max_size=6,
+        ),
+        max_size=25,
+    ),
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.data(),
+)
+def test_whatever_comes_the_copy_is_exact_and_can_be_asked_for_again(
+    counts: list[list[int]],
+    messages: list[list[tuple[int, int, int, bool]]],
+    most_unread: int,
+    many: int,
+    data: st.DataObject,
+) -> None:
+    """Entries begin before, at or behind the reader's position; several may be of one stream."""
+    table = StreamTable()
+    streams = [
+        Told(new_state(table), "".join(chr(97 + at) for at in range(len(each))), each)
+        for each in counts
+    ]
+    with patch.multiple(
+        "slipstream.stream_table",
+        MOST_UNREAD=most_unread,
+        LOOK_EVERY=1,
+        _MANY=many,
+        _MAX_GAPS=10**6,
+    ):
+        for message in messages:
+            entries = []
+            has = [len(each.text) if each.is_ended else None for each in streams]
+            expected_gap = False
+            for which, offset, size, has_end in message:
+                told = streams[which % len(streams)]
+                if told.is_ended:
+                    num_chars = len(told.text)
+                else:
+                    num_chars, num_tokens = table.position(told.state)
+                    assert num_tokens == len(told.ids_to(num_chars))
+                begin = min(max(0, num_chars + offset), len(told.text))
+                end = min(begin + size, len(told.text))
+                entries.append((told, begin, end, has_end and end == len(told.text)))
+            # what the reader has after each entry, by the rule and nothing else
+            reach = [0 if each.is_ended else table.position(each.state)[0] for each in streams]
+            for told, begin, end, is_last in entries:
+                at = streams.index(told)
+                if told.is_ended or has[at] is not None:
+                    continue
+                if begin > reach[at]:
+                    expected_gap = True
+                    continue
+                reach[at] = max(reach[at], end)
+                if is_last:
+                    has[at] = end
+            is_whole = table.deliver(
+                deltas(*[told.entry(b, e, is_last=last) for told, b, e, last in entries])
+            )
+            assert is_whole != expected_gap
+            for at, told in enumerate(streams):
+                if told.is_ended:
+                    continue
+                assert told.state.is_over == (has[at] is not None)
+                told.is_ended = told.state.is_over
+                if not told.is_ended:
+                    assert table.position(told.state) == (reach[at], len(told.ids_to(reach[at])))
+                    kept = table.token_ids(told.state)
+                    assert kept is not None
+                    assert u32(kept).tolist() == told.ids_to(reach[at])
+                told.take(data.draw(st.integers(0, 3)))
+                so_far = told.read_ids + ids_of(told.state)
+                num_chars = len(told.text) if told.is_ended else reach[at]
+                assert "".join(told.read) + text_of(told.state) == told.text[:num_chars]
+                assert so_far == told.ids_to(num_chars)
+                assert (told.state.end is not None) == told.is_ended
+
+
+@pytest.mark.parametrize("num", [1, 100])
+def test_columns_that_do_not_fit_are_refused(num: int) -> None:
+    table = StreamTable()
+    states = [new_state(table) for _ in range(num)]
+    good = deltas(*[Entry(state.handle, "a") for state in states])
+    bad = [
+        Deltas(good.handles, good.chars, good.tokens, good.texts, good.token_ids[4:]),
+        Deltas(good.handles, good.chars[4:], good.tokens, good.texts, good.token_ids),
+        Deltas(good.handles, good.chars, good.tokens + b"x", good.texts, good.token_ids),
+        Deltas(good.handles, good.chars, good.tokens, [*good.texts, "b"], good.token_ids),
+        Deltas(good.handles, good.chars, good.tokens, good.texts, good.token_ids, b"1234" * 2),
+        Deltas(*[getattr(good, f) for f in good.__struct_fields__[:6]], ended=b"\0" * 4),
+    ]
+    for message in bad:
+        with pytest.raises(ProtocolError):
+            table.deliver(message)
+    assert table.deliver(good)
+    assert [text_of(state) for state in states] == ["a"] * num
+
+
+# ---- streams that are lost, taken over, or never were ------------------------------------------
+
+
+def test_what_is_unknown_is_asked_for_again_once_over_an_attach() -> None:
+    table = StreamTable()
+    ours, theirs, aborted = new_state(table), resumed(table), new_state(table)
+    for state in (ours, theirs, aborted):
+        table.accept(Accepted(state.handle, b""))
+    aborted.is_abort_wanted = True
+    unknown = UnknownStreams((ours.handle, theirs.handle, aborted.handle, 999))
+    assert table.lose(unknown) == [ours]
+    assert isinstance(theirs.error, StreamLostError)  # it ran, and nobody can ask for it again
+    assert (aborted.is_over, aborted.error) == (True, None)
+    assert table.lose(unknown) == []
+    assert isinstance(ours.error, StreamLostError)
+    assert table.abandoned == []
+
+
+def test_what_never_was_is_unknown() -> None:
+    table = StreamTable()
+    state = resumed(table)
+    assert table.lose(UnknownStreams((state.handle,))) == []
+    assert isinstance(state.error, UnknownStreamError)
+
+
+def test_who_is_superseded_keeps_what_came_and_is_told() -> None:
+    table = StreamTable()
+    state, other = new_state(table), new_state(table)
+    state.was_sent = True
+    table.deliver(deltas(Entry(state.handle, "abc")))
+    table.supersede(Superseded(state.handle))
+    table.supersede(Superseded(state.handle))
+    table.deliver(deltas(Entry(state.handle, "d", 3), Entry(other.handle, "x")))
+    assert (text_of(state), text_of(other)) == ("abc", "x")
+    assert isinstance(state.error, SupersededError)
+    assert table.abandoned == []  # it is not ours to end
+
+
+def test_to_who_wants_the_end_being_superseded_is_the_end() -> None:
+    table = StreamTable()
+    state = new_state(table)
+    state.is_abort_wanted = True
+    table.supersede(Superseded(state.handle))
+    assert (state.is_over, state.error) == (True, None)
+
+
+def test_a_stream_resumed_in_its_middle_goes_on_there() -> None:
+    table = StreamTable()
+    state = resumed(table, num_chars=7, num_tokens=3)
+    assert table.position(state) == (7, 3)
+    assert table.token_ids(state) is None
+    assert table.deliver(deltas(Entry(state.handle, "xhi", 6, 2, ids=[1, 2, 3])))
+    assert (text_of(state), ids_of(state)) == ("hi", [2, 3])
+    assert not table.deliver(deltas(Entry(state.handle, "!", 10, 6)))
+    table.give_up(state, None)
+    assert (state.num_chars, state.num_tokens) == (9, 5)
+
+
+def test_a_stream_resumed_at_its_beginning_has_all_its_ids() -> None:
+    table = StreamTable()
+    state = resumed(table)
+    table.deliver(deltas(Entry(state.handle, "ab")))
+    assert table.token_ids(state) == b"a\0\0\0b\0\0\0"

@@ -9,6 +9,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,10 +17,21 @@ import msgspec
 import psutil
 import pytest
 
-from slipstream.events import Event, ProcessReady, StackFailed, StackReady, SupervisorConfig
+from slipstream.events import (
+    Event,
+    ProcessEnded,
+    ProcessReady,
+    ProcessRestarted,
+    ProcessStarted,
+    SpareReady,
+    StackDraining,
+    StackFailed,
+    StackReady,
+    SupervisorConfig,
+)
 from slipstream.processes import ChildSpec
 
-PATIENCE_S = 20.0  # other work shares this machine
+PATIENCE_S = 30.0  # other work shares this machine
 STOPPED_WITHIN_S = 5.0
 
 # What a child may be. Each takes a folder on its standard input, where it binds a socket.
@@ -29,7 +41,9 @@ config = json.loads(sys.stdin.read())
 status = int(os.environ["SLIPSTREAM_STATUS_FD"])
 def say(**fields): os.write(status, json.dumps(fields).encode() + b"\\n")
 listener = socket.socket(socket.AF_UNIX)
-listener.bind(config["folder"] + "/" + config["name"] + ".sock")
+address = config["folder"] + "/" + config["name"] + ".sock"
+if os.path.exists(address): os.unlink(address)
+listener.bind(address)
 def forever():
     while True: signal.pause()
 """
@@ -37,9 +51,7 @@ GOOD = 'say(ready=True, detail="at your service"); forever()'
 SLOW = "forever()"
 STUBBORN = 'signal.signal(signal.SIGTERM, signal.SIG_IGN); say(ready=True, detail="no"); forever()'
 FAULTY = 'say(error="model: got 7, allowed: a folder"); sys.exit(1)'
-DIES_LATER = """
-say(ready=True); os.read(os.open(config["folder"] + "/../cue", os.O_RDONLY), 1); os._exit(3)
-"""
+DIES_AFTERWARDS = "say(ready=True); os._exit(3)"
 DIES_EARLY = "os.kill(os.getpid(), signal.SIGSEGV)"
 CHATTY = 'print("on standard output"); sys.stdout.flush(); say(ready=True); forever()'
 PARENT = """
@@ -47,21 +59,94 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 say(ready=True, detail=str(child.pid)); forever()
 """
 
+# What a child may be that keeps the whole contract: it binds its socket when it is activated, says
+# its incarnation and what it was told of its predecessor, beats, and does what its cue (a FIFO, one
+# letter to a deed) says. `DOES` are the deeds.
+DOES = """
+def die(): os._exit(3)
+def fail(): raise ZeroDivisionError("what cannot be")
+def crash(): signal.signal(signal.SIGSEGV, signal.SIG_DFL); os.kill(os.getpid(), signal.SIGSEGV)
+def stop_beating(): forever()
+def say_drained(): report(Status(drained=True))
+deeds = {"d": die, "f": fail, "c": crash, "h": stop_beating, "e": say_drained}
+"""
+WHOLE = (
+    """
+import os, select, signal, socket, sys, time
+from msgspec import Struct
+from slipstream_ipc.child import *
+from slipstream_ipc.messages import Status
+class Config(Struct):
+    folder: str
+    name: str
+def forever():
+    while True: signal.pause()
+config, stop = start_child("child", Config)
+commands, beats = Commands(), Beats()
+cue = os.open(config.folder + "/../" + config.name + ".cue", os.O_RDWR | os.O_NONBLOCK)
+"""
+    + DOES
+    + """
+active = wait_for_activation(commands, stop, beats)
+if active is None: sys.exit()
+# LOADS
+listener = socket.socket(socket.AF_UNIX)
+address = config.folder + "/" + config.name + ".sock"
+if os.path.exists(address): os.unlink(address)
+listener.bind(address)
+open(f"{config.folder}/own-{os.getpid()}.sock", "w").close()
+beats.beat(time.monotonic())
+told = f"{active.incarnation} {active.died_within} [{active.predecessor}]"
+report(Status(ready=True, detail=told))
+while not stop.is_set:
+    ready, _, _ = select.select([stop.fileno(), commands.fileno(), cue], [], [], BEAT_S)
+    beats.beat(time.monotonic())
+    if commands.fileno() in ready:
+        for command in commands.read(): print(f"{config.name} was told {command}", file=sys.stderr)
+    if cue in ready:
+        deeds[os.read(cue, 1).decode()]()
+"""
+)
+
+
+# A whole child that says it loads, says so to the test too, and goes on when it is told.
+LOADS = WHOLE.replace(
+    "# LOADS",
+    "report(Status(beat=True)); report(Status(loading=True))\n"
+    "open(config.folder + '/../loading', 'w').close()\n"
+    "select.select([cue], [], []); os.read(cue, 1)",
+)
+SETTINGS = ("hang_timeout_s", "max_restarts", "restart_window_s", "drain_s")
+
 
 class Running:
     """A supervisor with its events."""
 
-    def __init__(self, tmp_path: Path, **children: str) -> None:
+    def __init__(self, tmp_path: Path, **given: object) -> None:
+        """`given`: code by name of child, and settings."""
         self.folder = tmp_path / "run"
+        settings = {name: given.pop(name) for name in SETTINGS if name in given}
+        spares, drains = given.pop("spares", ()), given.pop("drains", ())
         specs = tuple(
             ChildSpec(
                 name,
-                (sys.executable, "-c", PREFACE + code),
+                (sys.executable, "-c", code if "start_child" in code else PREFACE + code),
                 msgspec.Raw(json.dumps({"folder": str(self.folder), "name": name}).encode()),
+                has_spare=name in spares,
+                drains=name in drains,
             )
-            for name, code in children.items()
+            for name, code in given.items()
         )
-        config = SupervisorConfig(specs, "ipc:///nowhere", str(self.folder), os.getpid())
+        self.cues = {}
+        for name, code in given.items():
+            if "start_child" in code:
+                path = tmp_path / f"{name}.cue"
+                if not path.exists():
+                    os.mkfifo(path)
+                self.cues[name] = os.open(path, os.O_RDWR)
+        config = SupervisorConfig(
+            specs, "ipc:///nowhere", str(self.folder), os.getpid(), **settings
+        )
         self.errors = tmp_path / "stderr"
         with self.errors.open("wb") as stderr:
             self.process = subprocess.Popen(
@@ -77,6 +162,24 @@ class Running:
         self.rest = b""
 
     def event(self) -> Event | None:
+        """The next event that is more than a start, None at the end."""
+        while isinstance(event := self.any_event(), ProcessStarted):
+            pass
+        return event
+
+    def expect(self, kind):
+        """The next event of this kind; nothing but what leads to it comes before."""
+        event = self.event()
+        while isinstance(event, StackReady | SpareReady | ProcessEnded) and type(event) is not kind:
+            event = self.event()
+        assert isinstance(event, kind), (event, self.log())
+        return event
+
+    def cue(self, name: str, deed: str) -> None:
+        """Have a whole child do something."""
+        os.write(self.cues[name], deed.encode())
+
+    def any_event(self) -> Event | None:
         """The next event, None at the end."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
@@ -122,6 +225,8 @@ def start(tmp_path):
         running.process.wait()
         running.process.stdin.close()
         running.process.stdout.close()
+        for cue in running.cues.values():
+            os.close(cue)
 
 
 def wait_for_end_of(*pids: int) -> None:
@@ -197,7 +302,7 @@ def test_a_second_signal_kills_at_once(start):
     running.process.send_signal(signal.SIGINT)
     assert running.end() == 0
     assert time.monotonic() - begin < 2
-    assert "second signal" in running.log()
+    assert "another signal" in running.log()
 
 
 def test_a_child_that_reports_an_error_ends_the_stack_with_it(start):
@@ -232,30 +337,249 @@ def test_a_child_that_cannot_be_started_ends_the_stack(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_child_that_dies_later_ends_the_stack_and_is_named(start, tmp_path):
-    os.mkfifo(tmp_path / "cue")
-    running = start(core=GOOD, worker=DIES_LATER)
+def test_a_killed_child_is_replaced_and_the_stack_goes_on(start):
+    running = start(core=WHOLE, worker=WHOLE)
     pids = running.pids_when_ready()
-    (tmp_path / "cue").write_text("now")
-    ended = f"worker (process {pids['worker']}) ended unexpectedly: exit code 3"
-    assert running.event() == StackFailed(ended)
+    os.kill(pids["worker"], signal.SIGKILL)
+    assert running.event() == ProcessEnded("worker", pids["worker"], "signal SIGKILL")
+    started = running.any_event()
+    assert isinstance(started, ProcessStarted)
+    again = running.event()
+    assert isinstance(again, ProcessRestarted)
+    assert (again.name, again.pid, again.how) == ("worker", started.pid, "signal SIGKILL")
+    assert again.pid != pids["worker"]
+    assert again.seconds > 0
+    assert psutil.pid_exists(pids["core"])
+    log = running.log()
+    assert f"worker (process {pids['worker']}) ended: signal SIGKILL; another takes" in log
+    assert f"worker is process {again.pid} now" in log
+    running.process.terminate()
+    assert running.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("deed", "how", "within"),
+    [
+        ("d", "exit code 3", True),
+        ("f", "exit code 1 (ZeroDivisionError: what cannot be)", True),
+        ("c", "signal SIGSEGV", True),
+        (signal.SIGKILL, "signal SIGKILL", False),
+        (signal.SIGTERM, "exit code 0", False),
+    ],
+)
+@pytest.mark.parametrize("spares", [(), ("core",)])
+def test_a_successor_is_told_its_incarnation_and_how_the_last_one_died(
+    start, deed, how, within, spares
+):
+    running = start(core=WHOLE, spares=spares)
+    first = running.expect(ProcessReady)
+    assert first.detail == "1 False []"
+    if isinstance(deed, str):
+        running.cue("core", deed)
+    else:
+        os.kill(first.pid, deed)
+    assert running.expect(ProcessEnded).how == how
+    again = running.expect(ProcessRestarted)
+    assert again.detail == f"2 {within} [1 False []]"
+
+
+def test_what_a_child_dies_of_is_logged_in_full(start):
+    running = start(core=WHOLE)
+    running.pids_when_ready()
+    running.cue("core", "f")
+    running.expect(ProcessRestarted)
+    assert "Traceback" in running.log()
+
+
+@pytest.mark.parametrize("deed", ["stopped from outside", "its loop hangs"])
+def test_a_hung_child_is_killed_and_reaped_before_another_starts(start, deed):
+    running = start(core=WHOLE, worker=WHOLE, hang_timeout_s=1.0)
+    pids = running.pids_when_ready()
+    if deed == "its loop hangs":
+        running.cue("core", "h")
+    else:
+        os.kill(pids["core"], signal.SIGSTOP)
+    ended = running.expect(ProcessEnded)
+    assert (ended.name, ended.how) == ("core", "hung: no sign of life for 1 s")
+    assert not psutil.pid_exists(pids["core"])  # not even a zombie
+    assert running.expect(ProcessRestarted).detail == "2 False [1 False []]"
+    assert psutil.pid_exists(pids["worker"])
+
+
+def test_silence_while_a_child_loads_is_no_hang(start, tmp_path):
+    """Neither before its first beat, nor after it has said that it loads."""
+    os.mkfifo(tmp_path / "loading")
+    running = start(core=LOADS, worker=WHOLE, http=SLOW, hang_timeout_s=1.0)
+    assert running.expect(ProcessReady).name == "worker"
+    (tmp_path / "loading").read_text()  # until it says so
+    for _ in range(2):  # by then they have been silent for longer than the timeout
+        running.cue("worker", "h")
+        assert running.expect(ProcessEnded).name == "worker"
+        assert running.expect(ProcessRestarted).name == "worker"
+    running.cue("core", ".")
+    assert running.expect(ProcessReady).detail == "1 False []"
+    assert "hung" not in "".join(line for line in running.log().splitlines() if "core" in line)
+
+
+def test_a_stopped_supervisor_takes_nobody_for_hung(start):
+    running = start(core=WHOLE, worker=WHOLE, hang_timeout_s=1.0)
+    pids = running.pids_when_ready()
+    running.process.send_signal(signal.SIGSTOP)
+    threading.Event().wait(1.5)  # time itself is what is tested: the children beat on unread
+    running.process.send_signal(signal.SIGCONT)
+    os.kill(pids["worker"], signal.SIGKILL)
+    assert running.expect(ProcessEnded).name == "worker"
+    assert running.expect(ProcessRestarted).name == "worker"
+    assert psutil.pid_exists(pids["core"])
+
+
+def test_a_spare_takes_over_and_another_follows(start):
+    running = start(core=WHOLE, worker=WHOLE, spares=("worker",))
+    pids = running.pids_when_ready()
+    spare = running.expect(SpareReady)
+    assert (spare.name, spare.seconds > 0) == ("worker", True)
+    for _ in range(2):
+        os.kill(pids["worker"], signal.SIGKILL)
+        again = running.expect(ProcessRestarted)
+        assert again.pid == spare.pid
+        pids["worker"], spare = again.pid, running.expect(SpareReady)
+    assert again.detail == "3 False [2 False [1 False []]]"
+    running.process.terminate()
+    assert running.end() == 0
+    wait_for_end_of(spare.pid)
+
+
+def test_a_spare_that_is_not_there_yet_takes_over_all_the_same(start):
+    """Two deaths in a row: the second one's successor may still be on its way."""
+    running = start(core=WHOLE, spares=("core",))
+    pid = running.pids_when_ready()["core"]
+    for _ in range(3):
+        os.kill(pid, signal.SIGKILL)
+        pid = running.expect(ProcessRestarted).pid
+    assert len(psutil.Process(running.process.pid).children()) <= 2
+
+
+@pytest.mark.parametrize("deed", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_spare_that_dies_is_replaced_and_nobody_minds(start, deed):
+    running = start(core=WHOLE, spares=("core",), hang_timeout_s=1.0)
+    pid = running.pids_when_ready()["core"]
+    spare = running.expect(SpareReady).pid
+    os.kill(spare, deed)
+    other = running.expect(SpareReady).pid
+    assert other != spare
+    assert not psutil.pid_exists(spare)
+    os.kill(pid, signal.SIGKILL)
+    assert running.expect(ProcessRestarted).pid == other
+
+
+def test_a_child_that_dies_too_often_ends_the_stack_with_code_1(start):
+    running = start(core=WHOLE, worker=WHOLE, max_restarts=2)
+    pid = running.pids_when_ready()["core"]
+    for _ in range(2):
+        os.kill(pid, signal.SIGKILL)
+        pid = running.expect(ProcessRestarted).pid
+    os.kill(pid, signal.SIGKILL)
+    error = running.expect(StackFailed).error
+    assert error == (
+        f"core (process {pid}) ended: signal SIGKILL; 2 restarts within 300 s are allowed "
+        "(max_restarts, restart_window_s)"
+    )
     assert running.end() == 1
-    assert ended in running.log()
+    assert error in running.log()
 
 
-def test_a_killed_child_is_named_with_its_signal(start):
-    running = start(core=GOOD, worker=GOOD)
+def test_a_child_that_dies_as_soon_as_it_is_ready_is_not_started_for_ever(start):
+    running = start(core=DIES_AFTERWARDS, max_restarts=3)
+    while not isinstance(event := running.event(), StackFailed):
+        assert isinstance(event, ProcessReady | StackReady | ProcessEnded | ProcessRestarted)
+    assert "core (process" in event.error
+    assert "exit code 3" in event.error, running.log()
+    assert running.end() == 1
+
+
+def test_a_successor_that_reports_an_error_ends_the_stack_with_it(start, tmp_path):
+    broken = WHOLE.replace(
+        "# LOADS", "active.incarnation == 1 or (report(Status(error='no such')), sys.exit(1))"
+    )
+    running = start(core=broken)
     os.kill(running.pids_when_ready()["core"], signal.SIGKILL)
-    assert running.event().error.endswith("ended unexpectedly: signal SIGKILL")
+    running.expect(ProcessEnded)
+    assert running.expect(StackFailed).error == "core: no such"
     assert running.end() == 1
+
+
+def test_files_of_a_dead_child_are_removed(start):
+    running = start(core=WHOLE, worker=WHOLE)
+    pids = running.pids_when_ready()
+    os.kill(pids["core"], signal.SIGKILL)
+    running.expect(ProcessRestarted)
+    own = {path.name for path in running.folder.glob("own-*.sock")}
+    assert f"own-{pids['core']}.sock" not in own
+    assert f"own-{pids['worker']}.sock" in own
+    assert len(own) == 2
+
+
+# ---- draining ----------------------------------------------------------------------------------
+
+
+def test_a_signal_drains_first(start):
+    """The worker is told, and says when nothing runs any more; the core is left alone till then."""
+    running = start(core=WHOLE, worker=WHOLE, drains=("worker",), drain_s=1000.0)
+    running.pids_when_ready()
+    running.process.terminate()
+    assert running.expect(StackDraining).within_s == 1000.0
+    running.cue("worker", "e")
+    assert running.end() == 0
+    assert "worker was told Drain(within_s=1000.0)" in running.log()
+
+
+def test_what_does_not_end_within_drain_s_is_ended(start):
+    running = start(core=WHOLE, worker=WHOLE, drains=("worker",), drain_s=0.1)
+    running.pids_when_ready()
+    running.process.terminate()
+    running.expect(StackDraining)
+    assert running.end() == 0
+    assert "0.1 s are over" in running.log()
+
+
+def test_a_second_signal_ends_the_drain(start):
+    running = start(core=WHOLE, worker=WHOLE, drains=("worker",), drain_s=1000.0)
+    running.pids_when_ready()
+    running.process.send_signal(signal.SIGINT)
+    running.expect(StackDraining)
+    running.process.send_signal(signal.SIGINT)
+    assert running.end() == 0
+
+
+def test_whoever_dies_while_the_stack_drains_is_replaced(start):
+    running = start(core=WHOLE, worker=WHOLE, drains=("worker",), drain_s=1000.0)
+    pids = running.pids_when_ready()
+    running.process.terminate()
+    running.expect(StackDraining)
+    os.kill(pids["worker"], signal.SIGKILL)
+    running.expect(ProcessRestarted)
+    running.cue("worker", "e")
+    assert running.end() == 0
+
+
+def test_no_parent_no_drain(start):
+    running = start(core=WHOLE, drains=("core",), drain_s=1000.0)
+    running.pids_when_ready()
+    running.process.stdin.close()
+    assert running.end() == 0
+
+
+# ---- the end of everything ---------------------------------------------------------------------
 
 
 def test_kill_9_of_the_supervisor_leaves_nobody(start):
     """The children here do nothing for it themselves, as one that still imports would not."""
-    running = start(core=GOOD, worker=STUBBORN)
+    running = start(core=GOOD, worker=STUBBORN, spares=("core",))
     pids = running.pids_when_ready()
+    everybody = [child.pid for child in psutil.Process(running.process.pid).children()]
     running.process.kill()
-    wait_for_end_of(*pids.values())
+    wait_for_end_of(*everybody)
+    assert {*pids.values()} <= {*everybody}
 
 
 def test_what_a_child_started_goes_with_it(start):

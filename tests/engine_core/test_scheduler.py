@@ -72,6 +72,8 @@ class Harness:
         self.acked = np.zeros(MAX_ROWS, np.int64)
         self.streams: dict[int, Stream] = {}
         self.launched: deque[StepPlan] = deque()
+        self.failing: set[int] = set()  # steps that the device will not do
+        self.num_faults = 0
 
     def add(
         self,
@@ -117,18 +119,38 @@ class Harness:
         ids: list[int] = self.log.read(row, prompt_len, self.log.length(row)).tolist()
         return ids
 
-    def launch(self) -> StepPlan | None:
+    def launch(self, *, fails: bool = False) -> StepPlan | None:
+        """Launch a step. One that fails writes nothing, so those behind it compute from garbage."""
         known = {row: self.log.length(row) for row in self.streams}
+        in_flight = [self.scheduler.rows_of(plan).tolist() for plan in self.launched]
+        is_taken = self.scheduler._in_flight.has_probation
         plan = self.scheduler.schedule(self.acked)
         if plan is not None:
+            assert not is_taken, "launched behind one on probation"
+            rows = self.scheduler.rows_of(plan).tolist()
+            if any(self.is_on_probation(row) for row in rows):
+                assert len(rows) == 1
+                assert not in_flight
             self.check(plan, known)
-            self.runner.launch(plan)
+            if fails:
+                self.failing.add(plan.step)
+            else:
+                self.runner.launch(plan)
             self.launched.append(plan)
         return plan
 
-    def collect(self) -> Sampled:
-        """Take in the oldest step; who has ended must have what the model says."""
+    def is_on_probation(self, row: int) -> bool:
+        return bool(self.scheduler._requests.on_probation[row])
+
+    def collect(self) -> Sampled | None:
+        """Take in the oldest step; who has ended must have what the model says.
+
+        None where it failed.
+        """
         plan = self.launched.popleft()
+        if plan.step in self.failing:
+            self.fail(plan)
+            return None
         sampled = self.scheduler.complete(plan, self.runner.collect().token_ids)
         for row, token in zip(sampled.rows.tolist(), sampled.token_ids.tolist(), strict=True):
             assert self.outputs(row)[-1] == token
@@ -136,6 +158,19 @@ class Harness:
             assert self.outputs(row) == self.streams[row].want
             self.forget(row)
         return sampled
+
+    def fail(self, plan: StepPlan) -> None:
+        """The oldest step failed: only who was alone in it goes, everybody else keeps all."""
+        rows = self.scheduler.rows_of(plan).tolist()
+        had = {row: self.outputs(row) for row in self.streams}
+        at_fault = self.scheduler.fail(plan).tolist()
+        assert len(at_fault) <= 1
+        assert not at_fault or at_fault == rows
+        for row in at_fault:
+            self.num_faults += 1
+            self.forget(row)
+        for row in self.streams:
+            assert self.outputs(row) == had[row]
 
     def finish(self, ahead: int = 1) -> int:
         """Run until nothing is left; returns the steps taken."""
@@ -481,20 +516,122 @@ def test_removing_is_idempotent_and_frees_at_once() -> None:
     assert harness.collect().rows.tolist() == []
 
 
-def test_a_failed_step_ends_those_of_its_requests_that_live() -> None:
+# --- steps that fail ------------------------------------------------------------------------------
+
+
+def test_the_request_of_a_step_that_failed_with_it_alone_is_at_fault() -> None:
+    harness = Harness()
+    harness.add(prompt_of(5), 8)
+    harness.launch(fails=True)
+    harness.launch()  # behind it, from what the failed step would have sampled
+    assert harness.collect() is None
+    assert harness.num_faults == 1
+    assert harness.collect().rows.tolist() == []
+    assert not harness.scheduler.has_work
+
+
+def test_of_several_in_a_failed_step_each_runs_alone_and_goes_on() -> None:
+    harness = Harness()
+    for salt in range(3):
+        harness.add(prompt_of(5, salt), 8)
+    harness.launch()
+    harness.launch(fails=True)
+    harness.launch()
+    assert [len(harness.collect().rows), harness.collect()] == [3, None]
+    assert harness.launch() is None, "what was launched behind it is still in flight"
+    assert harness.collect().rows.tolist() == [], "that was computed from garbage"
+    for row in range(3):
+        assert rows_of(harness.launch()) == [row]
+        assert harness.launch() is None
+        assert harness.collect().rows.tolist() == [row]
+    assert rows_of(harness.launch()) == [0, 1, 2]
+    harness.finish()
+
+
+def test_only_who_fails_alone_is_at_fault() -> None:
     harness = Harness(Limits(max_num_batched_tokens=12))
     for salt in range(3):
         harness.add(prompt_of(5, salt), 8)
-    harness.launch()  # the third is in it with a chunk that is not sampled
+    harness.launch(fails=True)  # the third is in it with a chunk that is not sampled
     harness.abort(0)
     harness.add(prompt_of(3, 4), 8, row=0)
-    harness.launch()
-    plan = harness.launched.popleft()
-    harness.runner.collect()
-    assert harness.scheduler.fail(plan).tolist() == [1, 2]
-    for row in (1, 2):
-        harness.forget(row)
+    harness.launch()  # … and the new one has no part in it
+    harness.collect()
     assert harness.collect().rows.tolist() == [0]
+    assert rows_of(harness.launch(fails=True)) == [1]
+    harness.collect()
+    assert harness.num_faults == 1
+    assert rows_of(harness.launch()) == [2]
+    harness.collect()
+    assert sorted(rows_of(harness.launch())) == [0, 2]
+    harness.finish()
+
+
+def test_who_was_not_alone_in_a_failed_step_is_not_at_fault_though_the_others_are_gone() -> None:
+    harness = Harness()
+    for salt in range(2):
+        harness.add(prompt_of(5, salt), 8)
+    harness.launch(fails=True)
+    harness.abort(0)
+    harness.collect()
+    assert harness.num_faults == 0
+    assert rows_of(harness.launch()) == [1]
+    harness.finish()
+
+
+def test_a_probation_of_several_chunks_is_alone_throughout() -> None:
+    harness = Harness(Limits(max_num_batched_tokens=4))
+    harness.add(prompt_of(3), 4)
+    harness.launch()
+    long = harness.add(prompt_of(10, 1), 4, on_probation=True)
+    assert harness.launch() is None
+    harness.collect()
+    for num_tokens in (4, 4, 2):
+        plan = harness.launch()
+        assert plan is not None
+        assert (harness.scheduler.rows_of(plan).tolist(), plan.num_tokens) == ([long], num_tokens)
+        assert harness.launch() is None
+        harness.collect()
+    assert sorted(rows_of(harness.launch())) == [0, long]
+    harness.finish()
+
+
+def test_those_that_run_give_way_to_one_on_probation() -> None:
+    harness = Harness(Limits(num_blocks=6, block_size=4, max_model_len=20, max_num_seqs=2))
+    harness.add(prompt_of(7), 9, outputs=2)
+    harness.add(prompt_of(7, 1), 9)
+    harness.launch()
+    harness.collect()
+    harness.add(prompt_of(6, 2), 9, on_probation=True, priority=5)
+    assert rows_of(harness.launch()) == [2]
+    assert harness.scheduler.num_preemptions == 1
+    harness.collect()
+    harness.finish()
+
+
+def test_one_on_probation_that_may_not_run_keeps_nobody() -> None:
+    harness = Harness(Limits(max_unacked=3))
+    stuck = harness.add(prompt_of(4), 8, outputs=3, on_probation=True)
+    harness.add(prompt_of(4, 1), 8)
+    assert rows_of(harness.launch()) == [1]
+    harness.acknowledge()
+    assert harness.launch() is None
+    harness.collect()
+    assert rows_of(harness.launch()) == [stuck]
+    harness.finish()
+
+
+def test_a_request_on_probation_can_be_removed_at_any_time() -> None:
+    harness = Harness()
+    harness.add(prompt_of(4), 8)
+    harness.add(prompt_of(4, 1), 8, on_probation=True)
+    harness.add(prompt_of(4, 2), 8, on_probation=True)
+    harness.abort(2)
+    assert rows_of(harness.launch()) == [1]
+    harness.abort(1)
+    assert harness.launch() is None
+    assert harness.collect().rows.tolist() == []
+    assert rows_of(harness.launch()) == [0]
     harness.finish()
 
 
@@ -591,6 +728,7 @@ class AnyOrder(RuleBasedStateMachine):
         worker_ends=st.booleans(),
         stop_token_ids=st.sampled_from([(), (3,), (1, 2, 3)]),
         num_logprobs=st.sampled_from([-1, 0, 2]),
+        on_probation=st.sampled_from([False, False, False, True]),
     )
     def add(self, prompt: list[int], **params: Any) -> None:
         prompt = prompt[: self.harness.limits.max_model_len - 1]
@@ -609,9 +747,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.harness.acknowledge(data.draw(st.lists(st.sampled_from(rows))))
 
     @precondition(lambda self: len(self.harness.launched) < 3)
-    @rule()
-    def launch(self) -> None:
-        self.harness.launch()
+    @rule(fails=st.booleans())
+    def launch(self, fails: bool) -> None:
+        self.harness.launch(fails=fails)
 
     @precondition(lambda self: self.harness.launched)
     @rule()
@@ -625,14 +763,6 @@ class AnyOrder(RuleBasedStateMachine):
             self.harness.launch()
             while len(self.harness.launched) > 1:
                 self.harness.collect()
-
-    @precondition(lambda self: self.harness.launched)
-    @rule()
-    def fail(self) -> None:
-        plan = self.harness.launched.popleft()
-        self.harness.runner.collect()
-        for row in self.harness.scheduler.fail(plan).tolist():
-            self.harness.forget(row)
 
     @invariant()
     def blocks_have_one_owner(self) -> None:
@@ -649,6 +779,8 @@ class AnyOrder(RuleBasedStateMachine):
         assert 0 not in owned
         assert len(owned) + scheduler.num_free_blocks == scheduler.num_blocks - 1
         assert scheduler.num_running + scheduler.num_waiting == len(self.harness.streams)
+        on_probation = [row for row in self.harness.streams if self.harness.is_on_probation(row)]
+        assert scheduler._num_on_probation == len(on_probation)
 
     def teardown(self) -> None:
         if hasattr(self, "harness"):

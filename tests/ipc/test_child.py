@@ -7,12 +7,24 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import msgspec
 import pytest
 
-from slipstream_ipc.child import STATUS_FD_VARIABLE, report
+from slipstream_ipc.child import (
+    BEAT_S,
+    CONTROL_FD_VARIABLE,
+    PARENT_PID_VARIABLE,
+    STATUS_FD_VARIABLE,
+    Activate,
+    Beats,
+    Command,
+    Commands,
+    Drain,
+    report,
+)
 from slipstream_ipc.messages import Status
 
 PATIENCE_S = 20
@@ -43,11 +55,40 @@ signal.pause()
 """
 
 
+# tells what it is commanded; beats all the while
+OBEDIENT = """
+import time
+from msgspec import Struct
+from slipstream_ipc.child import *
+from slipstream_ipc.messages import Status
+
+class Config(Struct):
+    pass
+
+config, stop = start_child("child", Config)
+commands, beats = Commands(), Beats()
+report(Status(detail="waits"))
+active = wait_for_activation(commands, stop, beats)
+report(Status(ready=True, detail=repr(active)))
+while not stop.is_set:
+    for command in commands.read():
+        report(Status(detail=repr(command)))
+    select.select([commands.fileno(), stop.fileno()], [], [])
+"""
+
+FAILS = CHILD.replace("select.select([stop], [], [])", "raise ValueError('no\\nmore')")
+# it would not end by itself: a thread that waits for ever is in the way
+FAILS_WITH_A_THREAD = FAILS.replace(
+    "raise", "import threading; threading.Thread(target=threading.Event().wait).start(); raise"
+)
+
+
 class Statuses:
     """The descriptor that children report to, and what they said."""
 
     def __init__(self) -> None:
         self.read_fd, self.write_fd = os.pipe()
+        self.control_read_fd, self.control_write_fd = os.pipe()
         self.environment = {**os.environ, STATUS_FD_VARIABLE: str(self.write_fd)}
 
     def next(self) -> Status | None:
@@ -61,15 +102,21 @@ class Statuses:
             line += more
         return msgspec.json.decode(line, type=Status)
 
-    def start(self, script: str, config: bytes = b"") -> subprocess.Popen[bytes]:
+    def command(self, *commands: Command) -> None:
+        """To the child; before or after it has started."""
+        for command in commands:
+            os.write(self.control_write_fd, msgspec.json.encode(command) + b"\n")
+
+    def start(self, script: str, config: bytes = b"", **more: str) -> subprocess.Popen[bytes]:
         child = subprocess.Popen(
             [sys.executable, "-c", script],
             stdin=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            pass_fds=(self.write_fd,),
-            env=self.environment,
+            pass_fds=(self.write_fd, self.control_read_fd),
+            env={**self.environment, **more},
         )
         os.close(self.write_fd)
+        os.close(self.control_read_fd)
         assert child.stdin is not None
         child.stdin.write(config)
         child.stdin.close()
@@ -81,6 +128,19 @@ def statuses() -> Iterator[Statuses]:
     statuses = Statuses()
     yield statuses
     os.close(statuses.read_fd)
+    if statuses.control_write_fd >= 0:
+        os.close(statuses.control_write_fd)
+
+
+@pytest.fixture
+def obedient(statuses: Statuses) -> Iterator[subprocess.Popen[bytes]]:
+    """A child that waits to be activated."""
+    control = {CONTROL_FD_VARIABLE: str(statuses.control_read_fd)}
+    child = statuses.start(OBEDIENT, b"{}", **control)
+    assert statuses.next() == Status(detail="waits")
+    yield child
+    child.kill()
+    child.wait(PATIENCE_S)
 
 
 def test_config_status_and_stop(statuses: Statuses) -> None:
@@ -118,4 +178,105 @@ def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert msgspec.json.decode(os.read(read_fd, 1000)).get("error") == "a line\nis one line"
     os.close(read_fd)
     report(Status(ready=True))  # whoever listened has gone: no reason to fall over
+    os.close(write_fd)
+
+
+def test_a_spare_beats_until_it_is_activated_and_is_told_what_it_must_know(
+    statuses: Statuses, obedient: subprocess.Popen[bytes]
+) -> None:
+    for _ in range(3):
+        assert statuses.next() == Status(beat=True)
+    activation = Activate(7, died_within=True, predecessor="what it said")
+    statuses.command(activation)
+    while (status := statuses.next()) == Status(beat=True):
+        pass
+    assert status == Status(ready=True, detail=repr(activation))
+    statuses.command(Drain(2.5), Drain(0.0))
+    assert statuses.next() == Status(detail=repr(Drain(2.5)))
+    assert statuses.next() == Status(detail=repr(Drain(0.0)))
+    obedient.terminate()
+    assert obedient.wait(PATIENCE_S) == 0
+
+
+def test_a_child_that_nobody_can_command_any_more_ends(
+    statuses: Statuses, obedient: subprocess.Popen[bytes]
+) -> None:
+    os.close(statuses.control_write_fd)
+    statuses.control_write_fd = -1
+    assert obedient.wait(PATIENCE_S) == 1
+
+
+def test_a_child_without_commands_is_active_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CONTROL_FD_VARIABLE, raising=False)
+    commands = Commands()
+    assert commands.read() == [Activate()]
+    assert commands.read() == []
+    assert not select.select([commands.fileno()], [], [], 0)[0]
+
+
+def test_a_command_may_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_fd, write_fd = os.pipe()
+    monkeypatch.setenv(CONTROL_FD_VARIABLE, str(read_fd))
+    commands = Commands()
+    line = msgspec.json.encode(Drain(1.0)) + b"\n"
+    os.write(write_fd, line + line[:5])
+    assert commands.read() == [Drain(1.0)]
+    assert commands.read() == []
+    os.write(write_fd, line[5:])
+    assert commands.read() == [Drain(1.0)]
+    os.close(write_fd)
+    os.close(read_fd)
+
+
+@pytest.mark.parametrize("script", [FAILS, FAILS_WITH_A_THREAD])
+def test_last_words_and_a_quick_end(statuses: Statuses, script: str) -> None:
+    child = statuses.start(script, b'{"name": "x"}')
+    assert statuses.next() == Status(ready=True, detail="x")
+    assert statuses.next() == Status(last_words="ValueError: no more")
+    assert child.wait(PATIENCE_S) == 1
+
+
+def test_a_child_whose_parent_died_before_it_could_ask_ends(statuses: Statuses) -> None:
+    """As its environment names a parent that is not its own any more."""
+    child = statuses.start(CHILD, b'{"name": "x"}', **{PARENT_PID_VARIABLE: "1000000000"})
+    assert child.wait(PATIENCE_S) == 1
+    assert statuses.next() is None
+
+
+def test_beats_are_at_most_half_a_beat_apart_and_never_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    monkeypatch.setenv(STATUS_FD_VARIABLE, str(write_fd))
+    beats = Beats()
+    assert [beats.beat(now) for now in (0.0, BEAT_S / 4, BEAT_S / 2, BEAT_S)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert os.read(read_fd, 1000).count(b"beat") == 3
+    for number in range(20000):  # far more than a pipe holds
+        beats.beat(10.0 + number)
+    lines = os.read(read_fd, 2**20).splitlines()
+    assert {msgspec.json.decode(line, type=Status) for line in lines} == {Status(beat=True)}
+    assert len(lines) < 20000
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+def test_a_status_that_matters_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    monkeypatch.setenv(STATUS_FD_VARIABLE, str(write_fd))
+    said = "x" * 300_000
+    writer = threading.Thread(target=report, args=(Status(error=said),))
+    writer.start()
+    data = b""
+    while not data.endswith(b"\n"):
+        data += os.read(read_fd, 65536)
+    writer.join(PATIENCE_S)
+    assert msgspec.json.decode(data, type=Status) == Status(error=said)
+    os.close(read_fd)
     os.close(write_fd)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import types
 import typing
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 import pytest
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from slipstream_ipc import messages
 from slipstream_ipc.codec import (
     MAX_MESSAGE_BYTES,
+    MAX_PARAMS_BYTES,
     Codec,
     client_codec,
     core_codec,
@@ -36,6 +37,12 @@ from slipstream_ipc.messages import (
     WorkerToClient,
     WorkerToCore,
 )
+from slipstream_ipc.params import (
+    MAX_STOP_CHARS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    check_params,
+)
 
 # (who sends, who receives, what)
 DIRECTIONS: list[tuple[Codec[Any, Any], Codec[Any, Any], Any]] = [
@@ -56,8 +63,24 @@ _SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
+def within(kind: Any, limits: msgspec.Meta) -> st.SearchStrategy[Any]:
+    """Any value of a type inside its range or length."""
+    if kind is int:
+        low = -(2**63) if limits.ge is None else limits.ge
+        return st.integers(low, 2**64 - 1 if limits.le is None else limits.le)
+    assert limits.max_length is not None
+    if kind is bytes:
+        return st.binary(max_size=min(limits.max_length, 24))
+    if kind is str:
+        return st.text(max_size=min(limits.max_length, 24))
+    return values_of(kind)  # lists of a few: fewer than any limit
+
+
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
     """Any value of a wire type."""
+    if get_origin(kind) is Annotated:
+        inner, limits = get_args(kind)
+        return within(inner, limits)
     if kind in _SIMPLE:
         return _SIMPLE[kind]
     if kind is msgspec.Raw:
@@ -71,7 +94,18 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.lists(values_of(args[0]), max_size=3)
     if origin in (types.UnionType, typing.Union):
         return st.one_of(*map(values_of, args))
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    if kind is messages.Admit:  # whose values are held against the limits of requests, too
+        hints["max_tokens"] = Annotated[int, msgspec.Meta(ge=1, le=9)]
+        fixed = {"params": st.just(SamplingParams(top_k=3)), "prompt_ids": st.just(bytes(8))}
+        fixed["output_ids"] = st.just(bytes(4))
+        return st.builds(
+            kind,
+            **{
+                name: fixed[name] if name in fixed else values_of(hint)
+                for name, hint in hints.items()
+            },
+        )
     return st.builds(kind, **{name: values_of(hint) for name, hint in hints.items()})
 
 
@@ -258,3 +292,79 @@ def test_params_that_are_none(raw: bytes, named: str) -> None:
 def test_params_of_noise(raw: bytes) -> None:
     with contextlib.suppress(BadRequest):
         decode_params(msgspec.Raw(raw))
+
+
+@pytest.mark.parametrize(
+    ("receiver", "body", "field", "says"),
+    [
+        (front_codec(), [10, -1, bytes(16), {}], "handle", "Submit.handle: Expected `int` >= 0"),
+        (front_codec(), [10, 2**32, bytes(16), {}], "handle", "<= 4294967295"),
+        (front_codec(), [10, 1, bytes(17), {}], "stream_id", "of length <= 16"),
+        (front_codec(), [10, 1, b"", {}, None, b"", [{}] * 16385], "messages", "<= 16384"),
+        (front_codec(), [10, 1, b"", {}, None, b"", [{"role": 1}]], "messages", r"\[0\].role"),
+        (front_codec(), [10, 1, b"", {}, None, b"", [], "x" * 65537], "label", "<= 65536"),
+        (front_codec(), [10, 1, b"", {}, None, b"", [], "", 0.5], "priority", "got `float`"),
+        (front_codec(), [10, 1, b"", {}, None, b"", [], "", 0, True, b"", -1], "num_chars", ">= 0"),
+        (front_codec(), [11, 1, b"", -1, 0], "num_chars", ">= 0"),
+        (front_codec(), [11, 1, b"", 0, 2**32], "num_tokens", "<= 4294967295"),
+        (front_codec(), [11, 1, b"", 0, 0, -1], "digest", ">= 0"),
+        (front_codec(), [12, b"", "x"], "handle", "got `str`"),
+        (front_codec(), [0, 1, bytes(65)], "identity", "<= 64"),
+        (front_codec(), [99], "tag", "99"),
+        (core_codec(), [30, b"", b"", {}, [], 0, 1, b"", 0, "", bytes(65)], "owner", "<= 64"),
+        (core_codec(), [30, b"", b"", {}, [-1], 0, 1], "stop_token_ids", "Admit.stop_token_ids"),
+        (core_codec(), [30, b"", b"", {}, [0] * 4097, 0, 1], "stop_token_ids", "<= 4096"),
+        (core_codec(), [30, b"", b"", {}, [], 2**63, 1], "seed", "Admit.seed"),
+        (core_codec(), [30, b"", b"", {}, [], 0, 1, b"", 2**31], "priority", "<= 2147483647"),
+        (core_codec(), [30, b"", b"", {}, [], 0, 1, b"", 0, "x" * 1025], "label", "<= 1024"),
+        (core_codec(), [30, b"", b"", {}, [], 0, 0], "max_tokens", "allowed: an integer >= 1"),
+        (core_codec(), [30, b"", b"xyz", {}, [], 0, 1], "prompt_ids", "u32"),
+        (core_codec(), [30, b"", b"", {"top_p": 0.0}, [], 0, 1], "top_p", r"\(0, 1\]"),
+        (core_codec(), [30, b"", b"", {"logprobs": 2**40}, [], 0, 1], "logprobs", "20"),
+        (core_codec(), [30, b"", b"", {"top_p": "1"}, [], 0, 1], "params", "Admit.params.top_p"),
+        (core_codec(), [30, b"", b"", {}, [], 0, 1, b"", 0, "", b"", -1], "handle", "Admit.handle"),
+        (core_codec(), [31, -1], "step", "Report.step"),
+        (core_codec(), [32, b"", ["stop", -1]], "end", r"Withdraw.end\[1\]"),
+        (core_codec(), [33, [bytes(17)]], "stream_ids", r"Forget.stream_ids\[0\]"),
+        (worker_codec(), [40, b"", -1], "row", "Admitted.row"),
+        (client_codec(), [21, 0, ["engine", "x" * 2**17]], "fault", r"Rejected.fault\[1\]"),
+    ],
+)
+def test_the_field_that_is_wrong_is_named(
+    receiver: Codec[Any, Any], body: list[Any], field: str, says: str
+) -> None:
+    with pytest.raises(ProtocolError, match=says) as caught:
+        receiver.decode(msgspec.msgpack.encode([1, 1, 1, body]))
+    assert caught.value.field == field
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_frames_own_field_is_named(at: int) -> None:
+    numbers = [1, 1, 1]
+    numbers[at] = -1
+    with pytest.raises(ProtocolError) as caught:
+        front_codec().decode(msgspec.msgpack.encode([*numbers, None]))
+    assert caught.value.field == ("epoch", "seq", "ack")[at]
+
+
+def test_an_error_quotes_little_of_what_was_sent() -> None:
+    """Or a client could make the worker send it as much as it sent."""
+    turn = {"role": "", "content": "", "x" * 2**20: 1}
+    with pytest.raises(ProtocolError) as caught:
+        front_codec().decode(msgspec.msgpack.encode([1, 1, 1, [10, 1, b"", {}, None, b"", [turn]]]))
+    assert len(str(caught.value)) < 400
+
+
+def test_parameters_have_a_size() -> None:
+    """However many stop strings there are, they are not even made."""
+    raw = msgspec.Raw(msgspec.msgpack.encode({"stop": [""] * MAX_PARAMS_BYTES}))
+    with pytest.raises(BadRequest, match=f"at most {MAX_PARAMS_BYTES}") as caught:
+        decode_params(raw)
+    assert caught.value.field == "params"
+    most = SamplingParams(
+        stop=("\U0001f600" * MAX_STOP_CHARS,) * MAX_STOPS,
+        stop_token_ids=(2**32 - 1,) * MAX_STOP_TOKEN_IDS,
+    )
+    check_params(most)
+    assert decode_params(encode_params(most)) == most

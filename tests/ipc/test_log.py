@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from slipstream_ipc.log import PAGE_LEN, PagedLog, history_digest
+from slipstream_ipc.log import PagedLog, history_digest
+from slipstream_ipc.pages import PAGE_LEN
 
 ROWS = 7
 
@@ -21,8 +22,10 @@ class AgainstLists(RuleBasedStateMachine):
         self.width = width
         self.log = PagedLog(np.uint32, width, rows=rows)
         self.lists: dict[int, list[list[int]]] = {}
-        self.freed: dict[int, int] = {}  # positions below are gone
         self.next_value = 0
+        self.latest: np.ndarray[Any, Any] | None = None  # rows appended to last
+        for row in range(ROWS - 2):
+            self.open(row)
 
     def _values(self, num: int) -> list[list[int]]:
         self.next_value += num
@@ -37,21 +40,21 @@ class AgainstLists(RuleBasedStateMachine):
     def open(self, row: int) -> None:
         self.log.open(row)
         self.lists[row] = []
-        self.freed[row] = 0
 
     @rule(row=st.integers(0, ROWS))
     def drop(self, row: int) -> None:
         if row in self.lists:
             self.log.drop(row)
             self.log.drop(row)
-            self.open(row)
+            self.lists[row] = []
 
-    @rule(rows=st.sets(st.integers(0, ROWS)), times=st.integers(1, 70))
+    @rule(rows=st.sets(st.integers(0, ROWS)), times=st.sampled_from([1, 1, 1, 2, 70]))
     def append(self, rows: set[int], times: int) -> None:
         some = [row for row in rows if row in self.lists]
         for _ in range(times):
             values = self._values(len(some))
-            self.log.append(np.array(some, np.int64), self._array(values))
+            self.latest = np.array(some, np.int64)
+            self.log.append(self.latest, self._array(values))
             for row, value in zip(some, values, strict=True):
                 self.lists[row].append(value)
 
@@ -62,19 +65,41 @@ class AgainstLists(RuleBasedStateMachine):
             self.log.extend(row, self._array(values))
             self.lists[row] += values
 
-    @rule(row=st.integers(0, ROWS), part=st.floats(0, 1))
-    def forget(self, row: int, part: float) -> None:
-        if row in self.lists:
-            position = round(part * len(self.lists[row]))
-            self.log.forget_before(row, position)
-            self.freed[row] = max(self.freed[row], position // PAGE_LEN * PAGE_LEN)
+    @precondition(lambda self: self.latest is not None)
+    @rule(back=st.sampled_from([1, 1, 1, 2]), counted=st.booleans(), settled=st.booleans())
+    def gather_what_came_last(self, back: int, counted: bool, settled: bool) -> None:
+        """By the very array it was appended with, whatever has become of its rows since."""
+        assert self.latest is not None
+        if settled:
+            self.log.settle()
+        rows = self.latest.tolist()
+        starts = np.array([len(self.lists[row]) - back for row in rows], np.int64)
+        counts = np.ones(len(rows), np.int64) if counted else None
+        if (starts < 0).any():
+            with pytest.raises(IndexError):
+                self.log.gather(self.latest, starts, counts)
+            return
+        expected = [self.lists[row][-back] for row in rows]
+        assert np.array_equal(self.log.gather(self.latest, starts, counts), self._array(expected))
+
+    @precondition(lambda self: self.lists)
+    @rule(data=st.data())
+    def append_spans(self, data: Any) -> None:
+        rows = data.draw(st.lists(st.sampled_from(sorted(self.lists)), unique=True))
+        sizes = st.sampled_from([0, 1, 1, 2, 63, 64, 65, 300])
+        counts = [data.draw(sizes) for _ in rows]
+        spans = [self._values(count) for count in counts]
+        where = [np.array(column, np.int64) for column in (rows, counts)]
+        self.log.append_spans(*where, self._array([value for span in spans for value in span]))
+        for row, span in zip(rows, spans, strict=True):
+            self.lists[row] += span
 
     @rule(data=st.data())
     def gather(self, data: Any) -> None:
         rows = data.draw(st.lists(st.sampled_from(sorted(self.lists)))) if self.lists else []
         starts, counts, expected = [], [], []
         for row in rows:
-            start = data.draw(st.integers(self.freed[row], len(self.lists[row])))
+            start = data.draw(st.integers(0, len(self.lists[row])))
             stop = data.draw(st.integers(start, len(self.lists[row])))
             starts.append(start)
             counts.append(stop - start)
@@ -83,18 +108,23 @@ class AgainstLists(RuleBasedStateMachine):
         assert np.array_equal(self.log.gather(*where), self._array(expected))
 
     @invariant()
-    def everything_is_as_in_the_lists(self) -> None:
+    def lengths_are_those_of_the_lists(self) -> None:
         if not hasattr(self, "lists"):
             return
         num_pages = 0
         for row, values in self.lists.items():
             assert self.log.length(row) == len(values)
-            first = self.freed[row]
-            assert np.array_equal(
-                self.log.read(row, first, len(values)), self._array(values[first:])
-            )
-            num_pages += -(-len(values) // PAGE_LEN) - first // PAGE_LEN
+            num_pages += -(-len(values) // PAGE_LEN)
         assert self.log.num_pages_used == num_pages
+
+    @rule()
+    def read_everything(self) -> None:
+        for row, values in self.lists.items():
+            assert np.array_equal(self.log.read(row, 0, len(values)), self._array(values))
+
+    def teardown(self) -> None:
+        if hasattr(self, "lists"):
+            self.read_everything()
 
 
 TestAgainstLists = AgainstLists.TestCase
@@ -111,6 +141,19 @@ def test_what_was_read_is_a_copy() -> None:
     assert read.tolist() == [0, 1, 2]
 
 
+def test_what_came_last_goes_with_its_row() -> None:
+    log = PagedLog(np.uint32)
+    rows = np.array([0])
+    log.open(0)
+    log.append(rows, np.array([7], np.uint32))
+    assert log.gather(rows, np.array([0]), None).tolist() == [7]
+    log.drop(0)
+    with pytest.raises(IndexError, match="outside"):
+        log.gather(rows, np.array([-1]), None)
+    with pytest.raises(IndexError, match="outside"):
+        log.gather(rows, np.array([0]), None)
+
+
 @pytest.mark.parametrize(("start", "stop"), [(-1, 1), (0, 4), (2, 1), (4, 4)])
 def test_positions_outside_of_the_history(start: int, stop: int) -> None:
     log = PagedLog(np.uint32)
@@ -118,36 +161,6 @@ def test_positions_outside_of_the_history(start: int, stop: int) -> None:
     log.extend(0, np.arange(3))
     with pytest.raises(IndexError, match="outside"):
         log.read(0, start, stop)
-
-
-def test_what_was_freed_cannot_be_read() -> None:
-    log = PagedLog(np.uint32)
-    log.open(0)
-    log.extend(0, np.arange(3 * PAGE_LEN))
-    log.forget_before(0, 2 * PAGE_LEN - 1)
-    with pytest.raises(IndexError, match="freed"):
-        log.read(0, PAGE_LEN - 1, PAGE_LEN + 1)
-    assert log.read(0, PAGE_LEN, PAGE_LEN + 2).tolist() == [PAGE_LEN, PAGE_LEN + 1]
-
-
-@pytest.mark.parametrize("position", [-1, 11, 100])
-def test_nobody_forgets_what_is_yet_to_come(position: int) -> None:
-    """It would free the page that is being written, and the row would write into another's."""
-    log = PagedLog(np.uint32, rows=1)
-    log.open(0)
-    log.extend(0, np.arange(10))
-    with pytest.raises(AssertionError):
-        log.forget_before(0, position)
-
-
-def test_a_page_boundary_that_is_forgotten_to_the_last() -> None:
-    log = PagedLog(np.uint32, rows=1)
-    log.open(0)
-    log.extend(0, np.arange(PAGE_LEN))
-    log.forget_before(0, PAGE_LEN)
-    assert log.num_pages_used == 0
-    log.append(np.array([0]), np.array([5]))
-    assert log.read(0, PAGE_LEN, PAGE_LEN + 1).tolist() == [5]
 
 
 def test_memory_is_used_again() -> None:
@@ -158,7 +171,7 @@ def test_memory_is_used_again() -> None:
         assert log.num_pages_used == 5
         log.drop(0)
     assert log.num_pages_used == 0
-    assert len(log._pages) < 20
+    assert log._table.num_places < 20 * PAGE_LEN
 
 
 @given(st.lists(st.integers(0, 2**32 - 1)), st.sampled_from([np.uint32, np.int64]))

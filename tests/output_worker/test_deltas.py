@@ -2,124 +2,203 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
 from slipstream_ipc.codec import MESSAGE_BUDGET_BYTES
-from slipstream_ipc.columns import check_deltas, u32
-from slipstream_ipc.messages import End
-from slipstream_ipc.text_log import START
+from slipstream_ipc.columns import check_deltas, pack_u32, u32
+from slipstream_ipc.messages import Admit, LogprobColumns, SamplingParams
 from slipstream_worker import deltas
-from slipstream_worker.output import StreamOutput
+from slipstream_worker.columns import StreamColumns
+from slipstream_worker.detokenizer import TableDetokenizerFactory
+from slipstream_worker.registration import open_output
 from slipstream_worker.streams import Reader, Stage, Stream
+from slipstream_worker.token_table import TokenTable
+
+LONG = "y" * 1000
+FACTORY = TableDetokenizerFactory(
+    TokenTable(mode="bytelevel", pieces=[b"", b"a", b"bc", LONG.encode()], special=[])
+)
+NONE = np.zeros(0, np.int64)
 
 
-def stream(units: list[str], *, interval: int = 1, width: int = 0) -> Stream:
-    """A running stream with these units, one token to each."""
-    output = StreamOutput(
-        detokenizer=None,
-        stops=None,
-        stop_ids=frozenset(),
-        eos_ids=frozenset(),
-        min_tokens=0,
-        max_tokens=1000,
-        include_stop=False,
-    )
-    for n, text in enumerate(units, 1):
-        output.token_ids.append(n)
-        output.log.append(text, n)
-    it = Stream(b"s" * 16, Stage.RUNNING, interval=interval, output=output, width=width)
-    it.reader = Reader(b"client", 7, START)
-    it.logprobs = [(bytes(4 * width), bytes(4 * width), n) for n in range(len(units))]
-    return it
+@pytest.fixture
+def columns() -> StreamColumns:
+    return StreamColumns(FACTORY.fast_table)
 
 
-def end(it: Stream, reason: str = "stop") -> None:
-    assert it.output is not None
-    it.output.end = End(reason, len(it.output.token_ids))  # type: ignore[arg-type]
+def new(columns: StreamColumns, *, interval: int = 1, logprobs: int | None = None) -> Stream:
+    """A running stream that reader 7 reads from the start."""
+    params = SamplingParams(logprobs=logprobs, stream_interval=interval)
+    admit = Admit(b"", pack_u32([1]), params, (), 0, 100_000)
+    stream = Stream(b"s", Stage.RUNNING, registration=admit, interval=interval)
+    stream.output = open_output(admit, FACTORY)
+    stream.reader = Reader(b"client", 7)
+    columns.open(stream, admit)
+    columns.handles[stream.line] = 7
+    return stream
 
 
-def move(it: Stream, num_units: int) -> None:
-    assert it.output is not None
-    assert it.reader is not None
-    it.reader.cursor = it.output.log.find(
-        sum(len(t) for t in it.output.log._texts[:num_units]), num_units
-    )
+def push(columns: StreamColumns, stream: Stream, *token_ids: int) -> None:
+    line, ids = np.array([stream.line]), np.array(token_ids, np.uint32)
+    counts = np.array([len(ids)])
+    width = int(columns.widths[stream.line])
+    if width:
+        some = bytes(4 * width * len(ids))
+        columns.logprobs.append_columns(
+            line, counts, LogprobColumns(width, some, some, pack_u32(ids))
+        )
+    if columns.append(line, counts, ids).any():
+        columns.slow_down(stream, columns.num_tokens(stream) - len(ids))
+        stream.output.push(list(token_ids))
 
 
-def test_first_token_and_end_are_due_at_once_the_rest_by_interval() -> None:
-    it = stream(["a"], interval=4)
+def fast(columns: StreamColumns, *streams: Stream) -> np.ndarray:
+    """The lines of streams, made fast."""
+    for stream in streams:
+        columns.speed_up(stream, stream.reader.cursor)
+        assert columns.is_fast[stream.line]
+    return np.array([stream.line for stream in streams])
+
+
+@pytest.mark.parametrize("way", ["fast", "slow"])
+def test_first_token_and_end_are_due_at_once_the_rest_by_interval(columns, way: str) -> None:
+    it = new(columns, interval=4)
+    lines = fast(columns, it) if way == "fast" else NONE
+
+    def is_due() -> bool:
+        if way == "fast":
+            return len(deltas.due_fast(columns, lines, urgent=False)) > 0
+        return deltas.is_due(it)
+
+    def send() -> None:
+        built = deltas.build(columns, lines, [] if way == "fast" else [it])
+        built.commit(columns)
+        if way == "slow":
+            columns.slow_down(it, columns.num_tokens(it))
+
+    push(columns, it, 1)
+    assert is_due()
+    send()
+    for due in (False, False, False, True):
+        assert not is_due()
+        push(columns, it, 1)
+        assert is_due() is due
+    send()
+    assert not is_due()
+    columns.slow_down(it, columns.num_tokens(it))
+    it.output.finish("abort")
     assert deltas.is_due(it)
-    move(it, 1)
-    assert not deltas.is_due(it)
-    for n, due in ((2, False), (3, False), (4, False), (5, True)):
-        it.output.token_ids.append(n)
-        it.output.log.append("x", n)
-        assert deltas.is_due(it) is due
-    move(it, 5)
-    assert not deltas.is_due(it)
-    end(it)
-    assert deltas.is_due(it)
 
 
-def test_an_entry_carries_what_lies_behind_the_cursor() -> None:
-    it = stream(["a", "", "bc"], width=2)
-    move(it, 1)
-    end(it)
-    message, sent = deltas.build([it])
+def test_an_entry_carries_what_lies_behind_the_cursor(columns) -> None:
+    it, other = new(columns, logprobs=1), new(columns)
+    lines = fast(columns, other)
+    push(columns, it, 1)
+    push(columns, other, 2)
+    deltas.build(columns, lines, [it]).commit(columns)
+    columns.slow_down(it, 1)
+    push(columns, it, 0, 2)
+    push(columns, other, 1, 2, 1)
+    it.output.finish("abort")
+    built = deltas.build(columns, lines, [it])
+    message = built.message
     check_deltas(message)
-    assert message.texts == ["bc"]
-    assert u32(message.chars).tolist() == [1]
-    assert u32(message.tokens).tolist() == [1]
-    assert u32(message.counts).tolist() == [2]
-    assert u32(message.token_ids).tolist() == [2, 3]
-    assert [e.reason for e in message.ends] == ["stop"]
+    assert message.texts == ["bc", "abca"]
+    assert u32(message.chars).tolist() == [1, 2]
+    assert u32(message.tokens).tolist() == [1, 1]
+    assert u32(message.counts).tolist() == [2, 3]
+    assert u32(message.token_ids).tolist() == [0, 2, 1, 2, 1]
+    assert u32(message.ended).tolist() == [0]
+    assert [end.reason for end in message.ends] == ["abort"]
     assert message.logprobs is not None
-    assert u32(message.logprobs.ranks).tolist() == [1, 2]
-    assert sent[0].is_end
-    assert sent[0].cursor == it.output.log.end
+    assert u32(message.logprobs.ranks).tolist() == [0, 2]
+    assert u32(message.logprobs.widths).tolist() == [2, 0]
+    assert built.ended == [it]
 
 
-def test_one_wide_request_does_not_widen_all() -> None:
-    message, _ = deltas.build([stream(["a"]), stream(["b"], width=3), stream(["c"], width=1)])
+def test_one_wide_request_does_not_widen_all(columns) -> None:
+    streams = [new(columns), new(columns, logprobs=2), new(columns, logprobs=0)]
+    lines = fast(columns, *streams)
+    for stream in streams:
+        push(columns, stream, 1)
+    message = deltas.build(columns, lines, []).message
     check_deltas(message)
     assert message.logprobs is not None
     assert u32(message.logprobs.widths).tolist() == [0, 3, 1]
     assert len(message.logprobs.values) == 4 * (3 + 1)
 
 
-def test_without_logprobs_there_are_no_columns() -> None:
-    message, _ = deltas.build([stream(["a"]), stream(["b"])])
+def test_without_logprobs_there_are_no_columns(columns) -> None:
+    streams = [new(columns), new(columns)]
+    for stream in streams:
+        push(columns, stream, 1)
+    message = deltas.build(columns, NONE, streams).message
     assert message.logprobs is None
     assert message.counts == b""
 
 
-def test_a_message_keeps_to_its_budget_and_the_end_comes_last() -> None:
-    it = stream(["x" * 1000] * 3000)
-    end(it)
-    texts, num_messages = [], 0
-    while True:
-        message, sent = deltas.build([it])
-        check_deltas(message)
+@pytest.mark.parametrize("way", ["fast", "slow"])
+def test_a_message_keeps_to_its_budget_and_the_end_comes_last(columns, way: str) -> None:
+    it = new(columns, logprobs=20)
+    lines = fast(columns, it) if way == "fast" else NONE
+    push(columns, it, *[3] * 20_000)
+    texts, num_messages, ended = [], 0, []
+    while not ended:
+        if way == "fast" and columns.sent_tokens[it.line] == 20_000:
+            columns.slow_down(it, 20_000)
+        is_fast = columns.is_fast[it.line]
+        if not is_fast and it.output.end is None:
+            it.output.finish("abort")
+        built = deltas.build(columns, lines if is_fast else NONE, [] if is_fast else [it])
+        check_deltas(built.message)
         num_messages += 1
-        texts += message.texts
-        assert len(message.texts[0]) <= MESSAGE_BUDGET_BYTES
-        it.reader.cursor = sent[0].cursor
-        assert bool(message.ends) == sent[0].is_end
-        if sent[0].is_end:
-            break
+        texts += built.message.texts
+        logprobs = built.message.logprobs
+        assert logprobs is None or len(logprobs.values) <= MESSAGE_BUDGET_BYTES
+        built.commit(columns)
+        ended = built.ended
     assert num_messages > 1
-    assert "".join(texts) == "x" * 3_000_000
+    assert "".join(texts) == LONG * 20_000
 
 
-def test_streams_behind_the_budget_are_left_for_the_next_message() -> None:
-    many = [stream(["y" * (MESSAGE_BUDGET_BYTES // 4)]) for _ in range(10)]
-    _, sent = deltas.build(many)
-    assert 1 <= len(sent) < 10
+def test_what_is_behind_the_budget_is_left_for_the_next_message(columns) -> None:
+    many = [new(columns) for _ in range(10)]
+    for stream in many:
+        push(columns, stream, *[3] * (MESSAGE_BUDGET_BYTES // 4000))
+    built = deltas.build(columns, NONE, many)
+    assert sum(map(len, built.message.texts)) <= MESSAGE_BUDGET_BYTES
+    built.commit(columns)
+    left = [it for it in many if columns.is_dirty[it.line]]
+    assert 1 <= len(left) <= 10
 
 
-def test_urgent_are_first_tokens_and_ends_alone() -> None:
-    it = stream(["a", "b"])
+def test_fast_lines_share_a_message_evenly(columns) -> None:
+    short, long = new(columns), new(columns)
+    lines = fast(columns, short, long)
+    push(columns, short, 1)
+    push(columns, long, *[1] * 90_000)
+    built = deltas.build(columns, lines, [])
+    counts = u32(built.message.counts)
+    assert counts[0] == 1
+    assert 1000 < counts[1] < 90_000
+    built.commit(columns)
+    assert columns.is_dirty[lines].tolist() == [False, True]
+
+
+def test_urgent_are_first_tokens_and_ends_alone(columns) -> None:
+    it, other = new(columns), new(columns)
+    lines = fast(columns, other)
+    push(columns, it, 1)
+    push(columns, other, 1)
     assert deltas.is_urgent(it)
-    move(it, 1)
+    assert len(deltas.due_fast(columns, lines, urgent=True)) == 1
+    deltas.build(columns, lines, [it]).commit(columns)
+    columns.slow_down(it, 1)
+    push(columns, it, 1)
+    push(columns, other, 1)
     assert deltas.is_due(it)
     assert not deltas.is_urgent(it)
-    end(it)
+    assert len(deltas.due_fast(columns, lines, urgent=True)) == 0
+    it.output.finish("abort")
     assert deltas.is_urgent(it)

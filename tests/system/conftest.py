@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zmq
+from msgspec import structs
 
 from slipstream.demo import MODEL_PATH
 from slipstream_core.assembly import Core, assemble_core
@@ -23,6 +25,7 @@ from slipstream_core.runner.load import load_runner
 from slipstream_ipc.attach import Attacher
 from slipstream_ipc.codec import client_codec, encode_params
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
+from slipstream_ipc.log import history_digest
 from slipstream_ipc.messages import (
     Abort,
     Accepted,
@@ -38,13 +41,15 @@ from slipstream_ipc.messages import (
     Resume,
     SamplingParams,
     Submit,
+    Superseded,
     UnknownStreams,
     Welcome,
     WorkerToClient,
 )
 from slipstream_worker.assembly import assemble_worker
+from slipstream_worker.compile_table import compile_table
 from slipstream_worker.config import WorkerConfig
-from slipstream_worker.detokenizer import DetokenizerFactory, WindowDetokenizerFactory
+from slipstream_worker.detokenizer import DetokenizerFactory, TableDetokenizerFactory
 from slipstream_worker.worker import Worker
 
 MODEL = f"simulated:step_ms=0.2,prefill_us=0,tokenizer={MODEL_PATH}"
@@ -93,6 +98,7 @@ class Received:
     fault: Fault | None = None
     is_unknown: bool = False
     is_aborted: bool = False
+    is_superseded: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -108,6 +114,7 @@ class RawClient:
         self._waiting: list[ClientToWorker] = []
         self.streams: dict[int, Received] = {}
         self.is_reading = True
+        self.resubmits = True
         self.hop: Attacher[ClientToWorker, WorkerToClient, None] = Attacher(
             stack.context,
             stack.client_address,
@@ -136,9 +143,23 @@ class RawClient:
         self._waiting.append(submit)
         return received
 
+    def resumption(self, it: Received) -> Resume:
+        digest = history_digest(np.array(it.token_ids, np.uint32))
+        handle = it.submit.handle
+        return Resume(handle, it.stream_id, len(it.text), len(it.token_ids), digest)
+
+    def take_over(self, it: Received, num_chars: int = 0, num_tokens: int = 0) -> Received:
+        """Read somebody else's stream from a position on, of which nothing is kept here."""
+        handle = len(self.streams)
+        taken = Received(it.stream_id, structs.replace(it.submit, handle=handle))
+        taken.text, taken.token_ids = it.text[:num_chars], it.token_ids[:num_tokens]
+        self.streams[handle] = taken
+        self._waiting.append(Resume(handle, it.stream_id, num_chars, num_tokens))
+        return taken
+
     def abort(self, received: Received) -> None:
         received.is_aborted = True
-        self._waiting.append(Abort(received.stream_id))
+        self._waiting.append(Abort(received.stream_id, received.submit.handle))
 
     def goodbye(self) -> None:
         assert self.hop.send(Goodbye(), None)
@@ -161,16 +182,14 @@ class RawClient:
             case Welcome():
                 self._waiting = [b for b in self._waiting if not isinstance(b, Resume)]
                 for handle, it in self.streams.items():
-                    if it.is_over:
+                    if it.is_over or it.is_superseded:
                         continue
                     if it.accepted:
-                        self._waiting.append(
-                            Resume(handle, it.stream_id, len(it.text), len(it.token_ids))
-                        )
+                        self._waiting.append(self.resumption(it))
                     elif it.submit not in self._waiting:
                         self._waiting.append(it.submit)
                     if it.is_aborted:
-                        self._waiting.append(Abort(it.stream_id))
+                        self._waiting.append(Abort(it.stream_id, handle))
             case Accepted():
                 self.streams[body.handle].accepted += 1
             case Rejected():
@@ -178,11 +197,25 @@ class RawClient:
                 self.streams[body.handle].fault = body.fault
             case UnknownStreams():
                 for handle in body.handles:
-                    self.streams[handle].is_unknown = True
+                    self._lost(self.streams[handle])
+            case Superseded():
+                self.streams[body.handle].is_superseded = True
             case Deltas():
                 self._take_deltas(body)
             case other:
                 raise AssertionError(f"unexpected {other}")
+
+    def _lost(self, it: Received) -> None:
+        """Nobody knows the stream any more: ask for it again, with what there is of it."""
+        it.is_unknown = True
+        if self.resubmits:
+            again = structs.replace(
+                it.submit,
+                was_accepted=True,
+                output_ids=pack_u32(it.token_ids),
+                num_chars=len(it.text),
+            )
+            self._waiting.append(again)
 
     def _take_deltas(self, deltas: Deltas) -> None:
         check_deltas(deltas)
@@ -217,15 +250,20 @@ class RawClient:
 class MiniStack:
     """One core, one worker, any number of clients."""
 
-    def __init__(self, directory: Path, model: str, tokenizer: object, **settings: object) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        model: str,
+        tokenizer: object,
+        detokenizers: DetokenizerFactory,
+        **settings: object,
+    ) -> None:
         self.directory = directory
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.poller = zmq.Poller()
         self.client_address = f"ipc://{directory}/client"
         self.prompts = InstantPrompts(tokenizer)
-        self.detokenizers: DetokenizerFactory = WindowDetokenizerFactory(
-            (MODEL_PATH / "tokenizer.json").read_bytes()
-        )
+        self.detokenizers = detokenizers
         self.clients: list[RawClient] = []
         self._tokenizer = tokenizer
         self._worker_settings = {
@@ -342,16 +380,25 @@ def tokenizer() -> object:
     return Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
 
 
+@pytest.fixture(scope="session")
+def detokenizers(tokenizer: object) -> DetokenizerFactory:
+    """By table, as the demo model's are."""
+    return TableDetokenizerFactory(compile_table(tokenizer))  # type: ignore[arg-type]
+
+
 @pytest.fixture
-def make_stack(tokenizer: object) -> Iterator[Callable[..., MiniStack]]:
+def make_stack(
+    tokenizer: object, detokenizers: DetokenizerFactory
+) -> Iterator[Callable[..., MiniStack]]:
     """Makes stacks; closes them afterwards."""
     directory = Path(tempfile.mkdtemp(prefix="mini-"))
     stacks: list[MiniStack] = []
 
     def make(model: str = CHAIN, **settings: object) -> MiniStack:
         folder = directory / str(len(stacks))
-        folder.mkdir()
-        stacks.append(MiniStack(folder, model, tokenizer, **settings))
+        folder.mkdir(mode=0o700)
+        chosen = settings.pop("detokenizers", detokenizers)
+        stacks.append(MiniStack(folder, model, tokenizer, chosen, **settings))  # type: ignore[arg-type]
         return stacks[-1]
 
     yield make

@@ -83,4 +83,5 @@ class NativeTarget:
             "temperature": self._asking.temperature,
             "ignore_eos": self._asking.ignore_eos,
             "logprobs": self._asking.logprobs,
+            "stream_interval": self._asking.stream_interval or 1,
         }

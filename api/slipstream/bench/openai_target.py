@@ -34,7 +34,9 @@ _REFUSALS = ("http_400", "http_422")  # of the request's form
 
 
 class Asking(Struct, frozen=True):
-    """How every request of a load is asked. timeout_s: for the whole answer."""
+    """How every request of a load is asked. timeout_s: for the whole answer. stream_interval: what
+    a server of ours may be asked for; None leaves it to the server.
+    """
 
     endpoint: Endpoint
     is_streamed: bool
@@ -42,6 +44,7 @@ class Asking(Struct, frozen=True):
     logprobs: int | None
     ignore_eos: bool
     timeout_s: float
+    stream_interval: int | None = None
 
 
 class _Model(Struct):
@@ -150,6 +153,8 @@ class OpenAITarget:
                 body["logprobs"] = asking.logprobs
         if asking.ignore_eos:
             body["ignore_eos"] = True
+        if asking.stream_interval is not None:
+            body["stream_interval"] = asking.stream_interval
         if self._asks_usage:
             body["stream_options"] = {"include_usage": True}
         return msgspec.json.encode(body)

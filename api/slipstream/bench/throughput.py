@@ -17,13 +17,22 @@ from pathlib import Path
 
 import numpy as np
 import uvloop
+from msgspec import structs
 
 from slipstream.async_client import AsyncClient
 from slipstream.bench.measures import Row, Timeline, summary
-from slipstream.options import Parser, add_connection, add_settings, address_of
+from slipstream.bench.variants import VARIANTS, params_of
+from slipstream.options import (
+    Parser,
+    access_of,
+    add_connection,
+    add_settings,
+    address_of,
+    trace_of,
+)
 from slipstream.plan import SIMULATED
 from slipstream.settings import wrong_option
-from slipstream_ipc.messages import ModelCard, SamplingParams
+from slipstream_ipc.messages import ModelCard
 
 _FULL = {"num_requests": 64, "input_len": 128, "output_len": 128}
 _QUICK = {"num_requests": 8, "input_len": 16, "output_len": 16}
@@ -47,6 +56,13 @@ def add_throughput(parser: Parser) -> None:
         )
     load.add_argument(
         "--concurrency", type=int, metavar="N", help="requests at a time; default: all at once"
+    )
+    load.add_argument(
+        "--variant",
+        choices=VARIANTS,
+        default="plain",
+        help="stop2: two stop strings that never occur; logprobs5: of the five likeliest tokens; "
+        "interval10: a delta for ten tokens; default: plain",
     )
     load.add_argument("--temperature", type=float, default=1.0, metavar="X", help="default: 1")
     load.add_argument("--seed", type=int, default=0, metavar="N", help="of the prompts; default: 0")
@@ -74,6 +90,7 @@ def throughput(arguments: argparse.Namespace) -> int:
         "num_requests": arguments.num_requests,
         "input_len": arguments.input_len,
         "output_len": arguments.output_len,
+        "variant": arguments.variant,
         "concurrency": arguments.concurrency or arguments.num_requests,
         "num_cpus": os.cpu_count(),
         **summary(timelines),
@@ -85,7 +102,7 @@ def throughput(arguments: argparse.Namespace) -> int:
 
 
 async def _measure(address: str, arguments: argparse.Namespace) -> tuple[ModelCard, list[Timeline]]:
-    async with AsyncClient(address) as client:
+    async with AsyncClient(address, trace=trace_of(arguments), **access_of(arguments)) as client:
         card = await client.connect()
         length = arguments.input_len + arguments.output_len
         if length > card.max_model_len:
@@ -94,10 +111,9 @@ async def _measure(address: str, arguments: argparse.Namespace) -> tuple[ModelCa
         random = np.random.default_rng(arguments.seed)
         shape = (arguments.num_requests + 1, arguments.input_len)
         warm_up, *prompts = random.integers(0, card.vocab_size, shape, np.uint32)
-        params = SamplingParams(
+        params = structs.replace(
+            params_of(arguments.variant, arguments.output_len),
             temperature=arguments.temperature,
-            max_tokens=arguments.output_len,
-            ignore_eos=True,
             seed=arguments.seed,
         )
         places = asyncio.Semaphore(arguments.concurrency or arguments.num_requests)

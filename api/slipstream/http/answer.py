@@ -8,8 +8,9 @@ Rules:
   never changes in a chunk was encoded beforehand.
 - Nothing is answered before the first text is there: until then a failure still has its status
   code. After it, a failure is the last event, and no [DONE] follows it.
-- For a reader that does not keep up texts are held and go out as one chunk; one that never reads is
-  dropped when it holds too much.
+- For a reader that does not keep up deltas are left where they are, where they are merged
+  (`unread`), and go out in few chunks when there is room; so it costs what its answer costs, and
+  holds up nobody. It is dropped when that is too much, or for too long (`connection`).
 - When the client leaves, or one stream fails, all of the request's streams are abandoned.
 """
 
@@ -29,12 +30,13 @@ from slipstream.http.logprobs import TextPlace
 from slipstream.http.responses import NULL, Answer, Choice, Logprobs, Usage
 from slipstream.http.token_texts import TokenTexts
 from slipstream.http.wire import DONE_EVENT, event, json_response, json_text
-from slipstream.outputs import join
+from slipstream.outputs import begin_of, end_of, join
 from slipstream.stream_table import StreamState
 
 _logger = logging.getLogger(__name__)
 _HOLE = b"\0"  # where the text goes in an encoded chunk; JSON never has it raw
-_CANDIDATE_BYTES = 64  # of a held log-probability, as a guess
+_CANDIDATE_BYTES = 64  # of a log-probability on its way out, as a guess
+_PORTION_BYTES = 2**16  # of a backlog, at once
 
 
 class Engine(Protocol):
@@ -91,7 +93,7 @@ class _Running:
         """The request ends here, with an error."""
         error = error_of(failure, self.ask.param_names)
         if error.status >= 500:
-            _logger.warning("%s: %s", self.ask.id, error)
+            _logger.warning("%s: %s", self.ask.log_name, error)
         exchange = self.exchange
         if exchange.has_begun:
             exchange.write(event(error.body))
@@ -102,7 +104,7 @@ class _Running:
 
     def fault(self) -> None:
         """The same, where the fault is here: to be called while the exception is handled."""
-        _logger.exception("%s: the answer failed", self.ask.id)
+        _logger.exception("%s: the answer failed", self.ask.log_name)
         if self.exchange.is_open:
             self.fail(RuntimeError())
 
@@ -165,71 +167,62 @@ class _Streamed:
         self._is_plain = ask.num_logprobs is None
         chunk = self._event(ask.shape.chunk(index, Raw(_HOLE), NULL, None))
         self._before, self._after = chunk.split(_HOLE)
-        self._held: list[str] = []
-        self._held_entries: list[TokenLogprobs] = []
-        self._held_bytes = 0
+        num_candidates = 0 if ask.num_logprobs is None else 1 + ask.num_logprobs
+        self._token_bytes = 4 + _CANDIDATE_BYTES * num_candidates
         self._place = TextPlace()  # where the next token begins
         self._has_ended = False  # and the client has been told
 
     def ring(self, state: StreamState) -> None:
-        """There are new deltas, or the end, or room for what is held."""
+        """There are new deltas, or the end, or room for what waits."""
         exchange = self._exchange
         if self._has_ended or not exchange.is_open:
             return
         try:
-            deltas = state.deltas
-            is_paused = exchange.is_paused
-            if self._is_plain and not (is_paused or state.is_over or self._held):
-                if len(deltas) == 1:
-                    text = deltas.popleft().text
-                else:
-                    text = "".join([delta.text for delta in deltas])
-                    deltas.clear()
+            if exchange.is_paused:
+                if self._held_bytes() > self._most_held_bytes:
+                    name = self._running.ask.log_name
+                    _logger.warning("%s: dropped, its reader does not read", name)
+                    exchange.drop()
+            elif self._is_plain and not state.is_over and len(state.deltas) == 1:
+                text = state.deltas.popleft().text
                 if text:
                     if not exchange.has_begun:
                         self._begin()
                     exchange.write(self._before + json_text(text) + self._after)
-                return
-            self._hold()
-            if not is_paused:
+            else:
                 self._flush()
-            elif self._held_bytes > self._most_held_bytes:
-                _logger.warning("%s: dropped, its reader does not read", self._running.ask.id)
-                exchange.drop()
         except (ApiError, SlipstreamError) as error:
             self._running.fail(error)
         except Exception:
             self._running.fault()
 
-    def _hold(self) -> None:
-        """Take the deltas out of the columns they came in, which hold other streams' too."""
+    def _held_bytes(self) -> int:
         deltas = self.state.deltas
-        while deltas:
-            delta = deltas.popleft()
-            if delta.text:
-                self._held.append(delta.text)
-                self._held_bytes += len(delta.text)
-            if not self._is_plain:
-                entries = delta.logprobs or []
-                self._held_entries += entries
-                self._held_bytes += sum(map(len, entries)) * _CANDIDATE_BYTES
+        if not deltas:
+            return 0
+        begin, end = begin_of(deltas[0]), end_of(deltas[-1])
+        num_tokens = end.num_tokens - begin.num_tokens
+        return end.num_chars - begin.num_chars + num_tokens * self._token_bytes
 
     def _flush(self) -> None:
-        """Write what is held, and the end."""
+        """Write what waits, as far as there is room, and the end."""
         state = self.state
-        is_over = state.is_over
-        text = "".join(self._held)
-        if not is_over or state.error is not None or state.end is None:
-            if text or self._held_entries:
-                self._write(text, None)
-            if is_over:
-                _raise_failure(state)
-            return
+        while True:
+            text, entries = self._take()
+            if state.is_over and not state.deltas:
+                break
+            if text or entries:
+                self._write(text, entries, None)
+            if self._exchange.is_paused or not state.deltas:
+                return
+        if (text or entries) and not _is_whole(state):
+            self._write(text, entries, None)
         _raise_failure(state)
+        assert state.end is not None
         self._has_ended = True
         running = self._running
         running.num_left -= 1
-        self._write(text, state.end.reason)
+        self._write(text, entries, state.end.reason)
         if not running.num_left:
             last = DONE_EVENT
             if running.ask.with_usage:
@@ -237,16 +230,28 @@ class _Streamed:
             self._exchange.write(last)
             self._exchange.finish()
 
-    def _write(self, text: str, reason: str | None) -> None:
+    def _take(self) -> tuple[str, list[TokenLogprobs]]:
+        """The text and the log-probabilities of what waits longest."""
+        deltas = self.state.deltas
+        texts: list[str] = []
+        entries: list[TokenLogprobs] = []
+        num_bytes = 0
+        while deltas and num_bytes < _PORTION_BYTES:
+            delta = deltas.popleft()
+            texts.append(delta.text)
+            num_bytes += len(delta.text)
+            if not self._is_plain:
+                more = delta.logprobs or []
+                entries += more
+                num_bytes += len(more) * self._token_bytes
+        return "".join(texts), entries
+
+    def _write(self, text: str, entries: list[TokenLogprobs], reason: str | None) -> None:
         ask = self._running.ask
         logprobs: Logprobs | None = None
         if ask.num_logprobs is not None:
-            logprobs = ask.shape.logprobs(
-                self._held_entries, ask.num_logprobs, self._running.texts, self._place
-            )
-        self._held = []
-        self._held_entries = []
-        self._held_bytes = 0
+            texts = self._running.texts
+            logprobs = ask.shape.logprobs(entries, ask.num_logprobs, texts, self._place)
         if not self._exchange.has_begun:
             self._begin()
         self._exchange.write(self._event(ask.shape.chunk(self._index, text, logprobs, reason)))
@@ -269,10 +274,15 @@ class _Streamed:
         return event(answer)
 
 
+def _is_whole(state: StreamState) -> bool:
+    """Of a stream that is over: whether that is its proper end."""
+    return state.error is None and state.end is not None and state.end.reason in ("stop", "length")
+
+
 def _raise_failure(state: StreamState) -> None:
     """Of a stream that is over. Raises: its error, or ApiError, where it has no proper end."""
     if state.error is not None:
         raise state.error
-    if state.end is None or state.end.reason not in ("stop", "length"):
+    if not _is_whole(state):
         why = "the request was aborted before its answer was complete"
         raise ApiError(500, why, code="aborted")

@@ -19,6 +19,7 @@ from slipstream.http.token_texts import TokenTexts
 from slipstream.requests import checked_params
 from slipstream.stream_table import StreamState
 from slipstream_ipc.messages import SamplingDefaults, SamplingParams
+from slipstream_ipc.security import short_id
 
 _WHOLE_INTERVAL = 64  # tokens to a delta where nobody looks at it before the end
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p")
@@ -74,6 +75,11 @@ class Ask:
     with_usage: bool  # at a stream's end
     num_logprobs: int | None  # the likeliest so many, beside the sampled one
     param_names: dict[str, str] = field(default_factory=dict)  # the caller's, by ours
+
+    @property
+    def log_name(self) -> str:
+        """What a log calls it: by `id` whoever reads the log could read the streams, too."""
+        return short_id(self.states[0].stream_id)
 
 
 def sampling_params(

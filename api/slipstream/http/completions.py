@@ -51,7 +51,7 @@ def ask_completion(body: CompletionRequest, model: ModelCard) -> Ask:
         for prompt in _prompts(body.prompt)
     ]
     return Ask(
-        id=f"cmpl-{states[0].submit.stream_id.hex()}",
+        id=f"cmpl-{states[0].stream_id.hex()}",
         model=model.name,
         created=int(time.time()),
         states=states,

@@ -29,6 +29,7 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     client_address: the worker's, where this process is a client. tokenizer: a folder or hub id.
     port: 0 takes any free one. timeout_s: how long a request waits for a worker that is away.
+    trace: the file that a timeline is to become; this process leaves its part beside it.
     """
 
     client_address: str
@@ -38,3 +39,4 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     api_keys: tuple[str, ...] = ()  # none: whoever can connect may ask
     timeout_s: float = 10.0
     limits: Limits = Limits()
+    trace: str | None = None

@@ -223,7 +223,7 @@ class Connection(asyncio.Protocol):
         assert exchange is not None
         if exchange.request.refusal is not None:
             self._linger()
-        elif not keep_alive:
+        elif not keep_alive or self._host.is_draining:
             self._close()
         else:
             if not self._is_paused:
@@ -243,7 +243,8 @@ class Connection(asyncio.Protocol):
                 self._transport.resume_reading()
             self._exchange = exchange = Exchange(request, self)
             exchange.is_paused = self._is_paused
-            self.deadline = inf
+            if not self._is_paused:  # else the time runs for what is unread of the answer before
+                self.deadline = inf
             if request.refusal is not None:
                 exchange.respond(request.refusal.response())
             else:

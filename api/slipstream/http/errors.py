@@ -2,10 +2,10 @@
 
 Owns: OpenAI's error bodies. Does not know: sockets, handlers.
 
-    400 the request is wrong     401 no or a wrong key        404 no such path or model
-    405 another method is meant  408 it did not come in time  413 431 it is too large
-    415 it is no JSON            417 unknown expectation      500 the engine failed it
-    503 not now: overloaded, starting or stopping (with Retry-After)
+    400 the request is wrong     401 no or a wrong key        404 no such path, model or stream
+    405 another method is meant  408 it did not come in time  409 another has taken the stream
+    413 431 it is too large      415 it is no JSON            417 unknown expectation
+    500 the engine failed it     503 not now: overloaded, starting, stopping (with Retry-After)
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from slipstream.errors import (
     ConnectionLostError,
     OverloadedError,
     SlipstreamError,
+    SupersededError,
+    UnknownStreamError,
 )
 from slipstream.http.wire import Response, json_response
 
@@ -103,6 +105,10 @@ def error_of(error: BaseException, param_names: dict[str, str]) -> ApiError:
             return bad_field(name, str(error))
         case ConflictError():
             return ApiError(409, str(error))
+        case SupersededError():
+            return ApiError(409, str(error), code="superseded")
+        case UnknownStreamError():
+            return ApiError(404, str(error), code="unknown_stream")
         case OverloadedError():
             return ApiError(503, str(error), code="overloaded", headers=_RETRY_SOON)
         case ConnectionLostError():

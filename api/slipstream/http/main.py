@@ -1,7 +1,10 @@
-"""The front's process: start-up, loop, shutdown.
+"""The front's process: start-up, loop, drain, shutdown.
 
-It listens at once, so that /health answers and /ready says that it is too early; it reports ready
-when the worker has answered.
+Rules:
+- It listens at once, so that /health answers and /ready says that it is too early; it reports ready
+  when the worker has answered.
+- It listens where its predecessor did, whatever the system had chosen for that one.
+- Told to drain, it listens no longer, and ends when the answers that run have ended.
 """
 
 from __future__ import annotations
@@ -9,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import time
 
+import msgspec
 import uvloop
 
-from slipstream.endpoints import http_address, http_detail
+from slipstream.endpoints import http_address, http_detail, http_port_in
 from slipstream.errors import ConnectionLostError, SlipstreamError
 from slipstream.http.app import App
 from slipstream.http.auth import Keys
@@ -20,8 +25,18 @@ from slipstream.http.config import FrontConfig
 from slipstream.http.server import Server
 from slipstream.http.token_texts import TokenTexts
 from slipstream.loop_io import LoopIO
-from slipstream_ipc.child import StopSignal, report, start_child
+from slipstream_ipc.child import (
+    BEAT_S,
+    Beats,
+    Commands,
+    Drain,
+    StopSignal,
+    report,
+    start_child,
+    wait_for_activation,
+)
 from slipstream_ipc.messages import Status
+from slipstream_ipc.trace import open_tracer
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _logger = logging.getLogger(__name__)
@@ -30,13 +45,31 @@ _logger = logging.getLogger(__name__)
 def main() -> int:
     """Run until SIGTERM. Exit code 0, or 1 where the address cannot be listened at."""
     config, stop = start_child("http", FrontConfig)
-    return uvloop.run(_serve(config, stop))
+    commands, beats = Commands(), Beats()
+    activation = wait_for_activation(commands, stop, beats)
+    if activation is None:
+        return 0
+    if activation.predecessor:
+        config = msgspec.structs.replace(config, port=http_port_in(activation.predecessor))
+    return uvloop.run(_serve(config, stop, commands, beats))
 
 
-async def _serve(config: FrontConfig, stop: StopSignal) -> int:
-    stopped = asyncio.Event()
-    asyncio.get_running_loop().add_reader(stop.fileno(), stopped.set)
-    io = LoopIO(config.client_address, config.timeout_s)
+async def _serve(config: FrontConfig, stop: StopSignal, commands: Commands, beats: Beats) -> int:
+    stopped, told_to_drain = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_command() -> None:
+        if any(isinstance(command, Drain) for command in commands.read()):
+            told_to_drain.set()
+
+    def beat() -> None:
+        beats.beat(time.monotonic())
+        loop.call_later(BEAT_S, beat)
+
+    loop.add_reader(stop.fileno(), stopped.set)
+    loop.add_reader(commands.fileno(), on_command)
+    beat()
+    io = LoopIO(config.client_address, config.timeout_s, open_tracer(config.trace, "http"))
     app = App(io, Keys(config.api_keys), TokenTexts(config.tokenizer), config.limits.held_bytes)
     server = Server(app, config.limits)
     try:
@@ -48,14 +81,26 @@ async def _serve(config: FrontConfig, stop: StopSignal) -> int:
             return 1
         if not config.api_keys and config.host not in _LOOPBACK:
             _logger.warning("listening on %s without an API key: anybody may ask", config.host)
-        ready = asyncio.ensure_future(_report_ready(io, http_detail(config.host, port)))
+        others = [
+            asyncio.ensure_future(_report_ready(io, http_detail(config.host, port))),
+            asyncio.ensure_future(_drain(server, told_to_drain)),
+        ]
         await stopped.wait()
-        ready.cancel()
+        for other in others:
+            other.cancel()
     finally:
         server.stop_listening()
         await io.close()
         await server.close()
     return 0
+
+
+async def _drain(server: Server, told: asyncio.Event) -> None:
+    """When we are told to: the answers that run may go on, nothing else begins."""
+    await told.wait()
+    server.stop_listening()
+    await server.empty()
+    report(Status(drained=True))
 
 
 async def _report_ready(io: LoopIO, detail: str) -> None:

@@ -69,13 +69,17 @@ class Server:
         for connection in list(self._connections):
             connection.drain()
 
+    async def empty(self) -> None:
+        """Wait until there are no connections."""
+        if self._connections:
+            self._is_empty.clear()
+            await self._is_empty.wait()
+
     async def close(self) -> None:
         """Once all answers have left, or `drain_s` is over."""
         self._ticker.cancel()
-        if self._connections:
-            self._is_empty.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._is_empty.wait(), self.limits.drain_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.empty(), self.limits.drain_s)
         for connection in list(self._connections):
             connection.abort()
 

@@ -5,13 +5,23 @@ Owns: the choice. Does not know: either kind. torch is imported only for a real 
 
 from __future__ import annotations
 
+import importlib
+
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.plan import Runner
+
+_SIMULATED = "simulated:"
+
+
+def import_runner(config: CoreConfig) -> None:
+    """What `load_runner` will import, which takes seconds and knows nothing of the model."""
+    kind = "simulated" if config.model.startswith(_SIMULATED) else "torch_runner"
+    importlib.import_module(f"slipstream_core.runner.{kind}")
 
 
 def load_runner(config: CoreConfig) -> Runner:
     """The runner of `config.model`. Raises ValueError where it cannot be had."""
-    if config.model.startswith("simulated:"):
+    if config.model.startswith(_SIMULATED):
         from slipstream_core.runner.simulated import load_simulated
 
         return load_simulated(config)

@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_ipc.logprob_log import Logprobs as Logprobs
 from slipstream_ipc.messages import SamplingDefaults
 
 Int32s = npt.NDArray[np.int32]
@@ -78,18 +79,6 @@ class StepPlan:
     def num_requests(self) -> int:
         """R, the rows of this step."""
         return len(self.slots)
-
-
-@dataclass(frozen=True, slots=True)
-class Logprobs:
-    """Log-probabilities of S sampled rows, column 0 the sampled token, then the most likely.
-
-    Wider than a row asked for: row i means its first 1 + num_logprobs[i] columns.
-    """
-
-    values: Float32s  # [S, 1 + max_logprobs], natural logarithm, of the raw logits
-    ids: UInt32s  # [S, 1 + max_logprobs]
-    ranks: UInt32s  # [S] rank of the sampled token, 1 is the most likely
 
 
 @dataclass(frozen=True, slots=True)

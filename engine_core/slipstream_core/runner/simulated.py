@@ -27,6 +27,7 @@ import numpy.typing as npt
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.plan import Logprobs, ModelInfo, StepFailed, StepPlan, StepResult
 from slipstream_core.runner.simulated_text import SimulatedText, parse_simulated
+from slipstream_ipc.trace import Span, Tracer, open_tracer
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
@@ -48,12 +49,14 @@ class SimulatedRunner:
         max_num_seqs: int,
         step_ms: float,
         prefill_us: float,
+        tracer: Tracer | None = None,
     ) -> None:
         self.text = text
         self.info = info
         self.num_blocks = num_blocks  # the null block included
         self.idle_s = 0.0  # between steps, with nothing launched
         self.busy_s = 0.0  # in steps
+        self._tracer = tracer
         self._step_s = step_ms / 1e3
         self._prefill_s = prefill_us / 1e6  # a token
         self._cache: UInt64s = np.zeros(num_blocks * info.block_size, np.uint64)
@@ -71,6 +74,8 @@ class SimulatedRunner:
         duration = self._step_s + prefill_tokens * self._prefill_s
         self.busy_s += duration
         self._end = begin + duration
+        if self._tracer is not None:
+            self._tracer.add(Span.DEVICE, int(begin * 1e9), int(self._end * 1e9), plan.step)
         result: StepResult | StepFailed
         try:
             result = self._execute(plan)
@@ -104,6 +109,8 @@ class SimulatedRunner:
     def close(self) -> None:
         """Forget steps that nobody collected."""
         self._results.clear()
+        if self._tracer is not None:
+            self._tracer.close()
 
     def _execute(self, plan: StepPlan) -> StepResult:
         """Write the hashes of all tokens into the cache, then sample."""
@@ -195,4 +202,5 @@ def load_simulated(config: CoreConfig) -> SimulatedRunner:
         max_num_seqs=config.max_num_seqs,
         step_ms=options.step_ms,
         prefill_us=options.prefill_us,
+        tracer=open_tracer(config.trace, "device"),
     )

@@ -17,6 +17,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+import time
 from functools import partial
 
 import numpy as np
@@ -32,6 +33,7 @@ from slipstream_core.runner.loader import LoadedModel, load_model
 from slipstream_core.runner.plan import Logprobs, ModelInfo, StepFailed, StepPlan, StepResult
 from slipstream_core.runner.refusals import ModelLoadError
 from slipstream_core.runner.sampler import RawLogprobs, sample
+from slipstream_ipc.trace import Span, Tracer, open_tracer
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ def load_runner(config: CoreConfig) -> TorchRunner:
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         threads=threads,
+        tracer=open_tracer(config.trace, "device"),
     )
 
 
@@ -114,7 +117,9 @@ class TorchRunner:
         block_size: int,
         max_num_seqs: int,
         threads: int | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
+        """`tracer` is for the device's thread alone."""
         if num_blocks < 2:
             raise ModelLoadError(
                 model.name,
@@ -153,6 +158,7 @@ class TorchRunner:
         self._last_token = torch.zeros(max_num_seqs, dtype=torch.int64, device=model.device)
         self._vocab = torch.arange(model.vocab_size, dtype=torch.int32, device=model.device)
         self._closed = False
+        self._tracer = tracer
         self._thread: DeviceThread[StepResult] = DeviceThread(
             "device", partial(torch.set_num_threads, threads or torch.get_num_threads())
         )
@@ -181,8 +187,11 @@ class TorchRunner:
         """Stop the device's thread, free the cache. Idempotent."""
         self._thread.close()
         self._layers = []
+        if self._tracer is not None:
+            self._tracer.close()
 
     def _run(self, plan: StepPlan) -> StepResult:
+        begin_ns = time.monotonic_ns()
         try:
             with torch.inference_mode():
                 return self._step(plan)
@@ -190,6 +199,9 @@ class TorchRunner:
             raise  # the device's context is beyond use: the process ends, another takes its place
         except Exception as error:
             raise StepFailed(plan.step, error) from error
+        finally:
+            if self._tracer is not None:
+                self._tracer.add(Span.DEVICE, begin_ns, time.monotonic_ns(), plan.step)
 
     def _step(self, plan: StepPlan) -> StepResult:
         """On the device's thread: forward, sample, keep the tokens, bring them to the host."""

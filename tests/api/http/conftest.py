@@ -48,6 +48,7 @@ class Front:
         self.process.stdin.close()
         self.process.stdin = None
         self._status = read_fd
+        self._unread = b""
         self.port = options.get("port", 0)
         if wait:
             status = self.status()
@@ -55,9 +56,16 @@ class Front:
             self.port = int(status.detail.rpartition(":")[2])
 
     def status(self) -> Status:
-        """What it reports next."""
-        assert select.select([self._status], [], [], PATIENCE_S)[0], "the front says nothing"
-        return msgspec.json.decode(os.read(self._status, 4096), type=Status)
+        """What it reports next, beats aside."""
+        while True:
+            while b"\n" not in self._unread:
+                ready, _, _ = select.select([self._status], [], [], PATIENCE_S)
+                assert ready, "the front says nothing"
+                self._unread += os.read(self._status, 4096)
+            line, self._unread = self._unread.split(b"\n", 1)
+            status = msgspec.json.decode(line, type=Status)
+            if not status.beat:
+                return status
 
     def stop(self) -> str:
         """End it; what it logged."""

@@ -32,11 +32,11 @@ def chat(**fields: object) -> Ask:
 
 
 def params(ask: Ask) -> SamplingParams:
-    return decode_params(ask.states[0].submit.params)
+    return decode_params(ask.states[0].request.params)
 
 
 def prompts(ask: Ask) -> list[object]:
-    submits = [state.submit for state in ask.states]
+    submits = [state.request for state in ask.states]
     return [s.text if s.text is not None else u32(s.token_ids).tolist() for s in submits]
 
 
@@ -82,7 +82,7 @@ def test_every_sampling_field_arrives():
         found = params(ask(stream=True, stop=["a", "b"], **given))
         assert found == SamplingParams(stop=("a", "b"), **given)
         assert params(ask(stop="a")).stop == "a"
-        assert ask(priority=-3).states[0].submit.priority == -3
+        assert ask(priority=-3).states[0].request.priority == -3
     assert params(complete(logprobs=3)).logprobs == 3
     assert params(chat(logprobs=True)).logprobs == 0
     assert params(chat(logprobs=True, top_logprobs=5)).logprobs == 5
@@ -121,13 +121,13 @@ def test_too_many_prompts():
 def test_contents_of_messages():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     ask = chat(messages=[{"role": "system", "content": parts}, USER])
-    assert [turn.content for turn in ask.states[0].submit.messages] == ["ab", "hi"]
+    assert [turn.content for turn in ask.states[0].request.messages] == ["ab", "hi"]
 
 
 def test_an_answer_may_come_back_as_a_turn():
     answer = {"role": "assistant", "content": "yes", "refusal": None, "annotations": []}
     answer |= {"tool_calls": None, "function_call": None, "audio": None}
-    assert len(chat(messages=[USER, answer, USER]).states[0].submit.messages) == 3
+    assert len(chat(messages=[USER, answer, USER]).states[0].request.messages) == 3
 
 
 def test_fields_without_effect_may_say_anything():

@@ -8,6 +8,7 @@ import pytest
 from tests.api.conftest import PATIENCE_S, Entry, FakeWorker, deltas
 from tests.api.http.conftest import JSON, Front, Raw, events_of
 
+from slipstream.http.config import Limits
 from slipstream_ipc.codec import decode_params
 from slipstream_ipc.messages import Abort, End, Fault, Goodbye, Resume, Submit
 
@@ -288,6 +289,42 @@ def test_who_never_reads_is_dropped(played, front):
         assert len(raw.read_to_end()) < 60 * len(piece)
         say(played, handle, "", 61, "stop")
         assert other.read_event()["choices"][0]["finish_reason"] == "stop"
+
+
+def test_who_reads_nothing_for_too_long_is_dropped(worker):
+    """Also where the kernel and we could hold all of its answer."""
+    front = Front(worker.address, limits=Limits(stall_s=0.2))
+    piece = "x" * 500_000
+    try:
+        with Raw(front.port, receive_buffer=4096) as slow, Raw(front.port) as other:
+            slow.post(COMPLETIONS, STREAMS)
+            submit = worker.expect(Submit)
+            worker.accept(submit)
+            handle = begun(worker, other)
+            for index in range(14):  # seven megabytes; eight may be held
+                worker.send(deltas(Entry(submit.handle, piece, index * len(piece), index, ids=[1])))
+            assert worker.expect(Abort).stream_id == submit.stream_id
+            say(worker, handle, "b", 1)
+            assert other.read_event()["choices"][0]["text"] == "b"
+            say(worker, handle, "", 2, "stop")
+            assert len(slow.read_to_end()) < 14 * len(piece)
+    finally:
+        front.stop()
+
+
+def test_what_is_asked_for_behind_an_answer_that_is_not_read_is_dropped_with_it(worker):
+    front = Front(worker.address, limits=Limits(stall_s=0.2))
+    try:
+        with Raw(front.port, receive_buffer=4096) as raw:
+            raw.post(COMPLETIONS, ASKS)
+            raw.post(COMPLETIONS, STREAMS)
+            whole = Entry(worker.expect_and_accept(), "x" * 8_000_000, ids=[1], end=End("stop", 1))
+            worker.send(deltas(whole))
+            second = worker.expect(Submit)
+            assert worker.expect(Abort).stream_id == second.stream_id
+            assert len(raw.read_to_end()) < 8_000_000
+    finally:
+        front.stop()
 
 
 # ---- HTTP --------------------------------------------------------------------------------------

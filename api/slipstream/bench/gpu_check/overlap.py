@@ -40,6 +40,7 @@ from slipstream.bench.measures import Row
 from slipstream.processes import Child, ChildSpec
 from slipstream_core.assembly import Core, assemble_core
 from slipstream_core.runner.load import load_runner
+from slipstream_ipc.child import Activate
 from slipstream_worker.config import WorkerConfig
 
 _WARM_UP = 8  # decode steps that are not counted
@@ -213,6 +214,7 @@ def _worker(setting: Setting, folder: str, core: Core) -> Iterator[_Stack]:
     )
     argv = (sys.executable, "-m", "slipstream_worker.main")
     child = Child(ChildSpec("worker", argv, msgspec.Raw(msgspec.json.encode(config))))
+    child.activate(Activate(incarnation=1))
     stack = _Stack(core, config.client_address)
 
     def is_ready() -> bool:

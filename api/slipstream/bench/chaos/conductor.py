@@ -1,0 +1,224 @@
+"""Carries a schedule out on a stack and its clients, and waits for the end of all requests.
+
+Owns: who is struck by which signal, what counts as recovered, what was done when. Does not know:
+how the schedule was drawn, what the clients read.
+
+Rules:
+- The first round begins when all clients read, any other one when everybody whom the last one
+  struck serves again (as the supervisor says) and its pause has passed.
+- A server process that was stopped is never continued: the supervisor has to notice. A client that
+  was stopped is continued after a while: it is a reader that does not read, on the wire too.
+- Whoever is struck is taken from what the stack says of itself at that moment; where nobody is
+  there, because the place is empty, the blow misses.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from slipstream.bench.chaos.clients import ClientLives
+from slipstream.bench.chaos.schedule import Blow, Place, Round
+from slipstream.events import (
+    ProcessEnded,
+    ProcessRestarted,
+    ProcessStarted,
+    SpareReady,
+    StackFailed,
+)
+from slipstream.stack import Stack
+
+_NAMES: dict[Place, str] = {"worker": "worker", "core": "core", "front": "http"}
+_KEEPERS: set[Place] = {"worker", "core"}  # each of them can be rebuilt from the other
+_LOOK_S = 0.05  # between two looks at the clients; the stack's events wake at once
+_RECOVERY_S = 120.0  # then it does not come any more
+_CLIENT_STOP_S = 1.0, 8.0  # how long a client stands still
+
+
+class Struck(Struct):
+    """A blow that hit. how: the process's end, as the supervisor tells it; recovered_s: when its
+    place was filled again. Times are time.monotonic.
+    """
+
+    round: int
+    blow: Blow
+    pid: int
+    at_s: float
+    had_spare: bool = False
+    how: str | None = None
+    recovered_s: float | None = None
+
+
+class ChaosFailed(Exception):  # noqa: N818  (says what is the case, as its text does)
+    """The run cannot go on: the stack has failed, or does not recover, or a client has died."""
+
+
+class Conductor:
+    """Runs the rounds of `schedule` for as long as requests run."""
+
+    def __init__(self, stack: Stack, schedule: Sequence[Round], spares: set[str]) -> None:
+        """spares: the names of those that the stack keeps."""
+        self._stack = stack
+        self._clients: Sequence[ClientLives] = ()
+        self._schedule = list(schedule)
+        self._wanted_spares = spares
+        self._round = 0
+        self._due: list[tuple[float, Blow]] = []  # of the round that runs
+        self._next_round_s: float | None = None  # when the next one begins, where none runs
+        self._to_continue: dict[ClientLives, float] = {}
+        self.struck: list[Struck] = []
+        self.spares: dict[str, int] = {}  # those that wait, by name
+        self.num_missed = 0
+        self.num_double_deaths = 0  # of worker and core, one before the other was back
+
+    def run(self, clients: Sequence[ClientLives], within_s: float) -> None:
+        """Until every client has read everything. Raises: ChaosFailed."""
+        self._clients = clients
+        deadline = time.monotonic() + within_s
+        has_begun = False
+        while not self._all_have_ended():
+            now = time.monotonic()
+            if now > deadline:
+                raise ChaosFailed(f"the requests are not over after {within_s:g} s")
+            if has_begun:
+                self._act(now)
+            elif has_begun := all(client.has_begun() for client in clients):
+                self._end_round(now)
+            self._hear(min(_LOOK_S, self._wait_s(now)))
+
+    def settle(self) -> None:
+        """Until everybody whom the last blows struck serves again, and the spares wait.
+
+        Raises: ChaosFailed.
+        """
+        deadline = time.monotonic() + _RECOVERY_S
+        while self._missing() or not self._have_spares:
+            self._hear(_LOOK_S)
+            self._check_recovery(time.monotonic())
+            if time.monotonic() > deadline:
+                missing = ", ".join(self._wanted_spares - set(self.spares))
+                raise ChaosFailed(f"no spare after {_RECOVERY_S:g} s: {missing}")
+
+    @property
+    def num_rounds(self) -> int:
+        """How many rounds have begun."""
+        return self._round
+
+    def _all_have_ended(self) -> bool:
+        try:
+            return all(client.has_ended() for client in self._clients)
+        except RuntimeError as error:
+            raise ChaosFailed(str(error)) from None
+
+    @property
+    def _have_spares(self) -> bool:
+        return self._wanted_spares <= set(self.spares)
+
+    def _missing(self) -> list[Struck]:
+        return [one for one in self.struck if one.recovered_s is None]
+
+    def _wait_s(self, now: float) -> float:
+        moments = [at for at, _ in self._due] + list(self._to_continue.values())
+        if self._next_round_s is not None:
+            moments.append(self._next_round_s)
+        return max(0.0, min(moments, default=now + _LOOK_S) - now)
+
+    # ---- what is done ----------------------------------------------------------------------
+
+    def _act(self, now: float) -> None:
+        for client, at in list(self._to_continue.items()):
+            if now >= at:
+                del self._to_continue[client]
+                client.signal(signal.SIGCONT)
+        self._check_recovery(now)
+        if self._next_round_s is not None and now >= self._next_round_s:
+            self._next_round_s = None
+            blows = self._schedule[self._round].blows
+            self._round += 1
+            self._due = [(now + blow.after_s, blow) for blow in blows]
+        while self._due and now >= self._due[0][0]:
+            self._strike(self._due.pop(0)[1])
+        if self._next_round_s is None and not self._due and not self._missing():
+            self._end_round(now)
+
+    def _end_round(self, now: float) -> None:
+        if self._round < len(self._schedule):
+            following = self._schedule[self._round]
+            if self._have_spares or not following.awaits_spares:
+                self._next_round_s = now + following.pause_s
+
+    def _strike(self, blow: Blow) -> None:
+        if blow.place == "client":
+            self._strike_client(blow)
+            return
+        name = _NAMES[blow.place]
+        pid = self._stack.pids.get(name)
+        if pid is None:
+            self.num_missed += 1
+            return
+        missing = {one.blow.place for one in self._missing()} - {blow.place}
+        if blow.place in _KEEPERS and missing & _KEEPERS:
+            self.num_double_deaths += 1
+        struck = Struck(self._round - 1, blow, pid, time.monotonic(), name in self.spares)
+        os.kill(pid, signal.SIGKILL if blow.means == "kill" else signal.SIGSTOP)
+        self.struck.append(struck)
+
+    def _strike_client(self, blow: Blow) -> None:
+        living = [
+            one
+            for one in self._clients
+            if one.kind == "client" and one not in self._to_continue and not one.has_ended()
+        ]
+        if not living:
+            self.num_missed += 1
+            return
+        client = living[int(blow.pick * len(living))]
+        pid, now = client.pid, time.monotonic()
+        if blow.means == "kill":
+            client.kill()
+        else:
+            client.signal(signal.SIGSTOP)
+            low, high = _CLIENT_STOP_S
+            self._to_continue[client] = now + low + blow.pick * (high - low)
+        self.struck.append(Struck(self._round - 1, blow, pid, now, how="", recovered_s=now))
+
+    # ---- what is heard ---------------------------------------------------------------------
+
+    def _hear(self, timeout_s: float) -> None:
+        event = self._stack.next_event(timeout_s)
+        while event is not None:
+            match event:
+                case StackFailed():
+                    raise ChaosFailed(f"the stack failed: {event.error}")
+                case SpareReady():
+                    self.spares[event.name] = event.pid
+                case ProcessStarted():
+                    if self.spares.get(event.name) == event.pid:
+                        del self.spares[event.name]
+                case ProcessEnded():
+                    self._note_end(event)
+                case ProcessRestarted():
+                    for one in self._missing():
+                        if one.how is not None and _NAMES[one.blow.place] == event.name:
+                            one.recovered_s = time.monotonic()
+            event = self._stack.next_event(0.0)
+        if not self._stack.is_running:
+            raise ChaosFailed("the stack has ended")
+
+    def _note_end(self, event: ProcessEnded) -> None:
+        struck = [one for one in self._missing() if one.pid == event.pid]
+        if not struck:
+            what = f"{event.name} (process {event.pid}) ended though nobody had struck it"
+            raise ChaosFailed(f"{what}: {event.how}")
+        for one in struck:
+            one.how = event.how
+
+    def _check_recovery(self, now: float) -> None:
+        for one in self._missing():
+            if now > one.at_s + _RECOVERY_S:
+                what = f"{one.blow.name} at {one.at_s:.1f}"
+                raise ChaosFailed(f"not recovered {_RECOVERY_S:g} s after: {what}")

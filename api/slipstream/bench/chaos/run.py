@@ -1,0 +1,261 @@
+"""One run: the undisturbed answers, the same requests under fire, the comparison.
+
+Owns: the order of things, which stack the requests meet. Does not know: the command line.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from slipstream.bench import census
+from slipstream.bench.chaos.checks import exact_verdicts, real_verdicts
+from slipstream.bench.chaos.clients import ClientLives
+from slipstream.bench.chaos.compare import Streamed, assemble
+from slipstream.bench.chaos.conductor import ChaosFailed, Conductor, Struck
+from slipstream.bench.chaos.gaps import Span, gaps_by_kind
+from slipstream.bench.chaos.gaps import summarise as summarise_gaps
+from slipstream.bench.chaos.reference import undisturbed
+from slipstream.bench.chaos.report import ChaosResult, count
+from slipstream.bench.chaos.schedule import Place, Round, make_schedule
+from slipstream.bench.chaos.workload import ChaosRequest, Shape, make_requests
+from slipstream.plan import SIMULATED
+from slipstream.stack import Stack
+from slipstream_ipc.messages import ModelCard
+
+NO_SPARE = ", no spare"
+SERVER_EXITS = (  # whose gaps are the run's
+    *("exit of worker", f"exit of worker{NO_SPARE}", "exit of core", f"exit of core{NO_SPARE}"),
+    "burst",
+)
+_SIMULATED = "simulated:step_ms={},prefill_us=20,mode=chain"
+_STEP_MS = 25.0  # as long as it takes for all requests to last until all blows have fallen
+_CLIENT_TIMEOUT_S = 120.0
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """What the command line says. model: None is the simulated one that depends on all of it."""
+
+    model: str | None
+    num_requests: int
+    kill: tuple[Place, ...]
+    stop: tuple[Place, ...]
+    seed: int
+    num_rounds: int
+    concurrency: int
+    num_clients: int
+    min_len: int
+    max_len: int
+    hang_timeout_s: float
+    timeout_s: float
+    has_spares: bool
+    is_quick: bool
+
+
+class _Played(Struct):
+    """What the run under fire has left behind."""
+
+    conductor: Conductor
+    streams: list[Streamed]
+    begin_s: float
+    end_s: float
+    memory_start: dict[str, census.Holding]
+    memory_end: dict[str, census.Holding]
+    stopped: str | None
+    strays: list[str]
+
+
+def chaos(options: Options, folder: Path, tell: Callable[[str], object]) -> ChaosResult:
+    """Run it. folder: where the journals go. Raises: SlipstreamError where no stack starts."""
+    is_simulated = options.model is None or options.model.startswith(SIMULATED)
+    with census.marked() as mark:
+        tell("the undisturbed run")
+        with Stack(options.model or _SIMULATED.format(1), **_settings(options, {})) as stack:
+            with stack.client() as client:
+                card = client.model
+            requests = make_requests(options.seed, _shape(options, card))
+            expected = undisturbed(stack, requests, lambda: None)
+        schedule = make_schedule(
+            options.seed,
+            options.kill,
+            options.stop,
+            options.num_rounds,
+            is_quick=options.is_quick,
+        )
+        tell(f"{len(requests)} requests under fire")
+        played = _play(options, requests, schedule, folder, mark)
+        left = played.strays + list(census.marked_pids(mark).values())
+    tell("the comparison")
+    teacher = None
+    if is_simulated:
+        verdicts = exact_verdicts(requests, expected, played.streams)
+    else:
+        verdicts, teacher = real_verdicts(requests, expected, played.streams, card)
+    http = [request.index for request in requests if request.via == "http"]
+    is_http = set(http)
+    again = sum(one.num_again for one in played.streams if one.index not in is_http)
+    conductor = played.conductor
+    by_kind, recovery_s = _gaps(played, requests)
+    of_exits = [gap for kind in SERVER_EXITS for gap in by_kind.get(kind, [])]
+    whole = summarise_gaps("all", of_exits)
+    return ChaosResult(
+        seed=options.seed,
+        model=options.model or _SIMULATED.format(_STEP_MS),
+        identical=sum(one.is_identical for one in verdicts),
+        total=len(requests),
+        lost=sum(one.lost for one in verdicts),
+        doubled=sum(one.doubled for one in verdicts),
+        failed=sum(one.error is not None for one in played.streams),
+        gap_p50_s=whole.p50_s,
+        gap_p99_s=whole.p99_s,
+        orphans=len(left),
+        http_identical=sum(verdicts[index].is_identical for index in http),
+        http_total=len(http),
+        http_asked_again=sum(played.streams[index].num_again for index in http),
+        asked_again=again,
+        unexplained_again=0 if conductor.num_double_deaths else again,
+        double_deaths=conductor.num_double_deaths,
+        rounds=conductor.num_rounds,
+        planned_rounds=len(schedule),
+        missed_blows=conductor.num_missed,
+        blows=count([one.blow.name for one in conductor.struck]),
+        gaps=[summarise_gaps(kind, gaps) for kind, gaps in sorted(by_kind.items())],
+        recovery_s=recovery_s,
+        memory_start=played.memory_start,
+        memory_end=played.memory_end,
+        duration_s=round(played.end_s - played.begin_s, 3),
+        num_tokens=sum(len(one.token_ids) for one in played.streams),
+        near_tie=None if teacher is None else teacher.num_near_ties,
+        teacher=teacher,
+        different={one.index: list(one.differences) for one in verdicts if not one.is_identical},
+        stopped=played.stopped,
+        left=left,
+    )
+
+
+def _play(
+    options: Options,
+    requests: Sequence[ChaosRequest],
+    schedule: Sequence[Round],
+    folder: Path,
+    mark: str,
+) -> _Played:
+    has_http = any(request.via == "http" for request in requests)
+    settings: dict[str, Any] = {"http_port": 0} if has_http else {}
+    if options.model is None:
+        # fewer places and blocks than requests: some wait, some are preempted
+        places = max(4, options.concurrency * 3 // 4)
+        settings |= {"max_num_seqs": places, "num_blocks": 2 + places * options.max_len // 20 + 64}
+    spares = {"worker", "core"} if options.has_spares else set()
+    settings |= {f"spare_{name}": name in spares for name in ("worker", "core")}
+    settings |= {"max_restarts": 10 + 4 * len(schedule), "hang_timeout_s": options.hang_timeout_s}
+    model = options.model or _SIMULATED.format(_STEP_MS)
+    with Stack(model, **_settings(options, settings)) as stack:
+        conductor = Conductor(stack, schedule, spares)
+        conductor.settle()
+        memory_start = _memory(stack, conductor)
+        clients = _clients(stack, requests, options, folder)
+        begin_s = time.monotonic()
+        stopped = None
+        try:
+            conductor.run(clients, options.timeout_s)
+            with stack.client() as client:
+                client.generate("Is anybody there?", max_tokens=4)
+            conductor.settle()
+        except ChaosFailed as error:
+            stopped = str(error)
+        finally:
+            end_s = time.monotonic()
+            for one in clients:
+                one.end()
+        memory_end = _memory(stack, conductor)
+        strays = list(census.strays(mark).values())
+    records = [record for one in clients for record in one.records()]
+    streams = assemble(records, len(requests))
+    return _Played(conductor, streams, begin_s, end_s, memory_start, memory_end, stopped, strays)
+
+
+def _settings(options: Options, more: Mapping[str, Any]) -> dict[str, Any]:
+    is_simulated = options.model is None or options.model.startswith(SIMULATED)
+    # near ties are counted in float32
+    return dict(more) if is_simulated else {"dtype": "float32", **more}
+
+
+def _shape(options: Options, card: ModelCard) -> Shape:
+    most = max(2, card.max_model_len // 2)
+    return Shape(
+        options.num_requests,
+        min(options.min_len, most),
+        min(options.max_len, most),
+        options.num_clients,
+        "front" in options.kill + options.stop,
+        card.vocab_size,
+    )
+
+
+def _clients(
+    stack: Stack, requests: Sequence[ChaosRequest], options: Options, folder: Path
+) -> list[ClientLives]:
+    """One for each share of the requests; the one over HTTP is the last."""
+    shared: dict[str, Any] = {
+        "folder": folder,
+        "concurrency": max(1, options.concurrency // options.num_clients),
+        "timeout_s": _CLIENT_TIMEOUT_S,
+    }
+    clients: list[ClientLives] = []
+    for number in range(options.num_clients):
+        own = [one for one in requests if one.via == "client" and one.client == number]
+        if own:
+            clients.append(ClientLives("client", number, own, address=stack.address, **shared))
+    over_http = [one for one in requests if one.via == "http"]
+    if over_http:
+        assert stack.http_address is not None
+        clients.append(ClientLives("http", 0, over_http, address=stack.http_address, **shared))
+    return clients
+
+
+def _memory(stack: Stack, conductor: Conductor) -> dict[str, census.Holding]:
+    names = {pid: f"spare {name}" for name, pid in conductor.spares.items()}
+    names |= {pid: name for name, pid in stack.pids.items()}
+    return census.holdings(census.tree_pids(stack.pids["supervisor"], names))
+
+
+def _gaps(
+    played: _Played, requests: Sequence[ChaosRequest]
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Longest gaps, and times until a place was filled again, by the kind of round."""
+    struck = played.conductor.struck
+    rounds = sorted({one.round for one in struck})
+    begins = {number: min(one.at_s for one in struck if one.round == number) for number in rounds}
+    spans: list[Span] = []
+    recovery_s: dict[str, list[float]] = {}
+    for at, number in enumerate(rounds):
+        blows = [one for one in struck if one.round == number]
+        kind = _kind(blows)
+        end_s = begins[rounds[at + 1]] if at + 1 < len(rounds) else played.end_s
+        spans.append(Span(kind, begins[number], end_s))
+        for one in blows:
+            if one.recovered_s is not None and one.blow.place != "client":
+                recovery_s.setdefault(kind, []).append(round(one.recovered_s - one.at_s, 4))
+    times = [
+        streamed.times_s
+        for request, streamed in zip(requests, played.streams, strict=True)
+        if request.via == "client" and not request.pauses
+    ]
+    return gaps_by_kind(times, spans), recovery_s
+
+
+def _kind(struck: Sequence[Struck]) -> str:
+    """Hangs are told apart from exits, clients from servers, bursts from single blows."""
+    places = {one.blow.place for one in struck}
+    if any(one.blow.means == "stop" for one in struck):
+        return "hang of " + ", ".join(sorted(places))
+    if len(struck) > 1:
+        return "burst with client" if "client" in places else "burst"
+    (one,) = struck
+    has_none = one.blow.place in ("worker", "core") and not one.had_spare
+    return f"exit of {one.blow.place}" + (NO_SPARE if has_none else "")

@@ -1,0 +1,133 @@
+"""The honest client: the product's own, which streams on and on and holds each answer against what
+it ought to be.
+
+Owns: its requests, and the comparison. Does not know: that it is not alone.
+"""
+
+from __future__ import annotations
+
+import time
+from random import Random
+from typing import Any, cast
+
+import numpy as np
+import zmq
+from msgspec import Struct
+
+from slipstream.client_io import ClientIO
+from slipstream.client_session import ClientSession
+from slipstream.outputs import join
+from slipstream.reading import new_state
+from slipstream.stream_table import StreamState
+from slipstream_ipc.messages import ModelCard, SamplingParams
+
+_NUM_STREAMS = 8
+_STOPS = ((), ("()",), ("the ", "self"), ())
+_TIMEOUT_S = 3600.0  # the stack's turns are ours: what is slow here is us
+
+
+class Answer(Struct, frozen=True):
+    """What a stream said, all of it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    num_logprobs: int
+    finish_reason: str | None
+    error: str | None
+
+
+class HonestClient:
+    """Keeps some streams going. `turn` comes from the same thread as the stack's."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, seed: int) -> None:
+        self._requests = _requests(seed)
+        self._session = ClientSession(context, address, _TIMEOUT_S, zmq.Poller(), time.monotonic())
+        self._running: dict[int, StreamState] = {}  # by the request's number
+        self._expected: list[Answer] | None = None
+        self._round: dict[int, Answer] = {}
+        self.num_identical = 0
+        self.differences: list[str] = []
+        self.last_end_at = time.monotonic()
+
+    def learn(self) -> list[Answer] | None:
+        """What every request ought to get, once each has run undisturbed; None until then."""
+        self.turn()
+        if self._expected is None and len(self._round) == len(self._requests):
+            self._expected = [self._round[index] for index in range(len(self._requests))]
+        return self._expected
+
+    def expect(self, answers: list[Answer]) -> None:
+        """What every request ought to get."""
+        self._expected = answers
+
+    def turn(self) -> None:
+        """Read what has come, ask for more."""
+        self._session.turn(time.monotonic())
+        for index, state in list(self._running.items()):
+            if state.is_over:
+                del self._running[index]
+                self._ended(index, state)
+        if self._session.model is None:
+            return
+        for index, (prompt, params) in enumerate(self._requests):
+            if index not in self._running and (self._expected or index not in self._round):
+                self._start(index, prompt, params)
+
+    def stop(self) -> None:
+        """Ask for nothing more."""
+        self._requests = []
+
+    def close(self) -> None:
+        """Leave."""
+        self._session.close()
+
+    def _start(self, index: int, prompt: list[int], params: SamplingParams) -> None:
+        state = new_state(cast(ClientIO, _Model(self._session)), prompt, params, kind="delta")
+        self._running[index] = state
+        self._session.submit(state, time.monotonic())
+
+    def _ended(self, index: int, state: StreamState) -> None:
+        self.last_end_at = time.monotonic()
+        whole = join(list(state.deltas), state.end)
+        entries = whole.logprobs or []
+        answer = Answer(
+            whole.text,
+            tuple(whole.token_ids),
+            sum(len(entry) for entry in entries),
+            whole.finish_reason,
+            None if state.error is None else str(state.error),
+        )
+        if self._expected is None:
+            self._round[index] = answer
+        elif answer == self._expected[index]:
+            self.num_identical += 1
+        else:
+            self.differences.append(f"request {index}: {answer}, expected {self._expected[index]}")
+
+
+class _Model:
+    """In the place of an I/O thread, of which a new stream wants to know the model alone."""
+
+    def __init__(self, session: ClientSession) -> None:
+        self._session = session
+
+    @property
+    def model(self) -> ModelCard | None:
+        return self._session.model
+
+
+def _requests(seed: int) -> list[tuple[Any, SamplingParams]]:
+    random = Random(seed)  # noqa: S311  (they are to be the same each time)
+    requests = []
+    for index in range(_NUM_STREAMS):
+        prompt = [random.randrange(100, 1000) for _ in range(random.randrange(3, 40))]
+        params = SamplingParams(
+            temperature=0.0 if index % 3 else 0.8,
+            seed=index,
+            max_tokens=random.randrange(20, 150),
+            stop=_STOPS[index % len(_STOPS)],
+            logprobs=3 if index % 4 == 1 else None,
+            ignore_eos=index % 2 == 0,
+        )
+        requests.append((np.array(prompt, np.uint32), params))
+    return requests

@@ -1,0 +1,231 @@
+"""A stack in one thread: a real worker and a real core on the simulated model, over real sockets.
+
+Owns: how they are put together, their turns, what they hold. Does not know: who speaks to them.
+
+Rules:
+- Nothing is caught here: an exception that leaves a loop is what is looked for.
+- What a part logs with a traceback is an error of its own that it survived; it is kept to be told.
+  A protocol that was broken is no such thing, unless the worker says it of the core, which is
+  honest.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import zmq
+from tokenizers import Tokenizer
+
+from slipstream.demo import MODEL_PATH
+from slipstream_core.assembly import assemble_core
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner.load import load_runner
+from slipstream_ipc.attach import Attacher
+from slipstream_ipc.codec import worker_codec
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.messages import (
+    CoreToWorker,
+    Positions,
+    PromptReady,
+    Render,
+    Rendered,
+    SyncDone,
+    Welcome,
+    WorkerToCore,
+)
+from slipstream_worker.assembly import assemble_worker
+from slipstream_worker.compile_table import compile_table
+from slipstream_worker.config import WorkerConfig
+from slipstream_worker.detokenizer import TableDetokenizerFactory
+
+# each token depends on all before it, so a lost or changed one would show in all that follow
+MODEL = f"simulated:step_ms=0.2,prefill_us=0,mode=chain,tokenizer={MODEL_PATH}"
+GRACE_S = 0.5  # short, so that what attackers leave behind goes while they are at it
+_BEAT_S = 0.05
+_WAIT_MS = 2
+_WORKER = b"worker-0"
+_WORKERS_LOGS = "slipstream_worker."
+_MAX_ERRORS_KEPT = 20
+
+
+class FuzzStack:
+    """One core and one worker."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: a private one, for the sockets."""
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.client_address = f"ipc://{folder}/client"
+        self.core_address = f"ipc://{folder}/core"
+        self._poller = zmq.Poller()
+        self._beat_at = 0.0
+        self.longest_turn_s = 0.0  # of this thread's CPU, tokenising apart: it is another process's
+        tokenizer = Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
+        core = CoreConfig(
+            model=MODEL, address=self.core_address, max_num_seqs=256, max_model_len=512
+        )
+        worker = WorkerConfig(
+            tokenizer=str(MODEL_PATH),
+            client_address=self.client_address,
+            core_address=self.core_address,
+            runtime_dir=str(folder),
+            cache_dir=str(folder),
+            client_timeout_s=GRACE_S,
+            grace_s=GRACE_S,
+        )
+        self.core = assemble_core(core, load_runner(core), self.context, self._poller)
+        detokenizers = TableDetokenizerFactory(compile_table(tokenizer))
+        self._prompts = _PromptsHere(tokenizer)
+        self.worker = assemble_worker(
+            worker, self._prompts, detokenizers, self.context, self._poller
+        )
+
+    def turn(self) -> None:
+        """Let both do what there is to do."""
+        now = time.monotonic()
+        begin_s = time.thread_time() - self._prompts.cpu_s
+        self.core.engine.run_once(wait=False)
+        self.worker.run_once(now)
+        if now >= self._beat_at:
+            self._beat_at = now + _BEAT_S
+            self.worker.beat(now)
+        took_s = time.thread_time() - self._prompts.cpu_s - begin_s
+        self.longest_turn_s = max(self.longest_turn_s, took_s)
+
+    def wait(self) -> None:
+        """Until there may be something to do, or a moment has passed."""
+        self._poller.poll(_WAIT_MS)
+
+    def deserted_workers(self) -> list[bytes]:
+        """The names under which attackers have left streams in the core."""
+        streams = self.core.desk._streams._by_id.values()  # nobody else has to know
+        return sorted({stream.worker for stream in streams} - {_WORKER})
+
+    @property
+    def held(self) -> dict[str, int]:
+        """What worker and core hold for streams and peers; but for the worker's place in the core
+        all zero where there are none.
+        """
+        scheduler = self.core.scheduler
+        return {
+            "worker_streams": len(self.worker.lives.streams),
+            "worker_clients": self.worker.lives.num_clients,
+            "core_streams": self.core.desk.num_streams,
+            "running": scheduler.num_running,
+            "waiting": scheduler.num_waiting,
+            "blocks": scheduler.num_blocks - 1 - scheduler.num_free_blocks,
+            "history_pages": self.core.tokens.num_pages_used,
+        }
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.worker.close()
+        self.core.close()
+        self.context.destroy(linger=0)
+
+
+class Heir:
+    """Takes the place of a worker that is gone and wants none of its streams, so that they go.
+
+    A core keeps the streams of a worker that has died, for whoever comes under its name.
+    """
+
+    def __init__(self, stack: FuzzStack, name: bytes) -> None:
+        self._attacher: Attacher[WorkerToCore, CoreToWorker, None] = Attacher(
+            stack.context,
+            stack.core_address,
+            worker_codec(),
+            zmq.Poller(),
+            identity=name,
+            now=time.monotonic(),
+            incarnation=2**31 - 1,  # later than all but the boldest attackers said they were
+            fresh=False,
+        )
+        self.is_done = False
+
+    def turn(self) -> None:
+        """Attach, say it, go."""
+        if self.is_done:
+            return
+        now = time.monotonic()
+        for body in self._attacher.receive(now):
+            if isinstance(body, Welcome):
+                self._attacher.send(Positions((), b"", b"", True), None)
+            elif isinstance(body, SyncDone):
+                self.close()
+                return
+        self._attacher.beat(now)
+
+    def close(self) -> None:
+        """Go."""
+        self.is_done = True
+        self._attacher.close()
+
+
+class ErrorLog(logging.Handler):
+    """Keeps what is logged with a traceback of anything but a broken protocol."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.num_errors = 0
+        self.errors: list[str] = []
+
+    def __enter__(self) -> ErrorLog:
+        root = logging.getLogger()
+        self._before = root.handlers[:]
+        root.handlers[:] = [self]  # a million broken messages need no lines on standard error
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        logging.getLogger().handlers[:] = self._before
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        is_attack = isinstance(error, ProtocolError) and not record.name.startswith(_WORKERS_LOGS)
+        if error is None or is_attack:
+            return
+        self.num_errors += 1
+        if len(self.errors) < _MAX_ERRORS_KEPT:
+            self.errors.append(logging.Formatter().format(record))
+
+
+class _PromptsHere:
+    """In the place of the prompt process."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._asked: list[Render] = []
+        self._key = 0
+        self.cpu_s = 0.0
+
+    def ask(self, request: Render) -> int:
+        self._key += 1
+        self._asked.append(Render(self._key, request.text, request.messages))
+        return self._key
+
+    def receive(self) -> list[Rendered | PromptReady]:
+        asked, self._asked = self._asked, []
+        begin_s = time.thread_time()
+        answers = [Rendered(render.key, pack_u32(self._ids(render))) for render in asked]
+        self.cpu_s += time.thread_time() - begin_s
+        return [*answers]
+
+    def beat(self) -> list[Rendered]:
+        return []
+
+    def _ids(self, render: Render) -> list[int]:
+        text = render.text
+        if text is None:
+            text = "".join(message.content for message in render.messages)
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,121 @@
+"""Charts of measured rows, saved as PNG.
+
+Owns: how a chart looks: light ground, a title that says what is compared, axes with units. Does
+not know: what was measured. matplotlib is imported when something is drawn; no display is needed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slipstream.errors import bad_request
+from slipstream_ipc.errors import BadRequest
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# told apart in print and by those who see colours differently (Okabe and Ito, 2008)
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8C8C8C", "#000000")
+_WIDTH_IN, _HEIGHT_IN, _DPI = 9.0, 5.0, 150
+_BARS_WIDTH = 0.82  # of the room that a group has
+
+
+def check_plots() -> None:
+    """Refuse --png where nothing can draw; to be called before anything is measured.
+
+    Raises: BadRequestError.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        allowed = "only with matplotlib, which is missing here: pip install slipstream[plots]"
+        raise bad_request(BadRequest("png", "a file", allowed))
+
+
+def grouped_bars(
+    file: str | Path,
+    groups: Sequence[str],
+    series: Mapping[str, Sequence[float | None]],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    is_log: bool = False,
+) -> None:
+    """Groups of bars side by side, one of each series to a group; None leaves a gap.
+
+    is_log: of the values' axis.
+    """
+    figure, axes = _new(title, x_label, y_label)
+    width = _BARS_WIDTH / max(1, len(series))
+    for at, (name, values) in enumerate(series.items()):
+        shift = (at - (len(series) - 1) / 2) * width
+        places = [place + shift for place, value in enumerate(values) if value is not None]
+        heights = [value for value in values if value is not None]
+        bars = axes.bar(
+            places, heights, 0.92 * width, label=name, color=_COLOURS[at % len(_COLOURS)]
+        )
+        if len(groups) * len(series) <= 40:
+            axes.bar_label(bars, fmt=_short, fontsize=7, padding=2)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.grid(visible=False, axis="x")
+    axes.margins(y=0.12)
+    if is_log:
+        axes.set_yscale("log")
+    _save(figure, axes, file, has_legend=len(series) > 1)
+
+
+def lines(
+    file: str | Path,
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    is_log_x: bool = False,
+    is_log_y: bool = False,
+) -> None:
+    """One line with markers to a series of (x values, y values)."""
+    figure, axes = _new(title, x_label, y_label)
+    for at, (name, (xs, ys)) in enumerate(series.items()):
+        axes.plot(xs, ys, label=name, color=_COLOURS[at % len(_COLOURS)], marker="o", markersize=4)
+    if is_log_x:
+        axes.set_xscale("log")
+        places = sorted({x for xs, _ in series.values() for x in xs})
+        axes.set_xticks(places, [f"{place:g}" for place in places])
+        axes.minorticks_off()
+    if is_log_y:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    _save(figure, axes, file, has_legend=len(series) > 1)
+
+
+def _new(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)  # no display, and no state of pyplot's
+    axes = figure.add_subplot()
+    axes.set_facecolor("#FAFAFA")
+    axes.set_title(title, fontsize=12, loc="left", wrap=True)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.set_axisbelow(True)
+    axes.grid(visible=True, color="#E0E0E0", linewidth=0.8)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _save(figure: Figure, axes: Axes, file: str | Path, *, has_legend: bool) -> None:
+    if has_legend:
+        axes.legend(frameon=False, fontsize=9)
+    figure.savefig(file, dpi=_DPI, format="png")
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"

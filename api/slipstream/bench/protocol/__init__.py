@@ -1,0 +1,1 @@
+"""`slipstream bench protocol`: deltas against whole histories on the way from core to worker."""

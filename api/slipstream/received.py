@@ -1,0 +1,120 @@
+"""How far each stream has been received: positions as columns, so that a message of a thousand
+entries is checked against all of them at once.
+
+Owns: a row for every stream that is not over, and its position there. Does not know: what a stream
+is, what came, who reads.
+
+Rules:
+- A handle's row is its lowest bits. There are at least twice as many rows as streams, and a handle
+  whose row is taken is not given out; so finding the rows of a message is one operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_ipc.columns import UInt32s, u32
+
+Item = TypeVar("Item")
+Rows = npt.NDArray[np.intp]
+
+_NOBODY = -1
+_LEAST_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[Item]):
+    """What a column of handles stands for."""
+
+    handles: bytes
+    rows: Rows
+    items: list[Item]
+
+
+class Received(Generic[Item]):
+    """Items by handle, each with a position of (characters, tokens)."""
+
+    def __init__(self) -> None:
+        self._num = 0
+        self._found: Found[Item] | None = None  # the last one: most messages have the same streams
+        self._resize(_LEAST_ROWS)
+
+    def is_free(self, handle: int) -> bool:
+        """Whether `open` would take this handle."""
+        return self._handles.item(handle & self._mask) == _NOBODY
+
+    def open(self, handle: int, item: Item, num_chars: int, num_tokens: int) -> None:
+        """A stream of which so much is there. Its handle is free."""
+        row = handle & self._mask
+        assert self._handles.item(row) == _NOBODY
+        self._handles[row], self._items[row] = handle, item
+        self._chars[row], self._tokens[row] = num_chars, num_tokens
+        self._num += 1
+        if 2 * self._num > len(self._handles):
+            self._grow()
+
+    def close(self, handle: int) -> None:
+        """The stream is over."""
+        row = handle & self._mask
+        assert self._handles.item(row) == handle
+        self._handles[row], self._items[row] = _NOBODY, None
+        self._found = None
+        self._num -= 1
+
+    def position(self, handle: int) -> tuple[int, int]:
+        """How many characters and tokens of the stream are there."""
+        row = handle & self._mask
+        return self._chars_at[row], self._tokens_at[row]
+
+    def move(self, handle: int, num_chars: int, num_tokens: int) -> None:
+        """So much of the stream is there now."""
+        row = handle & self._mask
+        self._chars_at[row] = num_chars
+        self._tokens_at[row] = num_tokens
+
+    def find(self, handles: bytes, chars: UInt32s, tokens: UInt32s) -> Found[Item] | None:
+        """Those of this column; None unless all are here, once each, and at these positions."""
+        found = self._found
+        if found is None or found.handles != handles:
+            found = self._find(handles)
+            if found is None:
+                return None
+            self._found = found
+        rows = found.rows
+        is_there = (self._tokens[rows] == tokens).all() and (self._chars[rows] == chars).all()
+        return found if is_there else None
+
+    def _find(self, column: bytes) -> Found[Item] | None:
+        handles = u32(column)
+        rows = (handles & self._mask).astype(np.intp)
+        order = np.arange(len(rows))
+        self._scratch[rows] = order
+        is_here = (self._handles[rows] == handles).all() and (self._scratch[rows] == order).all()
+        return Found(column, rows, self._items[rows].tolist()) if is_here else None
+
+    def advance(self, rows: Rows, chars: UInt32s, tokens: UInt32s) -> None:
+        """The streams of `find` have come to these positions."""
+        self._chars[rows] = chars
+        self._tokens[rows] = tokens
+
+    def _resize(self, num_rows: int) -> None:
+        self._found = None
+        self._mask = num_rows - 1
+        self._handles = np.full(num_rows, _NOBODY, np.int64)
+        self._chars = np.zeros(num_rows, np.uint32)
+        self._tokens = np.zeros(num_rows, np.uint32)
+        self._chars_at, self._tokens_at = self._chars.data, self._tokens.data  # for one at a time
+        self._scratch = np.zeros(num_rows, np.intp)
+        self._items = np.full(num_rows, None, object)
+
+    def _grow(self) -> None:
+        live = np.flatnonzero(self._handles != _NOBODY)
+        handles, chars, tokens, items = self._handles, self._chars, self._tokens, self._items
+        self._resize(2 * len(handles))
+        rows = handles[live] & self._mask
+        self._handles[rows], self._items[rows] = handles[live], items[live]
+        self._chars[rows], self._tokens[rows] = chars[live], tokens[live]

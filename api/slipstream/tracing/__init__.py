@@ -1,0 +1,1 @@
+"""Timelines: what the processes recorded (`slipstream_ipc.trace`), put together and drawn."""

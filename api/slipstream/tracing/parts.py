@@ -1,0 +1,120 @@
+"""From the parts that processes leave beside FILE to the timeline in FILE.
+
+Owns: where parts lie, what becomes of those that are missing or broken, the order of tracks. Does
+not know: how the file is written (`chrome`).
+
+Rules:
+- A part that cannot be used costs its own track and a warning, never the timeline.
+- Parts are gone when the timeline is there, and before a stack starts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from slipstream.settings import wrong_option
+from slipstream.tracing.chrome import Timeline, Track, write_timeline
+from slipstream_ipc.trace import PART_SUFFIX, Span, TracePart
+
+_ORDER = ("core", "device", "worker", "http", "client")  # from top to bottom
+_KIND_NAMES = {int(kind): kind.name.lower().replace("_", " ") for kind in Span}
+_logger = logging.getLogger(__name__)
+
+
+def checked_trace(trace: str | None) -> str | None:
+    """The file's absolute path. Raises: BadRequestError where it could not be written."""
+    if trace is None:
+        return None
+    file = Path(trace).expanduser().absolute()
+    if not trace or file.is_dir() or not os.access(file.parent, os.W_OK | os.X_OK):
+        allowed = "a file in a folder that exists and can be written to"
+        raise wrong_option("trace", trace, allowed)
+    return str(file)
+
+
+def discard_parts(trace: str) -> None:
+    """What a stack that was killed has left would be taken for the next one's."""
+    file = Path(trace)
+    for path in [*part_paths(file), *part_paths(file.with_name(f".{file.name}"))]:
+        path.unlink(missing_ok=True)
+
+
+def part_paths(file: Path) -> list[Path]:
+    """The parts that lie beside `file`; those with a dot in front are unfinished."""
+    return sorted(
+        path
+        for path in file.parent.iterdir()
+        if path.name.startswith(f"{file.name}.") and path.name.endswith(PART_SUFFIX)
+    )
+
+
+def merge_parts(trace: str) -> bool:
+    """Write the timeline, once all who record for it have ended; warn of what is missing. Whether
+    there is one.
+
+    Never raises for what happens to files: it is called when there is nobody to tell.
+    """
+    file = Path(trace)
+    try:
+        paths = part_paths(file)
+        parts = [part for path in paths if (part := _read(path)) is not None]
+        write_timeline(file, timeline_of(parts))
+        for path in paths:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        _logger.warning("no timeline in %s: %s", file, error)
+        return False
+    return True
+
+
+def timeline_of(parts: Sequence[TracePart]) -> Timeline:
+    """The parts on one clock, which is theirs already; time 0 is where the first span begins."""
+    tracks = [_track(part) for part in parts]
+    starts = [int(track.begins_ns.min()) for track in tracks if len(track.begins_ns)]
+    for track in tracks:
+        track.begins_ns[:] -= min(starts, default=0)
+        track.ends_ns[:] -= min(starts, default=0)
+    tracks.sort(key=_place)
+    return Timeline(tuple(tracks), sum(part.num_dropped for part in parts))
+
+
+def _place(track: Track) -> tuple[int, int]:
+    kind = _ORDER.index(track.name) if track.name in _ORDER else len(_ORDER)
+    return kind, int(track.begins_ns.min(initial=2**62))
+
+
+def _track(part: TracePart) -> Track:
+    """Raises ValueError where columns do not fit each other."""
+    kinds = np.frombuffer(part.kinds, np.uint8)
+    begins_ns, ends_ns, steps = (
+        np.frombuffer(column, "<i8").astype(np.int64)
+        for column in (part.begins_ns, part.ends_ns, part.steps)
+    )
+    if not len(kinds) == len(begins_ns) == len(ends_ns) == len(steps):
+        raise ValueError("columns of different lengths")
+    names = [_KIND_NAMES.get(kind, f"kind {kind}") for kind in range(256)]
+    return Track(part.process, part.pid, np.array(names)[kinds], begins_ns, ends_ns, steps)
+
+
+def _read(path: Path) -> TracePart | None:
+    data = path.read_bytes()
+    if not data:
+        _logger.warning("%s: its process was killed; its track is missing", path.name)
+        return None
+    try:
+        part = msgspec.msgpack.decode(data, type=TracePart)
+        _track(part)
+    except (msgspec.DecodeError, ValueError) as error:
+        _logger.warning("%s: its track is missing: %s", path.name, error)
+        return None
+    if part.num_dropped:
+        _logger.warning(
+            "%s: the timeline lacks its %d oldest spans", part.process, part.num_dropped
+        )
+    return part

@@ -1,0 +1,113 @@
+"""Whether a stream can be taken, and as what: from a registration to the scheduler's request.
+
+Owns: the limits of admission, and when two registrations are of the same request. Pure. Does not
+know: which streams there are, messages' order.
+
+Rules:
+- The worker has checked a request against the model's card; what is checked again here are limits
+  that only the core knows, and whatever would harm it.
+- A stream that cannot be replayed or admitted again is not admitted: at its longest, with all of
+  its log-probabilities, its registration must fit into one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slipstream_core.columns import NewRequest
+from slipstream_core.in_flight import ID_BYTES
+from slipstream_core.streams import Stream
+from slipstream_ipc.codec import MAX_CORE_MESSAGE_BYTES
+from slipstream_ipc.columns import check_entry, u32
+from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.messages import Admit, Fault, ModelCard
+
+_STRIKES_TO_PROBATION = 2
+_OTHER_BYTES = 2**20  # of a registration, besides its columns: its text settings
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The limits. `fits(n)`: whether the cache could ever hold a request of n tokens."""
+
+    card: ModelCard
+    fits: Callable[[int], bool]
+    max_waiting: int
+    max_readmitted: int  # that wait, where the next one was accepted once
+
+    def objection(self, admit: Admit, num_waiting: int) -> Fault | None:
+        """Why a stream cannot be taken while `num_waiting` wait; ProtocolError for bad columns."""
+        if len(admit.stream_id) != ID_BYTES:
+            why = f"{len(admit.stream_id)} bytes, allowed: {ID_BYTES}"
+            return Fault("bad_request", why, "stream_id")
+        prompt = u32(admit.prompt_ids, "prompt_ids")
+        outputs = u32(admit.output_ids, "output_ids")
+        total = len(prompt) + admit.max_tokens
+        for field, ids in (("prompt_token_ids", prompt), ("output_ids", outputs)):
+            largest = int(ids.max(initial=0))
+            if largest >= self.card.vocab_size:
+                why = f"token id {largest}, allowed: [0, {self.card.vocab_size})"
+                return Fault("bad_request", why, field)
+        if not len(prompt) or total > self.card.max_model_len:
+            why = f"{total} tokens, allowed: a prompt, and {self.card.max_model_len} in all"
+            return Fault("bad_request", why, "prompt")
+        if len(outputs) >= admit.max_tokens:
+            why = f"{len(outputs)} tokens are there already, allowed: fewer than {admit.max_tokens}"
+            return Fault("bad_request", why, "output_ids")
+        if not self.fits(total):
+            why = f"prompt and max_tokens: {total} tokens would never fit into the cache"
+            return Fault("bad_request", why, "max_tokens")
+        return self._logprobs_objection(admit, total) or self._overload(admit, num_waiting)
+
+    def _logprobs_objection(self, admit: Admit, total: int) -> Fault | None:
+        width = 0 if admit.params.logprobs is None else 1 + admit.params.logprobs
+        if admit.logprobs is not None:
+            try:
+                check_entry(admit.logprobs, len(admit.output_ids) // 4, width)
+            except ProtocolError as error:
+                return Fault("bad_request", str(error), "logprobs")
+        num_bytes = 4 * total + admit.max_tokens * (8 * width + 4) + _OTHER_BYTES
+        if num_bytes > MAX_CORE_MESSAGE_BYTES:
+            why = (
+                f"{total} tokens with {width} log-probabilities to an output may take {num_bytes} "
+                f"bytes, allowed: {MAX_CORE_MESSAGE_BYTES}"
+            )
+            return Fault("bad_request", why, "logprobs" if width else "prompt")
+        return None
+
+    def _overload(self, admit: Admit, num_waiting: int) -> Fault | None:
+        most = self.max_readmitted if admit.was_accepted else self.max_waiting
+        if num_waiting < most:
+            return None
+        return Fault("overloaded", f"{most} requests wait already")
+
+
+def is_same(one: Admit, other: Admit) -> bool:
+    """Whether two registrations are of one request, however far each of them is."""
+    if one.fingerprint or other.fingerprint:
+        return one.fingerprint == other.fingerprint
+    names = ("prompt_ids", "params", "stop_token_ids", "seed", "max_tokens")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+def new_request(stream: Stream) -> NewRequest:
+    """What the scheduler needs of a registration."""
+    admit = stream.registration
+    params = admit.params
+    return NewRequest(
+        row=stream.row,
+        prompt_len=stream.prompt_len,
+        max_tokens=admit.max_tokens,
+        priority=admit.priority,
+        temperature=params.temperature,
+        top_k=max(params.top_k, 0),
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=admit.seed,
+        num_logprobs=-1 if params.logprobs is None else params.logprobs,
+        min_tokens=params.min_tokens,
+        stop_token_ids=admit.stop_token_ids,
+        worker_ends=bool(admit.stop_token_ids or params.stop),
+        on_probation=admit.strikes >= _STRIKES_TO_PROBATION,
+    )

@@ -1,0 +1,235 @@
+"""CURVE, ZeroMQ's own encryption and authentication, as Slipstream uses it on tcp:// sockets.
+
+Owns: the key files, which keys a socket is given, and the gate that lets in the clients whose
+public keys lie in the server's folder. Does not know: messages, streams, how keys are made.
+
+A folder of keys holds certificates as pyzmq, czmq and others read and write them:
+
+    server.key           the server's public key      a client needs a copy
+    server.key_secret    … and its secret one         never leaves the server
+    NAME.key             a client's public key        the server lets in whoever has its secret
+    NAME.key_secret      … and its secret one         the client's own
+
+Rules:
+- CURVE alone lets in everybody who knows the server's public key. So there is always a gate (ZAP),
+  and a socket without one refuses all (ZAP_ENFORCE_DOMAIN), should it ever fail.
+- The gate reads the folder at each handshake: a client is let in by copying its public key there,
+  and shut out, from its next attach on, by removing it.
+- A secret file is the user's own, mode 0600; the folder is written by nobody else, or others could
+  let themselves in. Secrets are never part of a repr, an error or a log.
+- What it protects: nobody on the way can read, change or replay what travels, or take the server's
+  place. What it does not: clients with a key are all the same to the server; what keeps them out
+  of each other's streams is the stream ids.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from slipstream_ipc.errors import BadRequest
+
+SERVER = "server"
+DEFAULT_CLIENT = "client"
+PUBLIC_SUFFIX = ".key"
+SECRET_SUFFIX = ".key_secret"  # noqa: S105  (a file's suffix)
+
+_DOMAIN = b"slipstream"
+_GATE = "inproc://zeromq.zap.01"  # where libzmq asks; one to a context
+_KEY_CHARS = 40
+_MAX_FILE_BYTES = 64 * 1024
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A public key and its secret, in the text form (Z85) that sockets and files take."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKeys:
+    """What a server's socket needs: its own pair, and the folder of those it lets in."""
+
+    folder: Path
+    pair: KeyPair
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKeys:
+    """What a client's socket needs: its own pair, and the key by which it knows the server."""
+
+    server: bytes
+    pair: KeyPair
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a client reaches a tcp:// server: by keys, or `insecure`, on this machine alone."""
+
+    keys: ClientKeys | None = None
+    insecure: bool = False
+
+
+def load_server_keys(folder: Path) -> ServerKeys:
+    """The server's keys. Raises: BadRequest, PermissionError, OSError."""
+    _check_folder(folder)
+    return ServerKeys(folder, _read_pair(folder / f"{SERVER}{SECRET_SUFFIX}"))
+
+
+def load_client_keys(path: Path) -> ClientKeys:
+    """A client's keys: `path` is its secret file, or the folder where it is client.key_secret.
+
+    The server's public key lies beside it. Raises: BadRequest, PermissionError, OSError.
+    """
+    if path.is_dir():
+        path = path / f"{DEFAULT_CLIENT}{SECRET_SUFFIX}"
+    _check_folder(path.parent)
+    pair = _read_pair(path)
+    server = _read(path.parent / f"{SERVER}{PUBLIC_SUFFIX}").get("public-key")
+    if server is None:
+        raise _no_key(path.parent / f"{SERVER}{PUBLIC_SUFFIX}", "public-key")
+    return ClientKeys(server, pair)
+
+
+def secure_server(socket: zmq.Socket[bytes], keys: ServerKeys) -> None:
+    """What the socket binds from now on speaks CURVE alone, and asks the gate about everybody.
+
+    A socket's options are copied by each bind, so what was bound before stays as it was.
+    """
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.pair.secret)
+    socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+
+def secure_client(socket: zmq.Socket[bytes], keys: ClientKeys) -> None:
+    """What the socket connects to from now on is that server, or there is no connection."""
+    socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.pair.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.pair.secret)
+
+
+def open_gate(context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> threading.Thread:
+    """Answer the handshakes of a context's sockets, on a thread that ends with the context.
+
+    On a thread, because a handshake must not wait for the loop, nor the loop for files.
+    """
+    # a shadow: `context.destroy` closes the sockets it made, and this one is another thread's
+    shadow: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context)
+    socket = shadow.socket(zmq.REP)
+    socket.setsockopt(zmq.LINGER, 0)
+    try:
+        socket.bind(_GATE)
+    except zmq.ZMQError:
+        socket.close()
+        raise
+    gate = threading.Thread(
+        target=_keep_gate, args=(socket, keys.folder), name="slipstream-gate", daemon=True
+    )
+    gate.start()
+    return gate
+
+
+def admits(folder: Path, public: bytes) -> bool:
+    """Whether the folder lets in the client with this public key (Z85)."""
+    for path in folder.glob(f"*{PUBLIC_SUFFIX}"):
+        if path.name == f"{SERVER}{PUBLIC_SUFFIX}":
+            continue
+        try:
+            if _read(path).get("public-key") == public:
+                return True
+        except (BadRequest, OSError) as error:
+            logger.warning("a key file is passed over: %s", error)
+    return False
+
+
+def _keep_gate(socket: zmq.Socket[bytes], folder: Path) -> None:
+    """Answer as RFC 27 (ZAP 1.0) has it, until the context ends."""
+    with socket:
+        while True:
+            try:
+                version, request, domain, _address, _identity, mechanism, *credentials = (
+                    socket.recv_multipart()
+                )
+            except zmq.ContextTerminated:
+                return
+            try:
+                _check_folder(folder)
+                is_let_in = (
+                    (domain, mechanism, len(credentials)) == (_DOMAIN, b"CURVE", 1)
+                    and len(credentials[0]) == 32
+                    and admits(folder, z85.encode(credentials[0]))
+                )
+            except Exception:
+                logger.exception("nobody is let in")
+                is_let_in = False
+            answer = (b"200", b"OK") if is_let_in else (b"400", b"this key is not let in")
+            if not is_let_in:
+                logger.warning("a client was not let in: its key is not in %s", folder)
+            try:
+                socket.send_multipart((version, request, *answer, b"", b""))
+            except zmq.ContextTerminated:
+                return
+
+
+# ---- files ------------------------------------------------------------------------------------
+
+
+def _check_folder(folder: Path) -> None:
+    status = folder.stat()
+    if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
+        raise PermissionError(
+            f"{folder}: must belong to the user and be written by nobody else (`chmod 700`): "
+            "whoever writes there decides who is let in"
+        )
+
+
+def _read_pair(path: Path) -> KeyPair:
+    found = _read(path)
+    status = path.stat()
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise PermissionError(f"{path}: must be the user's own, mode 0600: it holds a secret")
+    public, secret = found.get("public-key"), found.get("secret-key")
+    if public is None or secret is None:
+        raise _no_key(path, "secret-key" if public is not None else "public-key")
+    if zmq.curve_public(secret) != public:
+        raise BadRequest("keys", str(path), "a secret key beside its own public one")
+    return KeyPair(public, secret)
+
+
+def _read(path: Path) -> dict[str, bytes]:
+    """The keys in a certificate, by name; BadRequest where one of them is none."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_FILE_BYTES)
+    except FileNotFoundError:
+        allowed = "a folder that `slipstream keys` made, or a client's secret file in one"
+        raise BadRequest("keys", str(path), allowed) from None
+    found: dict[str, bytes] = {}
+    for line in text.splitlines():
+        name, equals, value = line.strip().partition(b"=")
+        if equals and name.strip() in (b"public-key", b"secret-key"):
+            key = value.strip(b" \t'\"")
+            try:
+                z85.decode(key)
+            except Exception:
+                key = b""
+            if len(key) != _KEY_CHARS:
+                raise _no_key(path, name.strip().decode())
+            found.setdefault(name.strip().decode(), key)
+    return found
+
+
+def _no_key(path: Path, name: str) -> BadRequest:
+    return BadRequest("keys", str(path), f"a certificate with a {name} of {_KEY_CHARS} characters")

@@ -1,0 +1,303 @@
+"""Histories of log-probabilities by row, ragged: each row as wide as its request asked.
+
+Owns: the values beside the tokens of rows that want them, from the row's opening on. Positions are
+those of the row's token history. Does not know: cursors, when something is sent, tokens.
+
+Rules:
+- A row's `width` is the number of values to a token: the token's own and the most likely ones'.
+- All rows of one width share a page table and three pools: where a token's values lie is looked up
+  once.
+- What was appended last is kept as it came until something else is wanted (see `log`).
+- Rows that were never opened, or were dropped, want none: what comes for them is passed over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_ipc.columns import f32, pack_f32, pack_u32, u32
+from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.messages import LogprobColumns
+from slipstream_ipc.pages import PageTable, Pool, spans
+
+Int64s = npt.NDArray[np.int64]
+UInt32s = npt.NDArray[np.uint32]
+Float32s = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities of S tokens, column 0 the sampled token, then the most likely.
+
+    As wide as the widest of them asked for: row i means the first columns of each.
+    """
+
+    values: Float32s  # [S, width], natural logarithm, of the raw logits
+    ids: UInt32s  # [S, width]
+    ranks: UInt32s  # [S] rank of the sampled token, 1 is the most likely
+
+
+class _Latest(NamedTuple):
+    """What was appended last, one token for each of `rows`, all of one width; has no place yet."""
+
+    rows: Int64s
+    values: Float32s
+    ids: UInt32s
+    ranks: UInt32s
+
+
+class _Width:
+    """All rows with the same number of values to a token."""
+
+    def __init__(self, width: int) -> None:
+        self._table = PageTable()
+        self._values = Pool(np.float32, width)
+        self._ids = Pool(np.uint32, width)
+        self._ranks = Pool(np.uint32)
+        self._latest: _Latest | None = None
+
+    @property
+    def num_pages_used(self) -> int:
+        self.settle()
+        return self._table.num_pages_used
+
+    def open(self, row: int) -> None:
+        self._table.open(row)  # it was dropped: what is not settled is none of its own
+
+    def drop(self, row: int) -> None:
+        self.settle()
+        self._table.drop(row)
+
+    def length(self, row: int) -> int:
+        self.settle()
+        return self._table.length(row)
+
+    def append(self, latest: _Latest) -> None:
+        self.settle()
+        self._latest = latest
+
+    def append_spans(
+        self, rows: Int64s, counts: Int64s, values: Float32s, ids: UInt32s, ranks: UInt32s
+    ) -> None:
+        self.settle()
+        self._write(self._table.append_spans(rows, counts), values, ids, ranks)
+
+    def settle(self) -> None:
+        """Write what was appended last, if it is not written yet."""
+        if self._latest is not None:
+            rows, values, ids, ranks = self._latest
+            self._latest = None
+            self._write(self._table.append(rows), values, ids, ranks)
+
+    def find(
+        self, rows: Int64s, positions: Int64s, counts: Int64s | None
+    ) -> tuple[Float32s, UInt32s, UInt32s]:
+        """Their values [n, width], ids [n, width] and ranks [n]."""
+        latest = self._latest
+        if latest is not None:
+            if rows is latest.rows and counts is None and self._table.are_next(rows, positions):
+                return latest.values, latest.ids, latest.ranks
+            self.settle()
+        places = self._table.find(rows, positions, counts)
+        return self._values.read(places), self._ids.read(places), self._ranks.read(places)
+
+    def _write(self, places: Int64s, values: Float32s, ids: UInt32s, ranks: UInt32s) -> None:
+        for pool, column in ((self._values, values), (self._ids, ids), (self._ranks, ranks)):
+            pool.reserve(self._table.num_places)
+            pool.write(places, column)
+
+
+class LogprobLog:
+    """Log-probabilities of every token since a row was opened."""
+
+    def __init__(self) -> None:
+        self._by_width: dict[int, _Width] = {}
+        self._widths = np.zeros(64, np.int64)  # by row; 0: none wanted
+        self._bases = np.zeros(64, np.int64)  # position in the row's token history of the first
+        self._asked: tuple[Int64s, int] | None = None  # rows last asked for, the width of all
+
+    def open(self, row: int, num_logprobs: int, position: int) -> None:
+        """Keep the sampled token's and `num_logprobs` more for tokens from `position` on."""
+        if row >= len(self._widths):
+            more = max(row + 1, 2 * len(self._widths)) - len(self._widths)
+            self._widths = np.pad(self._widths, (0, more))
+            self._bases = np.pad(self._bases, (0, more))
+        self.drop(row)
+        self._asked = None
+        width = 1 + num_logprobs
+        if width not in self._by_width:
+            self._by_width[width] = _Width(width)
+        self._by_width[width].open(row)
+        self._widths[row] = width
+        self._bases[row] = position
+
+    def drop(self, row: int) -> None:
+        """Free what `row` holds, if it was ever opened."""
+        if row < len(self._widths) and self._widths[row]:
+            self._asked = None
+            self._by_width[int(self._widths[row])].drop(row)
+            self._widths[row] = self._bases[row] = 0
+
+    @property
+    def num_pages_used(self) -> int:
+        """Pages that hold values of some row."""
+        return sum(of_width.num_pages_used for of_width in self._by_width.values())
+
+    def width(self, row: int) -> int:
+        """Values to a token of `row`; 0 where it wants none."""
+        return int(self._widths[row]) if row < len(self._widths) else 0
+
+    def end(self, row: int) -> int:
+        """The position behind the last of an open row."""
+        return int(self._bases[row]) + self._by_width[self.width(row)].length(row)
+
+    def append(self, rows: Int64s, logprobs: Logprobs, index: Int64s) -> None:
+        """One token for each of `rows`, all different; row i's values are those at `index[i]`.
+
+        `index` ascends. None of the arrays is ever to be written again.
+        """
+        values, ids, ranks = logprobs.values, logprobs.ids, logprobs.ranks
+        width = self._width_of_all(rows)
+        if width is None:
+            own = self._width_of(rows)
+            for each in np.unique(own[own > 0]).tolist():
+                some = np.flatnonzero(own == each)
+                at = index[some]
+                self._by_width[each].append(
+                    _Latest(rows[some], values[at, :each], ids[at, :each], ranks[at])
+                )
+        elif width:
+            if len(index) < len(ranks):
+                values, ids, ranks = values.take(index, 0), ids.take(index, 0), ranks.take(index)
+            self._by_width[width].append(_Latest(rows, values[:, :width], ids[:, :width], ranks))
+
+    def settle(self) -> None:
+        """Write what was appended last, where it is not written yet."""
+        for of_width in self._by_width.values():
+            of_width.settle()
+
+    def append_columns(self, rows: Int64s, counts: Int64s | None, columns: LogprobColumns) -> None:
+        """What a message carries: `counts[i]` tokens (None: one) for each of `rows`, all different.
+
+        Raises ProtocolError where the columns do not fit each other, or a row's entry has another
+        width than the row.
+        """
+        if not columns.widths and self._width_of_all(rows) == columns.width:
+            if columns.width:
+                self._append_even(rows, counts, columns)
+            return
+        own = self._width_of(rows)
+        if not columns.widths:
+            widths = np.full(len(rows), columns.width)
+        else:
+            widths = u32(columns.widths, "logprobs.widths", len(rows)).astype(np.int64)
+        if counts is None:
+            counts = np.ones(len(rows), np.int64)
+        wrong = np.flatnonzero((own != 0) & (own != widths))
+        if len(wrong):
+            first = int(wrong[0])
+            raise ProtocolError(
+                f"logprobs: {int(widths[first])} values to a token for row {int(rows[first])}, "
+                f"which has {int(own[first])}"
+            )
+        at = _Entries(widths, counts)
+        values = f32(columns.values, "logprobs.values", at.num_values)
+        ids = u32(columns.ids, "logprobs.ids", at.num_values)
+        ranks = u32(columns.ranks, "logprobs.ranks", at.num_ranks)
+        for width in np.unique(own[own > 0]).tolist():
+            some = np.flatnonzero(own == width)
+            of_values, of_ranks = at.of(some)
+            self._by_width[width].append_spans(
+                rows[some],
+                counts[some],
+                values[of_values].reshape(-1, width),
+                ids[of_values].reshape(-1, width),
+                ranks[of_ranks],
+            )
+
+    def read(self, row: int, start: int, stop: int) -> LogprobColumns | None:
+        """The columns of one entry, positions [start, stop) of `row`; None where it wants none."""
+        return self.columns(np.array([row]), np.array([start]), np.array([stop - start]))
+
+    def columns(self, rows: Int64s, starts: Int64s, counts: Int64s | None) -> LogprobColumns | None:
+        """The columns of `counts[i]` (None: one) tokens from `starts[i]` on of each row.
+
+        None where none of them wants any. Raises IndexError for a position that is not there.
+        """
+        width = self._width_of_all(rows)
+        if width == 0:
+            return None
+        if width is not None:
+            positions = starts - self._bases.take(rows)
+            values, ids, ranks = self._by_width[width].find(rows, positions, counts)
+            return LogprobColumns(width, pack_f32(values), pack_u32(ids), pack_u32(ranks))
+        widths = self._width_of(rows)
+        if counts is None:
+            counts = np.ones(len(rows), np.int64)
+        at = _Entries(widths, counts)
+        flat_values = np.empty(at.num_values, np.float32)
+        flat_ids = np.empty(at.num_values, np.uint32)
+        flat_ranks = np.empty(at.num_ranks, np.uint32)
+        for width in np.unique(widths[widths > 0]).tolist():
+            some = np.flatnonzero(widths == width)
+            positions = starts[some] - self._bases[rows[some]]
+            values, ids, ranks = self._by_width[width].find(rows[some], positions, counts[some])
+            of_values, of_ranks = at.of(some)
+            flat_values[of_values] = values.reshape(-1)
+            flat_ids[of_values] = ids.reshape(-1)
+            flat_ranks[of_ranks] = ranks
+        return LogprobColumns(
+            0, pack_f32(flat_values), pack_u32(flat_ids), pack_u32(flat_ranks), pack_u32(widths)
+        )
+
+    def _append_even(self, rows: Int64s, counts: Int64s | None, columns: LogprobColumns) -> None:
+        """Columns of one width, which all of `rows` have."""
+        width = columns.width
+        num = len(rows) if counts is None else int(counts.sum())
+        values = f32(columns.values, "logprobs.values", num * width).reshape(num, width)
+        ids = u32(columns.ids, "logprobs.ids", num * width).reshape(num, width)
+        ranks = u32(columns.ranks, "logprobs.ranks", num)
+        if counts is None:
+            self._by_width[width].append(_Latest(rows, values, ids, ranks))
+        else:
+            self._by_width[width].append_spans(rows, counts, values, ids, ranks)
+
+    def _width_of_all(self, rows: Int64s) -> int | None:
+        """The width that all of `rows` have, 0 where none is open; None where they differ."""
+        if self._asked is None or self._asked[0] is not rows:
+            if not len(rows):
+                return 0
+            widths = self._width_of(rows)
+            first = int(widths[0])
+            if not (widths == first).all():
+                return None
+            self._asked = rows, first
+        return self._asked[1]
+
+    def _width_of(self, rows: Int64s) -> Int64s:
+        if len(rows) and int(rows.max()) >= len(self._widths):
+            return np.where(rows < len(self._widths), self._widths.take(rows, mode="clip"), 0)
+        return self._widths.take(rows)
+
+
+class _Entries:
+    """Where the entries of a ragged message lie in its columns."""
+
+    def __init__(self, widths: Int64s, counts: Int64s) -> None:
+        self._sizes = counts * widths
+        self._ranked = np.where(widths, counts, 0)
+        self._value_starts = np.cumsum(self._sizes) - self._sizes
+        self._rank_starts = np.cumsum(self._ranked) - self._ranked
+        self.num_values = int(self._sizes.sum())
+        self.num_ranks = int(self._ranked.sum())
+
+    def of(self, some: Int64s) -> tuple[Int64s, Int64s]:
+        """The indices of some entries' values (and ids), and of their ranks."""
+        return (
+            spans(self._value_starts[some], self._sizes[some]),
+            spans(self._rank_starts[some], self._ranked[some]),
+        )

@@ -1,0 +1,154 @@
+"""Who may reach a socket, and what a log may say of a secret.
+
+Owns: the folders that ipc:// sockets lie in, the form of tcp:// addresses, the short names of
+secret ids. Does not know: keys (`curve`), sockets, messages.
+
+Rules:
+- An ipc:// socket is as private as its folder: the folder is the user's own, mode 0700. A file's
+  own mode says nothing, as some systems ignore it for sockets.
+- A tcp:// address names its host. Without keys it is on this machine, and only where somebody has
+  said that this is what they want: every user of the machine can connect to it.
+- A stream id or a client's identity opens what it names, so neither is ever written to a log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import stat
+from pathlib import Path
+
+from slipstream_ipc.errors import BadRequest
+
+IPC = "ipc://"
+TCP = "tcp://"
+
+_MAX_SOCKET_PATH_BYTES = 100  # the kernel's limit is 107
+_LOCALHOST = "localhost"
+
+
+def short_id(secret: bytes) -> str:
+    """What a log may say of a stream id or an identity: it tells two apart and opens nothing."""
+    return hashlib.blake2b(secret, digest_size=4).hexdigest()
+
+
+# ---- folders of sockets ----------------------------------------------------------------------
+
+
+def check_private(folder: Path) -> None:
+    """PermissionError unless the folder is this user's own and nobody else may enter it.
+
+    Raises: FileNotFoundError where there is none.
+    """
+    status = folder.lstat()
+    if stat.S_ISLNK(status.st_mode) and status.st_uid == os.getuid():
+        status = folder.stat()
+    if status.st_uid != os.getuid():
+        why = f"it belongs to user {status.st_uid}, this process to user {os.getuid()}"
+    elif not stat.S_ISDIR(status.st_mode):
+        why = "it is no folder"
+    elif status.st_mode & 0o077:
+        why = f"its mode is {stat.S_IMODE(status.st_mode):04o}, so others may enter it"
+    else:
+        return
+    raise PermissionError(
+        f"{folder}: {why}; sockets lie in a folder of the user's own with mode 0700 "
+        "(`chmod 700` where it is yours)"
+    )
+
+
+def check_socket_folder(address: str) -> None:
+    """PermissionError where others could have put the ipc:// socket there, or may reach it.
+
+    A folder that is not there yet is nobody's. Other addresses have no folder.
+    """
+    if address.startswith(IPC):
+        try:
+            check_private(Path(address.removeprefix(IPC)).parent)
+        except FileNotFoundError:
+            return
+
+
+# ---- addresses -------------------------------------------------------------------------------
+
+
+def check_ipc_address(address: str) -> str:
+    """The address; BadRequest unless it is an ipc:// one whose path fits a Unix socket."""
+    if not address.startswith(IPC + "/"):
+        raise BadRequest("address", address, "ipc:// and an absolute path")
+    if len(os.fsencode(address)) - len(IPC) > _MAX_SOCKET_PATH_BYTES:
+        raise BadRequest("address", address, f"at most {_MAX_SOCKET_PATH_BYTES} bytes of path")
+    return address
+
+
+def check_listen_address(address: str, *, has_keys: bool, insecure: bool) -> str:
+    """The address; BadRequest unless a server may listen at it.
+
+    A host is an IP address: a name could come to mean another one.
+    """
+    host = _host("listen", address)
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        allowed = (
+            "tcp://ADDRESS:PORT, where ADDRESS is one of this machine's (127.0.0.1, [::1], ...)"
+        )
+        raise BadRequest("listen", address, allowed) from None
+    _check_secrecy("listen", address, ip.is_loopback, has_keys=has_keys, insecure=insecure)
+    return address
+
+
+def check_server_address(address: str, *, has_keys: bool, insecure: bool) -> str:
+    """The address; BadRequest unless a client may connect to it."""
+    if not address.startswith(TCP):
+        if has_keys or insecure:
+            option = "keys" if has_keys else "insecure"
+            raise BadRequest(option, address, "only with a tcp:// address; ipc:// needs none")
+        if not address.startswith(IPC):
+            raise BadRequest("address", address, "ipc:///PATH or tcp://HOST:PORT")
+        return check_ipc_address(address)
+    host = _host("address", address)
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = host == _LOCALHOST
+    _check_secrecy("address", address, is_local, has_keys=has_keys, insecure=insecure)
+    return address
+
+
+def is_ipv6(address: str) -> bool:
+    """Whether a tcp:// address names its host by an IPv6 address."""
+    return address.startswith(TCP + "[")
+
+
+def _host(field: str, address: str) -> str:
+    allowed = "tcp://HOST:PORT, with a port from 1 to 65535"
+    host, colon, port = address.removeprefix(TCP).rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    if not address.startswith(TCP) or not colon or not (port.isascii() and port.isdigit()):
+        raise BadRequest(field, address, allowed)
+    if not 0 < int(port[:6]) < 2**16 or (":" in host) != is_bracketed:
+        raise BadRequest(field, address, allowed)
+    host = host[1:-1] if is_bracketed else host
+    if not host or not host.isascii() or not all(c.isalnum() or c in "-_.:" for c in host):
+        raise BadRequest(field, address, allowed)
+    return host
+
+
+def _check_secrecy(
+    field: str, address: str, is_local: bool, *, has_keys: bool, insecure: bool
+) -> None:
+    if has_keys and insecure:
+        raise BadRequest("insecure", insecure, "keys or insecure, not both")
+    if has_keys:
+        return
+    if not insecure:
+        raise BadRequest(
+            field,
+            address,
+            "tcp:// with keys (`slipstream keys DIR` makes them); or, on this machine alone and "
+            "open to all of its users, insecure",
+        )
+    if not is_local:
+        raise BadRequest("insecure", address, "a loopback address; others need keys")

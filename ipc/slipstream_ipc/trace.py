@@ -1,0 +1,135 @@
+"""What a process did when, recorded at a cost that can be paid while serving.
+
+Owns: the kinds of spans, the columns they are kept in, and the part file that a process leaves
+behind. Does not know: which process it is in, how parts become a picture (`slipstream.tracing`).
+
+Rules:
+- Times are `time.monotonic_ns()`. CLOCK_MONOTONIC is one clock for all processes of a machine, so
+  the tracks of different processes align as they are.
+- Off is None: whoever records writes `if tracer is not None`, one comparison where nothing is
+  traced.
+- Recording keeps no Python object: four numbers go into columns that were made beforehand.
+- Bounded: the latest `capacity` spans are kept, and how many older ones were dropped is said.
+- A tracer belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+from enum import IntEnum, unique
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+logger = logging.getLogger(__name__)
+
+CAPACITY = 2**18  # spans; 25 bytes each
+NO_STEP = -1  # of a span that belongs to no step
+PART_SUFFIX = ".part"
+
+
+@unique
+class Span(IntEnum):
+    """What a span is the time of. Part files hold these numbers: they are only added to."""
+
+    SCHEDULE = 1  # core: who computes what in the step
+    LAUNCH = 2  # core: the step is handed to the device
+    DEVICE = 3  # the device: the step runs
+    COLLECT = 4  # core: its tokens go into the histories
+    PUBLISH = 5  # core: what is new goes to the worker
+    DECODE = 16  # worker: a message of the core is read
+    DETOKENISE = 17  # worker: tokens to text
+    STOP_CHECK = 18  # worker: which streams end
+    EMIT = 19  # worker: deltas go to the clients
+    CLIENT = 32  # client: a batch of deltas is delivered
+
+
+class TracePart(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process recorded. Columns are little-endian, oldest span first by its end."""
+
+    process: str
+    pid: int
+    num_dropped: int  # older spans, for which there was no room
+    kinds: bytes  # u8, [n]
+    begins_ns: bytes  # i64, [n]
+    ends_ns: bytes  # i64, [n]
+    steps: bytes  # i64, [n]; NO_STEP where there is none
+
+
+class Tracer:
+    """The latest spans of one thread. `close` writes them to `path`.
+
+    With the first span an empty file is there: if it stays empty, its process was killed.
+    """
+
+    def __init__(self, path: Path, process: str, capacity: int = CAPACITY) -> None:
+        self._path = path
+        self._process = process
+        self._capacity = capacity
+        self._num_added = 0
+        self._is_closed = False
+        self._kinds: npt.NDArray[np.uint8] = np.zeros(capacity, np.uint8)
+        self._times: npt.NDArray[np.int64] = np.zeros((3, capacity), np.int64)
+        # items of a memoryview are set in half the time of an array's
+        self._kind = self._kinds.data
+        self._begin, self._end, self._step = (row.data for row in self._times)
+
+    @property
+    def num_dropped(self) -> int:
+        """Spans that later ones have taken the place of."""
+        return max(0, self._num_added - self._capacity)
+
+    def add(self, kind: Span, begin_ns: int, end_ns: int, step: int = NO_STEP) -> None:
+        """Record a span of time.monotonic_ns()."""
+        at = self._num_added % self._capacity
+        if not self._num_added:
+            with contextlib.suppress(OSError):  # `close` will say so
+                self._path.touch()
+        self._num_added += 1
+        self._kind[at] = kind
+        self._begin[at] = begin_ns
+        self._end[at] = end_ns
+        self._step[at] = step
+
+    def part(self) -> TracePart:
+        """What is kept, in the order in which it was added."""
+        num_kept = min(self._num_added, self._capacity)
+        order = np.arange(self._num_added - num_kept, self._num_added) % self._capacity
+        begins, ends, steps = self._times.astype("<i8")[:, order]
+        return TracePart(
+            process=self._process,
+            pid=os.getpid(),
+            num_dropped=self.num_dropped,
+            kinds=self._kinds[order].tobytes(),
+            begins_ns=begins.tobytes(),
+            ends_ns=ends.tobytes(),
+            steps=steps.tobytes(),
+        )
+
+    def close(self) -> None:
+        """Write the part file, whole or not at all, if there is anything to write. Idempotent.
+
+        A disk that is full is worth a warning: whoever is traced must still end well.
+        """
+        if self._is_closed or not self._num_added:
+            return
+        self._is_closed = True
+        unfinished = self._path.with_name(f".{self._path.name}")
+        try:
+            unfinished.write_bytes(msgspec.msgpack.encode(self.part()))
+            unfinished.replace(self._path)
+        except OSError as error:
+            logger.warning("what was traced is lost: %s", error)
+
+
+def open_tracer(path: str | Path | None, process: str) -> Tracer | None:
+    """A tracer for this process whose part belongs to the trace `path`; None without one."""
+    if path is None:
+        return None
+    # one name to a tracer: a process may have several, and one that was replaced leaves its own
+    return Tracer(Path(f"{path}.{process}-{secrets.token_hex(4)}{PART_SUFFIX}"), process)

@@ -1,0 +1,302 @@
+"""All streams of a worker as numpy columns, by line: their tokens, and how far they were sent.
+
+Owns: token and log-probability histories; which lines are fast, which is the two ways a stream's
+tokens take; the cursors of fast lines. Does not know: clients, messages, credit.
+
+Rules:
+- A line is a small integer that a stream has until it is forgotten. Line 0 is nobody's, and takes
+  what comes for streams that are no more.
+- A fast line is one of a settled output (see `output`): the text of its unsent tokens is looked up
+  when they are sent, and nothing is done with a token before but to append it to the history, a
+  thousand of them at once. A token that could end such a stream, that holds text back or that is
+  not whole makes the line slow: then its `StreamOutput` sees every token, until it is settled again
+  and everything released has been sent.
+- Which whole tokens can begin a stop string is learnt: at first all that have the first character
+  of one, until a token has been looked at and found harmless for that set of stop strings.
+- A stream's units, and so the positions that readers know, are the same on both ways.
+- Columns are used for one line as for a thousand: measured, they cost no more even there.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_ipc.columns import u32
+from slipstream_ipc.log import PagedLog
+from slipstream_ipc.logprob_log import LogprobLog
+from slipstream_ipc.messages import Admit
+from slipstream_ipc.params import stop_strings
+from slipstream_ipc.text_log import Cursor
+from slipstream_worker.fast_table import FastTable, View, character_sets
+from slipstream_worker.streams import Stream
+
+logger = logging.getLogger(__name__)
+
+Int64s = npt.NDArray[np.int64]
+UInt32s = npt.NDArray[np.uint32]
+Bools = npt.NDArray[np.bool_]
+
+_NOBODY = 0
+_NOT_BY_LINE = ("_is_plain", "_latest", "_harmless")
+_MAX_SETS = 64  # of stop strings, for which it is known which tokens are harmless
+
+
+class StreamColumns:
+    """Columns by line. Those without an underscore may be read by whoever sends."""
+
+    def __init__(self, fast: FastTable | None) -> None:
+        """`fast` None: no line is ever fast."""
+        self.fast = fast
+        self.tokens = PagedLog(np.uint32)
+        self.logprobs = LogprobLog()
+        self.streams: list[Stream | None] = [None]
+        self._free: list[int] = []
+        num = 64
+        self.is_fast: Bools = np.zeros(num, np.bool_)
+        self.is_dirty: Bools = np.zeros(num, np.bool_)  # may have something its reader lacks
+        self.intervals: Int64s = np.ones(num, np.int64)
+        self.widths: Int64s = np.zeros(num, np.int64)  # log-probabilities to a token
+        self.max_width = 0  # of any line so far
+        self._latest: Int64s = np.zeros(0, np.int64)  # lines of the last `append`
+        self.handles: UInt32s = np.zeros(num, np.uint32)  # its reader's
+        self.sent_tokens: Int64s = np.zeros(num, np.int64)  # of fast lines
+        self.sent_chars: Int64s = np.zeros(num, np.int64)
+        self._prompt_lens: Int64s = np.zeros(num, np.int64)
+        self._max_tokens: Int64s = np.zeros(num, np.int64)
+        self._firsts: Int64s = np.zeros(num, np.int64)  # of the line's view in `fast`
+        self._stop_low = np.zeros(num, np.uint64)  # first characters of its stop strings
+        self._stop_high = np.zeros(num, np.uint64)
+        self._num_with_stops = 0
+        self._sets: Int64s = np.zeros(num, np.int64)  # of its stop strings; 0: nothing is learnt
+        self._set_of: dict[tuple[View, tuple[str, ...]], int] = {}
+        num_ids = fast.vocab_size + 1 if fast is not None else 0
+        self._harmless: Bools = np.zeros((1, num_ids), np.bool_)  # [set, token id]
+        self._num_stopping: dict[int, int] = {}  # streams that a token id ends, by id
+        # of each entry of `fast`: whole, and ends no stream
+        self._is_plain: Bools = fast.lens >= 0 if fast is not None else np.zeros(0, np.bool_)
+
+    # ---- a line's life -------------------------------------------------------------------
+
+    def open(self, stream: Stream, admit: Admit) -> None:
+        """Give a stream a line, and take in the outputs that its registration holds."""
+        if not self._free:
+            self._free.append(len(self.streams))
+            self.streams.append(None)
+        line = stream.line = self._free.pop()
+        self.streams[line] = stream
+        if line >= len(self.is_fast):
+            self._grow(line + 1)
+        self.tokens.open(line)
+        outputs = u32(admit.output_ids)
+        if len(outputs):
+            self.tokens.extend(line, outputs)
+        params = admit.params
+        width = 0
+        if params.logprobs is not None:
+            width = 1 + params.logprobs
+            # outputs that come without theirs were delivered by a server that is no more
+            stream.logprobs_from = 0 if admit.logprobs is not None else len(outputs)
+            self.logprobs.open(line, params.logprobs, stream.logprobs_from)
+            if admit.logprobs is not None and len(outputs):
+                counts = np.array([len(outputs)])
+                self.logprobs.append_columns(np.array([line]), counts, admit.logprobs)
+        self.widths[line] = width
+        self.max_width = max(self.max_width, width)
+        self.intervals[line] = stream.interval
+        self.is_dirty[line] = False
+        self.sent_tokens[line] = self.sent_chars[line] = 0
+        self._prompt_lens[line] = len(admit.prompt_ids) // 4
+        self._max_tokens[line] = admit.max_tokens
+        stops = stop_strings(params)
+        low, high = character_sets([stop[0] for stop in stops])
+        self._stop_low[line] = np.bitwise_or.reduce(low)
+        self._stop_high[line] = np.bitwise_or.reduce(high)
+        self._num_with_stops += bool(stops)
+        self._sets[line] = self._stop_set(_view(admit), stops)
+        for token_id in admit.stop_token_ids:
+            self._count_stop(token_id, 1)
+        self.is_fast[line] = False
+        if self.fast is not None:
+            self._firsts[line] = self.fast.first(_view(admit))
+
+    def close(self, stream: Stream) -> None:
+        """Take a stream's line back. Idempotent."""
+        line, stream.line = stream.line, _NOBODY
+        if line == _NOBODY:
+            return
+        assert stream.registration is not None
+        self.streams[line] = None
+        self._free.append(line)
+        self.tokens.drop(line)
+        self.logprobs.drop(line)
+        self.is_dirty[line] = self.is_fast[line] = False
+        self._num_with_stops -= bool(stop_strings(stream.registration.params))
+        for token_id in stream.registration.stop_token_ids:
+            self._count_stop(token_id, -1)
+
+    # ---- tokens --------------------------------------------------------------------------
+
+    def num_tokens(self, stream: Stream) -> int:
+        """Tokens of a stream's history, those that its end cut included."""
+        return self.tokens.length(stream.line)
+
+    def token_ids(self, stream: Stream) -> UInt32s:
+        """A stream's history."""
+        ids: UInt32s = self.tokens.read(stream.line, 0, self.tokens.length(stream.line))
+        return ids
+
+    def append(self, lines: Int64s, counts: Int64s | None, token_ids: UInt32s) -> Bools:
+        """Take in `counts[i]` (None: one) new tokens of each of `lines`, all different.
+
+        Says which lines have to be looked at token by token.
+        """
+        before = self.tokens.lengths(lines)
+        self._latest = lines
+        if counts is None:
+            self.tokens.append(lines, token_ids)
+        else:
+            self.tokens.append_spans(lines, counts, token_ids)
+        self.is_dirty[lines] = True
+        fast = self.fast
+        if fast is None:
+            return np.ones(len(lines), np.bool_)
+        of_token = lines if counts is None else np.repeat(lines, counts)
+        at = np.minimum(token_ids, fast.vocab_size) + self._firsts[of_token]
+        needs_care = ~self._is_plain[at]
+        if self._num_with_stops:
+            shared = fast.low[at] & self._stop_low[of_token]
+            shared |= fast.high[at] & self._stop_high[of_token]
+            some = np.flatnonzero(shared)
+            if len(some):
+                ids = np.minimum(token_ids[some], fast.vocab_size)
+                needs_care[some] |= ~self._harmless[self._sets[of_token[some]], ids]
+        if counts is not None:
+            needs_care = np.logical_or.reduceat(needs_care, np.cumsum(counts) - counts)
+        needs_care |= ~self.is_fast[lines]
+        needs_care |= before + (1 if counts is None else counts) >= self._max_tokens[lines]
+        return needs_care
+
+    def settle(self) -> None:
+        """Do now what `append` has put off: nobody waits for it any more."""
+        self.tokens.settle()
+        self.logprobs.settle()
+
+    def in_order(self, lines: Int64s) -> Int64s:
+        """These ascending lines, as `append` was given them last where they are the same: what was
+        appended together is found at once."""
+        latest = self._latest
+        if len(lines) == len(latest) and np.count_nonzero(np.sort(latest) == lines) == len(lines):
+            return latest
+        return lines
+
+    def ends(self, lines: Int64s) -> Int64s:
+        """Where in their core histories, prompts included, these lines end."""
+        return self._prompt_lens[lines] + self.tokens.lengths(lines)
+
+    # ---- the two ways --------------------------------------------------------------------
+
+    def slow_down(self, stream: Stream, num_tokens: int) -> None:
+        """From here on the stream's output sees every token; it has seen `num_tokens` by now."""
+        line, output = stream.line, stream.output
+        if not self.is_fast[line]:
+            return
+        assert self.fast is not None
+        assert output is not None
+        self.is_fast[line] = False
+        sent = Cursor(0, int(self.sent_chars[line]), int(self.sent_tokens[line]))
+        output.resume_at(sent)
+        if num_tokens > sent.num_tokens:
+            ids = self.tokens.read(line, sent.num_tokens, num_tokens)
+            texts, first = self.fast.texts, int(self._firsts[line])
+            output.take_whole([texts[first + token_id] for token_id in ids.tolist()])
+        if stream.reader is not None:
+            stream.reader.cursor = sent
+
+    def learn(self, stream: Stream, token_id: int) -> None:
+        """A fast line was slowed down by this token; perhaps it need not have been."""
+        fast, number = self.fast, self._sets[stream.line]
+        if fast is None or not number or token_id >= fast.vocab_size:
+            return
+        at = int(self._firsts[stream.line]) + token_id
+        assert stream.output is not None
+        if fast.lens[at] >= 0 and stream.output.is_harmless(fast.texts[at]):
+            self._harmless[number, token_id] = True
+
+    def speed_up(self, stream: Stream, sent: Cursor) -> None:
+        """Make the line fast, if it can be: all that is released lies before `sent`, and read."""
+        line, output = stream.line, stream.output
+        assert output is not None
+        is_whole = output.end is None and sent.unit == output.log.num_units
+        if self.fast is None or not is_whole:
+            return
+        try:
+            is_settled = output.is_settled
+        except Exception:  # whose next token will show what is wrong with it
+            logger.exception("a stream's detokeniser failed")
+            return
+        if is_settled:
+            self.is_fast[line] = True
+            self.sent_chars[line] = sent.num_chars
+            self.sent_tokens[line] = sent.num_tokens
+
+    def texts(self, lines: Int64s, counts: Int64s, token_ids: UInt32s) -> tuple[list[str], Int64s]:
+        """The texts of `counts[i]` tokens of each of these fast lines, and their lengths."""
+        assert self.fast is not None
+        each_one = len(token_ids) == len(lines)
+        at = token_ids + self._firsts[lines if each_one else np.repeat(lines, counts)]
+        texts = list(map(self.fast.texts.__getitem__, at.tolist()))
+        lens = self.fast.lens[at]
+        if each_one:
+            return texts, lens
+        ends = np.cumsum(counts)
+        begins = ends - counts
+        joined = [
+            "".join(texts[begin:end])
+            for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
+        ]
+        return joined, np.add.reduceat(lens, begins)
+
+    # ---- inside --------------------------------------------------------------------------
+
+    def _stop_set(self, view: View, stops: tuple[str, ...]) -> int:
+        """The number under which it is kept what is learnt for these stop strings."""
+        if not stops or self.fast is None:
+            return 0
+        number = self._set_of.get((view, stops), 0)
+        if not number and len(self._set_of) < _MAX_SETS:
+            number = self._set_of[view, stops] = len(self._harmless)
+            self._harmless = np.pad(self._harmless, ((0, 1), (0, 0)))
+        elif not number:  # the oldest set's place; whoever has that learns no more
+            oldest = next(iter(self._set_of))
+            number = self._set_of[view, stops] = self._set_of.pop(oldest)
+            self._sets[self._sets == number] = 0
+            self._harmless[number] = False
+        return number
+
+    def _count_stop(self, token_id: int, change: int) -> None:
+        fast = self.fast
+        if fast is None or token_id >= fast.vocab_size:
+            return  # never fast anyhow
+        number = self._num_stopping.get(token_id, 0) + change
+        if number:
+            self._num_stopping[token_id] = number
+        else:
+            self._num_stopping.pop(token_id, None)
+        for view in View:
+            at = fast.first(view) + token_id
+            self._is_plain[at] = not number and fast.lens[at] >= 0
+
+    def _grow(self, num_lines: int) -> None:
+        more = max(num_lines, 2 * len(self.is_fast)) - len(self.is_fast)
+        for name, column in vars(self).items():
+            if isinstance(column, np.ndarray) and name not in _NOT_BY_LINE:
+                setattr(self, name, np.pad(column, (0, more)))
+
+
+def _view(admit: Admit) -> View:
+    if not admit.params.detokenize:
+        return View.SILENT
+    return View.SKIPPED if admit.params.skip_special_tokens else View.SHOWN

@@ -1,0 +1,60 @@
+"""Which streams there have been, long after everything else of them was forgotten. Pure.
+
+Owns: a set of ids of fixed size, that forgets the oldest. Does not know: streams, why anybody asks.
+
+Rules:
+- Two tables of 64-bit hashes with open addressing: new ones go into one of them; when it is half
+  full, the other one is emptied and takes its place. So the last `least` ids are known always, up
+  to twice as many sometimes, and an id costs 16 to 32 bytes instead of the 150 of a dict.
+- The hash is Python's own of bytes, which is keyed by chance in each process: nobody outside can
+  make ids that meet. Two ids that share all 64 bits are not told apart.
+"""
+
+from __future__ import annotations
+
+_HASH_MASK = 2**64 - 1
+_ZEROS = memoryview(bytes(2**15)).cast("Q")  # a table is emptied piece by piece, where it lies
+
+
+class Tombstones:
+    """The latest ids that were added. least: how many are known at least, a power of two."""
+
+    def __init__(self, least: int) -> None:
+        assert least & (least - 1) == 0
+        self._least = least
+        self._mask = 2 * least - 1
+        self._new = self._empty()
+        self._old = self._empty()
+        self._num_new = 0
+
+    def add(self, stream_id: bytes) -> None:
+        """It has been."""
+        if self._num_new == self._least:
+            self._old, self._new = self._new, self._old
+            for begin in range(0, len(self._new), len(_ZEROS)):
+                self._new[begin : begin + len(_ZEROS)] = _ZEROS[: len(self._new) - begin]
+            self._num_new = 0
+        table, key = self._new, _key_of(stream_id)
+        place = self._find(table, key)
+        if not table[place]:
+            table[place] = key
+            self._num_new += 1
+
+    def __contains__(self, stream_id: bytes) -> bool:
+        key = _key_of(stream_id)
+        return any(table[self._find(table, key)] for table in (self._new, self._old))
+
+    def _find(self, table: memoryview[int], key: int) -> int:
+        """Where the key is, or may be put."""
+        place = key & self._mask
+        while table[place] and table[place] != key:
+            place = (place + 1) & self._mask
+        return place
+
+    def _empty(self) -> memoryview[int]:
+        # repeated, not zeroed by its size: that would take its memory bit by bit, later
+        return memoryview(bytearray(b"\0") * (8 * (self._mask + 1))).cast("Q")
+
+
+def _key_of(stream_id: bytes) -> int:
+    return hash(stream_id) & _HASH_MASK or 1  # 0 is a place where nothing is

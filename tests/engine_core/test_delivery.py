@@ -1,0 +1,188 @@
+"""What reaches a worker that is slow, or new: everything, and the core waits for nobody."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from slipstream_core import port
+from slipstream_ipc.messages import End, Forget, Registered, Step, Withdraw
+
+PROMPTS = [[n + 1, 5, 9 * n + 2, 7] for n in range(6)]
+MAX_UNACKED = 64
+
+
+def link_of(box):
+    [session] = box.core.desk._acceptor.sessions
+    return session.link
+
+
+def history(box, it) -> int:
+    """Outputs of a stream in the core's history."""
+    return box.core.tokens.length(it.row) - len(it.admit.prompt_ids) // 4
+
+
+def run_dry(box) -> None:
+    """Step until nothing is computed any more."""
+    before = -1
+    while len(box.runner.launched) != before or box.runner.done():
+        before = len(box.runner.launched)
+        for _ in range(5):
+            box.step()
+
+
+def test_slow_acking_worker_overrun_is_bounded(make_core, undisturbed) -> None:
+    """Of those that only the worker can end; who ends by length runs on."""
+    box = make_core()
+    worker = box.worker()
+    can_end = [worker.admit(p, 200, stop_token_ids=(996,)) for p in PROMPTS[:3]]
+    by_length = [worker.admit(p, 200) for p in PROMPTS[3:]]
+    box.until(lambda: all(len(it.token_ids) > 5 for it in worker.streams.values()))
+    worker.is_reading = False
+    run_dry(box)
+    acked = box.core.desk.acked
+    for it in can_end:
+        assert box.core.tokens.length(it.row) - acked[it.row] == MAX_UNACKED
+        assert history(box, it) - len(it.token_ids) <= MAX_UNACKED
+    for it in by_length:
+        assert history(box, it) == 200
+    assert not link_of(box).has_credit
+    worker.is_reading = True
+    box.until(lambda: all(it.is_whole for it in worker.streams.values()))
+    for it in worker.streams.values():
+        assert it.token_ids == undisturbed(it.admit).token_ids
+
+
+def test_slot_reused_while_window_full_keeps_tail(make_core, undisturbed) -> None:
+    box = make_core(max_num_seqs=1)
+    worker = box.worker()
+    held = [worker.admit(p, 30, logprobs=n % 2 or None) for n, p in enumerate(PROMPTS)]
+    box.until(lambda: all(it.row is not None for it in held) and len(held[0].token_ids) > 2)
+    worker.is_reading = False
+    run_dry(box)
+    assert not link_of(box).has_credit
+    assert all(history(box, it) == 30 for it in held), "all have had the one slot there is"
+    assert not held[-1].token_ids
+    worker.is_reading = True
+    box.until(lambda: all(it.is_whole for it in held))
+    for it in held:
+        plain = undisturbed(it.admit)
+        assert (it.token_ids, it.logprobs) == (plain.token_ids, plain.logprobs)
+
+
+def test_a_row_given_to_another_stream_takes_nothing_over(make_core, undisturbed) -> None:
+    """Acknowledgements of the last one are under way still."""
+    box = make_core(max_num_seqs=2)
+    worker = box.worker()
+    first = worker.admit(PROMPTS[0], 200)
+    box.until(lambda: len(first.token_ids) > 3)
+    row = first.row
+    del worker.streams[first.admit.stream_id]
+    worker.send(Forget((first.admit.stream_id,)))
+    second = worker.admit(PROMPTS[1], 40, stop_token_ids=(996,))
+    box.until(lambda: second.row is not None)
+    assert second.row == row
+    box.until(lambda: second.is_whole)
+    assert second.token_ids == undisturbed(second.admit).token_ids
+
+
+def test_what_was_sampled_is_sent_before_more_is_planned(make_core, monkeypatch) -> None:
+    """So its worker can end a stream before the step after the one in flight has it."""
+    box = make_core(model="simulated:step_ms=30,vocab_size=997")
+    worker = box.worker()
+    box.until(lambda: worker.is_synced)
+    engine = box.core.engine
+    monkeypatch.setattr(engine, "_dry_at", lambda: math.inf)
+    it = worker.admit(PROMPTS[0], 50, stop_token_ids=(996,))
+    box.until(lambda: len(box.runner.launched) == 2)
+    worker.is_reading = False
+    box.until(lambda: engine._collected_step >= 1)
+    assert len(box.runner.launched) - engine._collected_step <= 1
+    worker.is_reading = True
+    box.until(lambda: bool(it.token_ids))
+
+
+# ---- ends that tokens do not imply ---------------------------------------------------------------
+
+
+def abort(box, worker, it) -> None:
+    worker.send(Withdraw(it.admit.stream_id, End("abort", len(it.token_ids))))
+    it.end = End("abort", len(it.token_ids))
+    box.until(lambda: box.core.scheduler.num_running == 1)
+
+
+def fail(box, worker, it) -> None:
+    box.runner.fails = lambda ids: it.admit.stream_id in ids
+    box.until(lambda: it.fault is not None)
+
+
+@pytest.mark.parametrize(("end", "reason"), [(abort, "abort"), (fail, "error")])
+def test_abort_or_error_end_survives_worker_death(make_core, undisturbed, end, reason) -> None:
+    box = make_core()
+    worker = box.worker()
+    it, other = worker.admit(PROMPTS[0], 200), worker.admit(PROMPTS[1], 200)
+    box.until(lambda: len(it.token_ids) > 9)
+    end(box, worker, it)
+    for _ in range(2):  # the second finds what the first one found
+        box.kill_worker(worker)
+        worker = box.worker()
+        box.until(lambda w=worker: w.is_synced)
+        found = {body.registration.stream_id: body.end for body in worker.heard(Registered)}
+        assert found[other.admit.stream_id] is None
+        ended = found[it.admit.stream_id]
+        assert ended.reason == reason
+        assert (ended.fault is not None) == (reason == "error")
+        replayed = worker.streams[it.admit.stream_id]
+        box.until(lambda r=replayed, e=ended: len(r.token_ids) >= e.num_tokens)
+        assert replayed.token_ids == undisturbed(it.admit).token_ids[: len(replayed.token_ids)]
+    replayed = worker.streams[other.admit.stream_id]
+    box.until(lambda: replayed.is_whole)
+    assert replayed.token_ids == undisturbed(other.admit).token_ids
+
+
+def test_an_end_that_comes_twice_stays_the_first(make_core) -> None:
+    box = make_core()
+    worker = box.worker()
+    it, other = worker.admit(PROMPTS[0], 200), worker.admit(PROMPTS[1], 200)
+    box.until(lambda: len(it.token_ids) > 9 and other.row is not None)
+    abort(box, worker, it)
+    worker.send(Withdraw(it.admit.stream_id, End("error", 3)))
+    box.until(lambda: other.is_whole)
+    box.kill_worker(worker)
+    fresh = box.worker()
+    box.until(lambda: fresh.is_synced)
+    ends = [body.end for body in fresh.heard(Registered)]
+    assert sorted((end.reason for end in ends if end), key=str) == ["abort"]
+
+
+# ---- catching up ---------------------------------------------------------------------------------
+
+
+def test_a_catch_up_is_a_flow_beside_the_steps(make_core, undisturbed, monkeypatch) -> None:
+    """A turn of the loop sends a bounded part of what a fresh worker lacks."""
+    monkeypatch.setattr(port, "_LOGPROB_TOKEN_BUDGET", 100)
+    box = make_core(max_model_len=512)
+    worker = box.worker()
+    held = [worker.admit([n + 1, 3], 200 if n % 2 else 500, logprobs=1) for n in range(14)]
+    box.until(lambda: all(len(it.token_ids) > 199 for it in held))
+    box.kill_worker(worker)
+    acceptor = box.core.desk._acceptor
+    send = acceptor.send
+    sent: list[int] = []  # the step before each message of tokens
+
+    def watched(session, body, receipt) -> bool:
+        if isinstance(body, Step):
+            sent.append(len(box.runner.launched))
+        return send(session, body, receipt)
+
+    monkeypatch.setattr(acceptor, "send", watched)
+    fresh = box.worker()
+    box.until(lambda: fresh.is_synced and all(it.is_whole for it in fresh.streams.values()))
+    assert len(fresh.streams) == len(held)
+    num_messages = len(held) * 200 // 100
+    most = max(sent.count(step) for step in set(sent[:num_messages]))
+    assert most <= 4, "messages between two steps"
+    for it in fresh.streams.values():
+        plain = undisturbed(it.admit, max_model_len=512)
+        assert (it.token_ids, it.logprobs) == (plain.token_ids, plain.logprobs)

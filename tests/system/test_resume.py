@@ -1,0 +1,225 @@
+"""Streams that change their readers, come back from their client alone, or end for good."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from slipstream_ipc.messages import Fault, Resume, Suspects
+
+PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(6)]
+
+
+@pytest.mark.parametrize("num_steps", [5, 20, 60, 100])
+@pytest.mark.parametrize("stop", [(), ("e", "q}")])
+def test_core_and_worker_killed_within_one_second_client_resubmits(
+    make_stack, expected, outcome, num_steps, stop
+) -> None:
+    params = {"max_tokens": 80, "logprobs": 1, "stop": stop, "min_tokens": 30}
+    plain = expected(PROMPTS, **params)
+    stack = make_stack()
+    client = stack.client()
+    streams = [client.submit(p, **params) for p in PROMPTS]
+    for _ in range(num_steps):
+        stack.step()
+    stack.kill_core()
+    stack.kill_worker()
+    stack.start_core()
+    stack.start_worker()
+    stack.until(lambda: all(s.is_over for s in streams))
+    assert [s.fault for s in streams] == [None] * len(PROMPTS)
+    assert outcome(streams) == outcome(plain)
+    assert [s.end for s in streams] == [s.end for s in plain]
+    assert [s.ranks for s in streams] == [s.ranks for s in plain]
+
+
+def test_a_resubmitted_stream_that_its_tokens_have_ended_is_not_run(make_stack, expected) -> None:
+    [plain] = expected(PROMPTS[:1], max_tokens=20)
+    stack = make_stack()
+    client = stack.client()
+    it = client.submit(PROMPTS[0], max_tokens=20)
+    it.text, it.token_ids, it.accepted = plain.text, plain.token_ids, 1  # all but the end
+    client._waiting.clear()
+    client.send(client.resumption(it))
+    stack.until(lambda: it.is_over)
+    assert it.end == plain.end
+    assert it.text == plain.text
+    assert stack.core.desk.num_streams == 0
+
+
+def test_logprobs_survive_the_death_of_the_core_and_then_of_the_worker(
+    make_stack, expected, outcome
+) -> None:
+    params = {"max_tokens": 80, "logprobs": 3}
+    plain = expected(PROMPTS, **params)
+    stack = make_stack()
+    client = stack.client()
+    streams = [client.submit(p, **params) for p in PROMPTS]
+    stack.until(lambda: all(len(s.token_ids) > 10 for s in streams))
+    stack.kill_core()
+    stack.start_core()
+    stack.until(lambda: all(len(s.token_ids) > 30 for s in streams))
+    reader = stack.client()
+    stack.kill_worker()
+    stack.start_worker()
+    taken = [reader.take_over(s) for s in streams]
+    stack.until(lambda: all(s.is_over for s in taken))
+    assert outcome(taken) == outcome(plain)
+    assert [s.ranks for s in taken] == [s.ranks for s in plain]
+
+
+def test_a_resume_whose_tokens_are_others_ends_as_diverged_and_harms_nobody(
+    make_stack, expected, outcome
+) -> None:
+    plain = expected(PROMPTS[:1], max_tokens=100)
+    stack = make_stack()
+    client, other = stack.client(), stack.client()
+    it = client.submit(PROMPTS[0], max_tokens=100)
+    stack.until(lambda: len(it.token_ids) > 10 and other.hop.is_attached)
+    copy = other.take_over(it)
+    other._waiting.clear()
+    copy.text, copy.token_ids = "", []
+    wrong = Resume(copy.submit.handle, it.stream_id, len(it.text), len(it.token_ids), digest=17)
+    other.send(wrong)
+    stack.until(lambda: copy.is_over)
+    assert copy.fault.code == "diverged"
+    stack.until(lambda: it.is_over)
+    assert outcome([it]) == outcome(plain)
+
+
+def test_a_superseded_reader_is_told_and_has_no_say(make_stack, expected, outcome) -> None:
+    plain = expected(PROMPTS[:1], max_tokens=200)
+    stack = make_stack()
+    old, new = stack.client(), stack.client()
+    it = old.submit(PROMPTS[0], max_tokens=200)
+    stack.until(lambda: len(it.token_ids) > 10 and new.hop.is_attached)
+    taken = new.take_over(it, len(it.text), len(it.token_ids))
+    stack.until(lambda: it.is_superseded)
+    old.abort(it)
+    stack.until(lambda: taken.is_over)
+    assert outcome([taken]) == outcome(plain)
+    assert not it.is_over
+
+
+def test_front_dies_after_final_ack_last_event_id_gets_tail(make_stack, expected, outcome) -> None:
+    """A reader acknowledged everything, but whoever it read for had only a part."""
+    params = {"max_tokens": 60, "stop": ("qqq",), "stream_interval": 4, "logprobs": 1}
+    plain = expected(PROMPTS[:1], **params)
+    stack = make_stack()
+    front, successor = stack.client(), stack.client()
+    it = front.submit(PROMPTS[0], **params)
+    positions = [(0, 0)]
+
+    def note() -> bool:
+        positions.append((len(it.text), len(it.token_ids)))
+        return it.is_over
+
+    stack.until(note)
+    link = stack.worker.lives.port(front.hop._identity).session.link
+    stack.until(lambda: link.num_unacked == 0)
+    front.is_reading = False
+    for num_chars, num_tokens in dict.fromkeys(positions):
+        taken = successor.take_over(it, num_chars, num_tokens)
+        stack.until(lambda taken=taken: taken.is_over)
+        assert outcome([taken]) == outcome(plain)
+        assert taken.end == plain[0].end
+
+
+def test_an_id_whose_stream_ended_and_was_forgotten_is_not_run_again(make_stack) -> None:
+    stack = make_stack(grace_s=0.0)
+    client = stack.client()
+    it = client.submit(PROMPTS[0], max_tokens=5)
+    stack.until(lambda: it.is_over and stack.holds_nothing())
+    late = client.send_submit(structs.replace(it.submit, handle=9))
+    stack.until(lambda: late.is_over)
+    assert late.fault.code == "unknown_stream"
+    assert stack.holds_nothing()
+
+
+def test_ended_streams_are_let_go_of_where_they_take_too_much_memory(
+    make_stack, monkeypatch
+) -> None:
+    monkeypatch.setattr("slipstream_worker.lives._MAX_ENDED_BYTES", 4000)
+    stack = make_stack(grace_s=1000.0)
+    client = stack.client()
+    for _ in range(20):
+        it = client.submit(PROMPTS[0], max_tokens=20)
+        stack.until(lambda it=it: it.is_over)
+    stack.until(lambda: len(stack.worker.lives.streams) < 12)
+    assert stack.worker.lives._ended_bytes <= 4000
+    last = client.take_over(it)
+    stack.until(lambda: last.is_over)
+    assert last.text == it.text
+
+
+@pytest.mark.parametrize("how", ["error", "abort", "shutdown", "core"])
+def test_buffered_text_is_flushed_before_the_end_reaches_the_client(
+    make_stack, expected, how: str
+) -> None:
+    [plain] = expected(PROMPTS[:1], max_tokens=200, stop=("zzzz",))
+    stack = make_stack()
+    client = stack.client()
+    it = client.submit(PROMPTS[0], max_tokens=200, stop=("zzzz",), stream_interval=1000)
+    stream = None
+
+    def num_made() -> int:
+        nonlocal stream
+        stream = stack.worker.lives.streams.get(it.stream_id)
+        return 0 if stream is None else stack.worker.lives.columns.num_tokens(stream)
+
+    stack.until(lambda: num_made() > 30)
+    assert len(it.token_ids) < 8, "the first alone have left"
+    if how == "abort":
+        client.abort(it)
+    elif how == "error":
+        stack.worker.lives.fail(stream, "a test's fault")
+    elif how == "shutdown":
+        stack.worker.end_all(Fault("engine", "the server is shutting down"))
+    else:  # the core ends the stream, as it does where a forward pass raises
+        row = stack.core.desk._streams.get(it.stream_id).row
+        stack.core.desk.end_by_fault([row], "a test's fault")
+    stack.until(lambda: it.is_over)
+    assert len(it.token_ids) > 30
+    assert it.token_ids == plain.token_ids[: len(it.token_ids)]
+    assert plain.text.startswith(it.text)
+    assert it.text
+    assert it.end.reason == ("abort" if how == "abort" else "error")
+
+
+def test_a_worker_that_drains_takes_nothing_new_and_finishes_what_runs(make_stack) -> None:
+    stack = make_stack()
+    client = stack.client()
+    it = client.submit(PROMPTS[0], max_tokens=60)
+    stack.until(lambda: len(it.token_ids) > 5)
+    stack.worker.begin_drain()
+    late = client.submit(PROMPTS[1], max_tokens=5)
+    stack.until(lambda: it.is_over and late.is_over)
+    assert late.fault.code == "overloaded"
+    assert it.end.reason == "length"
+    assert stack.worker.num_running == 0
+    stack.until(lambda: not stack.worker.has_unsent)
+
+
+def test_only_what_makes_no_progress_over_three_deaths_is_failed(make_stack) -> None:
+    stack = make_stack()
+    client = stack.client()
+    stuck = client.submit(PROMPTS[0], max_tokens=400)
+    stack.until(lambda: len(stuck.token_ids) > 5)
+    worker = stack.worker
+    stack.core, core = None, stack.core  # it computes nothing more
+    for incarnation in (1, 1, 2, 2):  # said again after an attach, a death counts once
+        worker._from_core.handle(Suspects(incarnation, (stuck.stream_id, b"nobody's")))
+    stream = worker.lives.streams.get(stuck.stream_id)
+    assert stream.strikes == 2
+    assert worker.lives.readmission(stream).strikes == 2
+    stack.core = core
+    stack.until(lambda: worker.lives.columns.num_tokens(stream) > stream.struck_at)
+    worker._from_core.handle(Suspects(3, (stuck.stream_id,)))
+    assert stream.strikes == 1, "it had made progress"
+    stack.core = None
+    for incarnation in (4, 5):
+        worker._from_core.handle(Suspects(incarnation, (stuck.stream_id,)))
+    stack.core = core
+    stack.until(lambda: stuck.is_over)
+    assert stuck.end.reason == "error"
+    assert "died 3 times" in stuck.end.fault.message
