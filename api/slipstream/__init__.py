@@ -28,6 +28,7 @@ from slipstream.errors import (
     SupersededError,
     UnknownStreamError,
 )
+from slipstream.many import AsyncStreams, Streams
 from slipstream.outputs import Completion, Delta, Logprob
 from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams
 
@@ -39,6 +40,7 @@ __all__ = [
     "LLM",
     "AsyncClient",
     "AsyncStream",
+    "AsyncStreams",
     "BadRequestError",
     "ChatMessage",
     "Client",
@@ -60,6 +62,7 @@ __all__ = [
     "StackError",
     "Stream",
     "StreamLostError",
+    "Streams",
     "SupersededError",
     "UnknownStreamError",
 ]

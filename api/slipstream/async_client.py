@@ -17,10 +17,11 @@ from types import TracebackType
 from typing import Any
 
 from slipstream.bells import LoopBell
-from slipstream.client import DEFAULT_TIMEOUT_S, MAX_IN_FLIGHT, close_with, open_io
+from slipstream.client import DEFAULT_TIMEOUT_S, close_with, open_io
 from slipstream.client_io import ClientIO
 from slipstream.endpoints import server_endpoint
 from slipstream.errors import ConnectionLostError, RequestError
+from slipstream.many import MAX_IN_FLIGHT, AsyncStreams
 from slipstream.outputs import Completion, Delta
 from slipstream.reading import (
     OutputKind,
@@ -239,6 +240,18 @@ class AsyncClient:
         finally:
             for task in tasks:
                 task.cancel()
+
+    def stream_many(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        **options: Any,
+    ) -> AsyncStreams:
+        """Run many requests and read them together; see `Client.stream_many`."""
+        every = params_for_each(len(prompts), params, options)
+        return AsyncStreams(self, self._io, new_states(self._io, prompts, every, priority, "delta"))
 
     async def close(self) -> None:
         """End every stream of this client and leave. Idempotent; waits half a second at most."""

@@ -64,6 +64,7 @@ class Batch:
     def __init__(self, message: Deltas, ends: Mapping[int, End]) -> None:
         self.message = message
         self.ends = ends
+        self.has_one_each = not message.counts  # token id to an entry
 
     @cached_property
     def counts(self) -> list[int] | None:
@@ -84,10 +85,8 @@ class Batch:
 
     def token_ids(self, entry: int, skip: int) -> list[int]:
         """An entry's token ids less the first `skip`."""
-        if self.counts is None and not skip:
-            return [self._ids[entry]]
         firsts = self._firsts
-        return self._ids[firsts[entry] + skip : firsts[entry + 1]]
+        return self.ids[firsts[entry] + skip : firsts[entry + 1]]
 
     def logprobs(self, entry: int, skip: int) -> list[TokenLogprobs] | None:
         """An entry's log-probabilities less those of its first `skip` tokens, if it has any."""
@@ -128,7 +127,8 @@ class Batch:
         return list(accumulate(self.counts, initial=0))
 
     @cached_property
-    def _ids(self) -> list[int]:
+    def ids(self) -> list[int]:
+        """All entries' token ids."""
         ids: list[int] = u32(self.message.token_ids).tolist()
         return ids
 

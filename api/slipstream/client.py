@@ -21,6 +21,7 @@ from slipstream.bells import ThreadBell
 from slipstream.client_io import ClientIO
 from slipstream.endpoints import Endpoint, server_endpoint
 from slipstream.errors import RequestError, bad_request
+from slipstream.many import MAX_IN_FLIGHT, Streams
 from slipstream.outputs import Completion, Delta
 from slipstream.reading import (
     OutputKind,
@@ -37,7 +38,6 @@ from slipstream_ipc.messages import Fault, ModelCard, SamplingParams
 from slipstream_ipc.trace import open_tracer
 
 DEFAULT_TIMEOUT_S = 10.0
-MAX_IN_FLIGHT = 4096  # requests of one generate_many that the server has at a time
 
 
 class Stream(Reading, Iterator[Delta]):
@@ -281,6 +281,26 @@ class Client:
             for stream in running.values():
                 stream.close()
         return [completions[index] for index in range(len(completions))]
+
+    def stream_many(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        **options: Any,
+    ) -> Streams:
+        """Run many requests and read them together: iterate for (index of the prompt, delta).
+
+        Deltas come in the order they arrive in, each stream's own in theirs; the last one of a
+        stream has a finish_reason. This costs a third of what a `Stream` to each request does.
+        What nobody reads is held in memory as it came. params: as for `generate_many`.
+
+        Raises: BadRequestError here. While they are read: as `stream`; the first error aborts the
+        others.
+        """
+        every = params_for_each(len(prompts), params, options)
+        return Streams(self, self._io, new_states(self._io, prompts, every, priority, "delta"))
 
     def close(self) -> None:
         """End every stream of this client and leave. Idempotent; waits half a second at most."""

@@ -48,7 +48,10 @@ class Delta(Struct, frozen=True, gc=False, eq=False, repr_omit_defaults=True):
     @property
     def token_ids(self) -> list[int]:
         """The new token ids."""
-        return self._batch.token_ids(self._entry, self._skip)
+        batch = self._batch
+        if batch.has_one_each and not self._skip:
+            return [batch.ids[self._entry]]
+        return batch.token_ids(self._entry, self._skip)
 
     @property
     def logprobs(self) -> list[TokenLogprobs] | None:

@@ -191,16 +191,20 @@ def _check_kind(kind: OutputKind) -> None:
 
 
 def new_states(
-    io: ClientIO, prompts: Sequence[Prompt], params: Sequence[SamplingParams], priority: int
+    io: ClientIO,
+    prompts: Sequence[Prompt],
+    params: Sequence[SamplingParams],
+    priority: int,
+    kind: OutputKind = "final",
 ) -> list[StreamState]:
-    """Streams that are read whole, one for each prompt. `params`: checked ones, as many.
+    """Streams, one for each prompt. `params`: checked ones, as many.
 
     Raises: BadRequestError, which says which prompt is meant.
     """
     states: list[StreamState] = []
     for prompt, each in zip(prompts, params, strict=True):
         try:
-            states.append(new_state(io, prompt, each, kind="final", priority=priority))
+            states.append(new_state(io, prompt, each, kind=kind, priority=priority))
         except BadRequestError as error:
             message = f"prompts[{len(states)}]: {error.fault.message}"
             raise BadRequestError(msgspec.structs.replace(error.fault, message=message)) from None

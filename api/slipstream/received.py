@@ -5,6 +5,8 @@ Owns: a row for every stream that is not over, and its position there. Does not 
 is, what came, who reads.
 
 Rules:
+- Items may belong to a party, in which each has a number: a message of nothing else is told by the
+  party and the numbers, and its items need not be looked up.
 - A handle's row is its lowest bits. There are at least twice as many rows as streams, and a handle
   whose row is taken is not given out; so finding the rows of a message is one operation.
 """
@@ -32,7 +34,9 @@ class Found(Generic[Item]):
 
     handles: bytes
     rows: Rows
-    items: list[Item]
+    party: int  # of all of them; 0: they are of several, or of none
+    numbers: list[int]  # in their party, where they are of one
+    items: list[Item]  # where they are not
 
 
 class Received(Generic[Item]):
@@ -47,11 +51,21 @@ class Received(Generic[Item]):
         """Whether `open` would take this handle."""
         return self._handles.item(handle & self._mask) == _NOBODY
 
-    def open(self, handle: int, item: Item, num_chars: int, num_tokens: int) -> None:
-        """A stream of which so much is there. Its handle is free."""
+    def open(
+        self,
+        handle: int,
+        item: Item,
+        num_chars: int,
+        num_tokens: int,
+        *,
+        party: int = 0,
+        number: int = 0,
+    ) -> None:
+        """A stream of which so much is there. Its handle is free. `party`: > 0, or 0 for none."""
         row = handle & self._mask
         assert self._handles.item(row) == _NOBODY
         self._handles[row], self._items[row] = handle, item
+        self._parties[row], self._numbers[row] = party, number
         self._chars[row], self._tokens[row] = num_chars, num_tokens
         self._num += 1
         if 2 * self._num > len(self._handles):
@@ -93,8 +107,13 @@ class Received(Generic[Item]):
         rows = (handles & self._mask).astype(np.intp)
         order = np.arange(len(rows))
         self._scratch[rows] = order
-        is_here = (self._handles[rows] == handles).all() and (self._scratch[rows] == order).all()
-        return Found(column, rows, self._items[rows].tolist()) if is_here else None
+        if not ((self._handles[rows] == handles).all() and (self._scratch[rows] == order).all()):
+            return None
+        parties = self._parties[rows]
+        party = int(parties[0]) if len(parties) else 0
+        if party and (parties == party).all():
+            return Found(column, rows, party, self._numbers[rows].tolist(), [])
+        return Found(column, rows, 0, [], self._items[rows].tolist())
 
     def advance(self, rows: Rows, chars: UInt32s, tokens: UInt32s) -> None:
         """The streams of `find` have come to these positions."""
@@ -109,12 +128,16 @@ class Received(Generic[Item]):
         self._tokens = np.zeros(num_rows, np.uint32)
         self._chars_at, self._tokens_at = self._chars.data, self._tokens.data  # for one at a time
         self._scratch = np.zeros(num_rows, np.intp)
+        self._parties = np.zeros(num_rows, np.int64)
+        self._numbers = np.zeros(num_rows, np.int64)
         self._items = np.full(num_rows, None, object)
 
     def _grow(self) -> None:
         live = np.flatnonzero(self._handles != _NOBODY)
         handles, chars, tokens, items = self._handles, self._chars, self._tokens, self._items
+        parties, numbers = self._parties, self._numbers
         self._resize(2 * len(handles))
         rows = handles[live] & self._mask
         self._handles[rows], self._items[rows] = handles[live], items[live]
+        self._parties[rows], self._numbers[rows] = parties[live], numbers[live]
         self._chars[rows], self._tokens[rows] = chars[live], tokens[live]

@@ -12,6 +12,7 @@ Rules (STREAMS I, III and V):
   does it leave the table. Its handle is free when the server knows, too.
 - Until then its submission and its ids are kept: with them it can be asked for again, from where it
   is, by whoever has lost it.
+- Streams of one group are handed over a message at a time (`group`), all others a delta at a time.
 - The I/O thread alone writes here. A reader pops from `deltas`, and finds the end by looking at
   `is_over` before it finds no more deltas.
 """
@@ -29,6 +30,7 @@ import numpy as np
 from slipstream.batch import Batch
 from slipstream.bells import Bell, LoopBell, ring_loops
 from slipstream.errors import SlipstreamError, StreamLostError, error_from
+from slipstream.group import Group
 from slipstream.kept_ids import KeptIds
 from slipstream.outputs import Delta
 from slipstream.received import Received
@@ -71,6 +73,8 @@ class StreamState:
     was_sent: bool = False  # the server may know of it
     was_resubmitted: bool = False  # over this attach
     is_abort_wanted: bool = False
+    group: Group | None = None  # which reads it, with others
+    index: int = 0  # in the group
 
     @property
     def stream_id(self) -> bytes:
@@ -88,6 +92,8 @@ class StreamTable:
         self._kept = KeptIds()
         self._next_handle = 0
         self._woken: list[StreamState] = []
+        self._groups: dict[int, Group] = {}  # by their party in `received`
+        self._num_groups = 0
 
     @property
     def streams(self) -> list[StreamState]:
@@ -107,13 +113,20 @@ class StreamTable:
         self._next_handle = (handle + 1) % 2**32
         state.handle = handle
         self._streams[handle] = state
-        request = state.request
+        request, begin = state.request, (0, 0)
         if isinstance(request, Resume):
-            self._received.open(handle, state, request.num_chars, request.num_tokens)
-        else:
-            self._received.open(handle, state, 0, 0)
+            begin = (request.num_chars, request.num_tokens)
+        party = self._party(state.group) if state.group is not None else 0
+        self._received.open(handle, state, *begin, party=party, number=state.index)
         if self._received.position(handle) == (0, 0):
             self._kept.open(handle)
+
+    def _party(self, group: Group) -> int:
+        if not group.party:
+            self._num_groups += 1
+            group.party = self._num_groups
+        self._groups[group.party] = group
+        return group.party
 
     def position(self, state: StreamState) -> tuple[int, int]:
         """How many characters and tokens of a stream that is not over have been received."""
@@ -226,11 +239,18 @@ class StreamTable:
         found = received.find(message.handles, u32(message.chars), tokens)
         if found is None:
             return False
-        states, texts, num = found.items, message.texts, len(message.texts)
+        texts, num = message.texts, len(message.texts)
         chars = u32(message.chars) + np.fromiter(map(len, texts), np.uint32, num)
         ends_at = tokens + (u32(message.counts) if message.counts else np.uint32(1))
         received.advance(found.rows, chars, ends_at)
         self._kept.add(message.handles, message.token_ids, message.counts)
+        states = found.items
+        if found.party:
+            group = self._groups[found.party]
+            if all(end.reason != "error" for end in batch.ends.values()):
+                self._take_together(group, found.numbers, batch)
+                return True
+            states = [group.states[number] for number in found.numbers]
         deltas = list(map(Delta, texts, repeat(batch), range(num)))
         begin = 0
         for entry, end in batch.ends.items():  # in the message's order
@@ -243,6 +263,15 @@ class StreamTable:
             if len(state.deltas) > MOST_UNREAD and not state.is_over:
                 self._make_room(state)
         return True
+
+    def _take_together(self, group: Group, numbers: list[int], batch: Batch) -> None:
+        """Hand over a message whose streams are all of one group."""
+        group.add_batch(numbers, batch)
+        for entry, end in batch.ends.items():
+            state = group.states[numbers[entry]]
+            state.end = end
+            self._finish(state)
+        self._woken.append(group.states[numbers[0]])  # one rings for all
 
     def _queue(self, states: list[StreamState], deltas: list[Delta]) -> None:
         woken = self._woken
@@ -340,6 +369,10 @@ class StreamTable:
             state.num_chars, state.num_tokens = self.position(state)
             self._received.close(state.handle)
             self._kept.drop(state.handle)
+        if state.group is not None:
+            state.group.num_open -= 1
+            if not state.group.num_open:
+                self._groups.pop(state.group.party, None)
         state.is_over = True  # last of all: the reader looks here first
         self._woken.append(state)
 

@@ -27,7 +27,7 @@ from slipstream.bench.common_options import check_common
 from slipstream.bench.garbage.shapes import Columns, Ints, ListsOfLists, Shape
 from slipstream.bench.measures import Row
 from slipstream.bench.output_path.path import OutputPath
-from slipstream.bench.output_path.reading import ThreadReader
+from slipstream.bench.output_path.reading import TogetherReader
 from slipstream.bench.output_path.stopwatch import Stopwatch
 from slipstream.bench.output_path.workload import detokenizers_of, make_workload
 from slipstream.bench.pictures import grouped_bars
@@ -170,7 +170,7 @@ class _Product:
             tokenizer.get_vocab_size(with_added_tokens=True),
             Stopwatch(CollectionWatch()),
         )
-        self._reader = ThreadReader(self._path.io, self._path.states, is_materialised=False)
+        self._reader = TogetherReader(self._path.states, is_materialised=False)
 
     def step(self, _ids: Int64s) -> None:
         """Its workload has ids of its own: such as make text."""

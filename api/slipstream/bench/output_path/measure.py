@@ -19,7 +19,7 @@ import uvloop
 from slipstream.bench.collection_watch import CollectionWatch
 from slipstream.bench.measures import Row
 from slipstream.bench.output_path.path import PROCESSES, STAGES, OutputPath
-from slipstream.bench.output_path.reading import Read, TaskReader, ThreadReader
+from slipstream.bench.output_path.reading import Read, StreamsReader, TaskReader, TogetherReader
 from slipstream.bench.output_path.stopwatch import Stopwatch
 from slipstream.bench.output_path.wire import wire_us
 from slipstream.bench.output_path.workload import Workload
@@ -59,8 +59,7 @@ def measure(setting: Setting, batch: int, variant: Variant, read: Read) -> Row:
             if read == "async_for":
                 num_deltas = uvloop.run(_run_in_loop(path, watch, collections))
             else:
-                is_materialised = read == "materialised"
-                num_deltas = _run(path, watch, collections, is_materialised=is_materialised)
+                num_deltas = _run(path, watch, collections, read)
             path.check_whole()
         finally:
             path.close()
@@ -101,11 +100,13 @@ def _by_process(num_tracked: Counter[str], steps: int) -> Row:
     return found
 
 
-def _run(
-    path: OutputPath, watch: Stopwatch, collections: CollectionWatch, *, is_materialised: bool
-) -> int:
+def _run(path: OutputPath, watch: Stopwatch, collections: CollectionWatch, read: Read) -> int:
     """The deltas that were read."""
-    reader = ThreadReader(path.io, path.states, is_materialised=is_materialised)
+    reader: StreamsReader | TogetherReader
+    if read == "streams":
+        reader = StreamsReader(path.io, path.states)
+    else:
+        reader = TogetherReader(path.states, is_materialised=read == "materialised")
     gc.collect()
     with collections:
         watch.clear()

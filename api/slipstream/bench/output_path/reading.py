@@ -1,10 +1,12 @@
-"""How deltas are read: not looked at, turned into Python objects, or awaited by a task to a stream.
+"""How deltas are read: not looked at, turned into Python objects, or taken stream by stream.
 
 Owns: what "read" means. Does not know: how deltas come about, what is counted.
 
-- columns: each delta is taken from its stream, and nothing of it is looked at.
-- materialised: of each delta the text, the list of ids, and every candidate of every position with
-  its id, its log-probability and its rank are made Python objects.
+- columns: one reader reads all streams together, as `Client.stream_many` does; nothing of its
+  deltas is looked at.
+- materialised: the same, and of each delta the text, the list of ids, and every candidate of every
+  position with its id, its log-probability and its rank are made Python objects.
+- streams: a `Stream` to each request, `next` for each of its deltas; they are not looked at.
 - async_for: a task to each stream runs `async for`, as callers of the AsyncClient do; deltas are
   not looked at. What is counted is waking the tasks and taking the deltas, under uvloop.
 """
@@ -18,38 +20,35 @@ from typing import Any, Literal, cast, get_args
 from slipstream.async_client import AsyncStream
 from slipstream.client import Stream
 from slipstream.client_io import ClientIO
+from slipstream.group import Group
 from slipstream.outputs import Delta
 from slipstream.stream_table import StreamState
 
 _MAX_TURNS = 100  # of the event loop; two are enough
 
-Read = Literal["columns", "materialised", "async_for"]
+Read = Literal["columns", "materialised", "streams", "async_for"]
 READS: tuple[Read, ...] = get_args(Read)
 
 
-class ThreadReader:
-    """Takes what is there from every stream, in the caller's thread."""
+class TogetherReader:
+    """Takes what is there of all streams, in the caller's thread."""
 
-    def __init__(
-        self, io: ClientIO, states: Sequence[StreamState], *, is_materialised: bool
-    ) -> None:
-        self._pairs = [(state, Stream(cast(Any, None), io, state, "delta")) for state in states]
+    def __init__(self, states: Sequence[StreamState], *, is_materialised: bool) -> None:
+        self._group = Group(states)
         self._is_materialised = is_materialised
         self.num_deltas = 0
         self.num_chars = 0
 
     def read(self) -> None:
         """Everything that has come."""
-        num_deltas = 0
-        if not self._is_materialised:
-            for state, stream in self._pairs:
-                while state.deltas:
-                    next(stream)
+        num_deltas, unread = 0, self._group.unread
+        while unread:
+            if self._is_materialised:
+                for _index, delta in unread.popleft():
+                    self._look_at(delta)
                     num_deltas += 1
-        else:
-            for state, stream in self._pairs:
-                while state.deltas:
-                    self._look_at(next(stream))
+            else:
+                for _index, _delta in unread.popleft():
                     num_deltas += 1
         self.num_deltas += num_deltas
 
@@ -61,6 +60,23 @@ class ThreadReader:
             for candidates in positions:
                 for candidate in candidates.values():
                     _value, _rank = candidate.logprob, candidate.rank
+
+
+class StreamsReader:
+    """Takes what is there from every stream, one after the other, in the caller's thread."""
+
+    def __init__(self, io: ClientIO, states: Sequence[StreamState]) -> None:
+        self._pairs = [(state, Stream(cast(Any, None), io, state, "delta")) for state in states]
+        self.num_deltas = 0
+
+    def read(self) -> None:
+        """Everything that has come."""
+        num_deltas = 0
+        for state, stream in self._pairs:
+            while state.deltas:
+                next(stream)
+                num_deltas += 1
+        self.num_deltas += num_deltas
 
 
 class TaskReader:

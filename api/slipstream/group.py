@@ -1,0 +1,82 @@
+"""Many streams that one reader reads together: deltas of all of them, in the order they came in.
+
+Owns: what the reader of a group has not read, and which of its streams are over. Does not know:
+how a reader waits (`many`), the table, the wire.
+
+Rules:
+- A message of nothing but one group's streams is one entry of its reader's queue, whatever is in
+  it: deltas are made when they are read. So no stream has a queue of its own here.
+- The I/O thread alone adds. It adds a stream's last delta before it says that the stream is over,
+  and a reader that finds all of them over has found everything that came.
+- A group is the bell of its streams (`bells`), and hangs there from the beginning.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+from slipstream.batch import Batch
+from slipstream.errors import SlipstreamError
+from slipstream.outputs import Delta
+
+if TYPE_CHECKING:
+    from slipstream.stream_table import StreamState
+
+Items = Iterator[tuple[int, Delta]]  # which of the streams, and what it says
+
+
+class Group:
+    """Streams by index, in the order in which they were asked for."""
+
+    def __init__(self, states: Sequence[StreamState]) -> None:
+        self.states = states
+        self.unread: deque[Items] = deque()
+        self.num_over = 0
+        self.party = 0  # the table's number for it
+        self.num_open = len(states)  # not over, by the table
+        self.error: SlipstreamError | None = None  # the first one that a stream ended with
+        self.wake: Callable[[], None] | None = None  # hangs here while the reader waits
+        self._is_over = [False] * len(states)
+        for index, state in enumerate(states):
+            state.group, state.index, state.bell = self, index, self
+            state.deltas = _Forward(self, index)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every stream is: look here before `unread`."""
+        return self.num_over == len(self.states)
+
+    def add_batch(self, indices: Sequence[int], batch: Batch) -> None:
+        """A message whose entries are these streams'."""
+        texts = batch.message.texts
+        deltas = map(Delta, texts, repeat(batch), range(len(texts)))
+        self.unread.append(zip(indices, deltas, strict=True))
+
+    def add(self, index: int, delta: Delta) -> None:
+        """One delta of one stream."""
+        self.unread.append(iter([(index, delta)]))
+
+    def ring(self, state: StreamState) -> None:
+        """There is news of a stream, and of others perhaps. From the I/O thread."""
+        if state.is_over and not self._is_over[state.index]:
+            self._is_over[state.index] = True
+            if self.error is None:
+                self.error = state.error
+            self.num_over += 1  # last of all: the reader looks here first
+        wake = self.wake
+        if wake is not None:
+            wake()
+
+
+class _Forward(deque[Delta]):
+    """In the place of a stream's own queue, and always empty."""
+
+    def __init__(self, group: Group, index: int) -> None:
+        super().__init__()
+        self._group, self._index = group, index
+
+    def append(self, delta: Delta) -> None:
+        self._group.add(self._index, delta)

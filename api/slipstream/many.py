@@ -1,0 +1,172 @@
+"""Many requests, read as one stream of deltas: the faces of `group` for threads and for tasks.
+
+Owns: asking for the requests as room comes, waiting for any of them. Does not know: the protocol,
+how deltas get into a group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from types import TracebackType
+
+from slipstream.bells import LoopBell, ThreadBell, ring_loops
+from slipstream.client_io import ClientIO
+from slipstream.errors import RequestError
+from slipstream.group import Group, Items
+from slipstream.outputs import Delta
+from slipstream.stream_table import StreamState
+from slipstream_ipc.messages import Fault
+
+MAX_IN_FLIGHT = 4096  # requests of one call that the server has at a time
+
+
+class _Many:
+    """What both faces share."""
+
+    def __init__(self, io: ClientIO, states: Sequence[StreamState]) -> None:
+        self._io = io
+        self._group = Group(states)
+        self._waiting = iter(states)
+        self._num_submitted = 0
+        self._is_read = False
+        self._submit()
+
+    @property
+    def ids(self) -> list[str]:
+        """The streams' ids, with which `Client.resume` goes on with them one by one."""
+        return [state.stream_id.hex() for state in self._group.states]
+
+    def close(self) -> None:
+        """End what still runs; what is unread is dropped. Idempotent."""
+        self._waiting = iter(())
+        for state in self._group.states:
+            if not state.is_over:
+                self._io.abandon(state)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _submit(self) -> None:
+        running = self._num_submitted - self._group.num_over
+        for state in islice(self._waiting, MAX_IN_FLIGHT - running):
+            self._num_submitted += 1
+            self._io.submit(state)
+
+    def _take(self) -> Items | None:
+        """What has come, or None: nothing, and where `_is_read`, nothing more.
+
+        Raises: the first error that a request ended with, once everything before it was read.
+        """
+        group = self._group
+        is_over, error = group.is_over, group.error  # before `unread`: what came last is there
+        try:
+            return group.unread.popleft()
+        except IndexError:
+            if error is not None:
+                self.close()
+                raise error from None
+            self._is_read = is_over
+            return None
+
+    def _has_news(self) -> bool:
+        group = self._group
+        return bool(group.unread or group.is_over or group.error is not None)
+
+    def _check_alone(self) -> None:
+        if self._group.wake is not None:
+            raise RequestError(Fault("bad_request", "these streams are being read already"))
+
+
+class Streams(_Many, Iterable[tuple[int, Delta]]):
+    """Running requests: iterate for (index of the request, delta). Made by `Client.stream_many`.
+
+    They are aborted when the `with` block is left, by `close`, and when nobody holds this any more.
+    One thread may read it at a time.
+    """
+
+    def __init__(self, client: object, io: ClientIO, states: Sequence[StreamState]) -> None:
+        """`client` is closed when nobody holds it, and is held here."""
+        super().__init__(io, states)
+        self._client = client
+        self._bell: ThreadBell[None] = ThreadBell()
+
+    def __iter__(self) -> Iterator[tuple[int, Delta]]:
+        while True:
+            items = self._take()
+            if items is not None:
+                yield from items
+            elif self._is_read:
+                return
+            else:
+                self._submit()
+                self._wait()
+
+    def __enter__(self) -> Streams:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _wait(self) -> None:
+        self._check_alone()
+        group = self._group
+        group.wake = partial(self._bell.ring, None)
+        try:
+            if not self._has_news():
+                self._bell.wait()
+        finally:
+            group.wake = None
+
+
+class AsyncStreams(_Many):
+    """The same for tasks: `async for index, delta in ...`. Made by `AsyncClient.stream_many`."""
+
+    def __init__(self, client: object, io: ClientIO, states: Sequence[StreamState]) -> None:
+        """`client` is closed when nobody holds it, and is held here."""
+        super().__init__(io, states)
+        self._client = client
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
+        while True:
+            items = self._take()
+            if items is not None:
+                for item in items:
+                    yield item
+            elif self._is_read:
+                return
+            else:
+                self._submit()
+                await self._wait()
+
+    async def __aenter__(self) -> AsyncStreams:
+        return self
+
+    async def __aexit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def _wait(self) -> None:
+        self._check_alone()
+        group, bell = self._group, LoopBell()
+        rung = bell.prepare()
+        group.wake = partial(ring_loops, (bell,))
+        try:
+            if not self._has_news():
+                await rung
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        finally:
+            group.wake = None
