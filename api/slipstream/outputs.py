@@ -43,7 +43,8 @@ class Delta(Struct, frozen=True, gc=False, eq=False, repr_omit_defaults=True):
     @property
     def num_tokens(self) -> int:
         """How many token ids there are; cheaper than looking at them."""
-        return self._batch.num_tokens(self._entry) - self._skip
+        batch = self._batch
+        return (1 if batch.has_one_each else batch.num_tokens(self._entry)) - self._skip
 
     @property
     def token_ids(self) -> list[int]:

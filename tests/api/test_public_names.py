@@ -15,6 +15,7 @@ PUBLIC = {
     "LLM",
     "AsyncClient",
     "AsyncStream",
+    "AsyncStreams",
     "BadRequestError",
     "ChatMessage",
     "Client",
@@ -36,6 +37,7 @@ PUBLIC = {
     "StackError",
     "Stream",
     "StreamLostError",
+    "Streams",
     "SupersededError",
     "UnknownStreamError",
 }

@@ -4,8 +4,8 @@ Owns: the streams, when what came, and what is counted in a `Window`. Does not k
 is, what its model does.
 
 Rules:
-- Deltas are read as the HTTP front reads them: in the very call in which they arrive, ids and
-  log-probabilities left in their columns. The client is a thread of this process.
+- Deltas are read as `Client.stream_many` reads them, but in the very call in which they arrive; ids
+  and log-probabilities are left in their columns. The client is a thread of this process.
 - A window begins when every stream that can run has its first token and some time has passed, and
   ends while all of them run still: admission and tails are in no number.
 - Throughput is the slope of the tokens received over time (least squares), so a message that comes
@@ -28,6 +28,7 @@ from slipstream.bench.process_cpu import process_cpu_s
 from slipstream.client import open_io
 from slipstream.endpoints import server_endpoint
 from slipstream.errors import EngineError, SlipstreamError
+from slipstream.group import Group
 from slipstream.reading import new_state
 from slipstream.stream_table import StreamState
 from slipstream_ipc.messages import Fault, SamplingParams
@@ -62,32 +63,15 @@ class Window:
 
 
 class Tally:
-    """One stream's bell: counts what comes; where times are wanted, keeps them."""
+    """What has come of one stream, and where times are wanted, when."""
 
-    __slots__ = ("_live", "num_tokens", "state", "times_s", "tokens_at")
+    __slots__ = ("num_tokens", "state", "times_s", "tokens_at")
 
-    def __init__(self, live: LiveStreams, state: StreamState, *, keeps_times: bool) -> None:
-        self._live = live
+    def __init__(self, state: StreamState) -> None:
         self.state = state
         self.num_tokens = 0
-        self.times_s: list[float] | None = [] if keeps_times else None  # of deltas
+        self.times_s: list[float] = []  # of deltas
         self.tokens_at: list[int] = []  # tokens received by then, the delta's included
-
-    def ring(self, state: StreamState) -> None:
-        """In the client's I/O thread: something came."""
-        live, deltas, before = self._live, state.deltas, self.num_tokens
-        num_deltas = len(deltas)
-        num = before
-        while deltas:
-            num += deltas.popleft().num_tokens
-        if num > before:
-            now = live.note(num - before, num_deltas, is_first=not before)
-            self.num_tokens = num
-            if self.times_s is not None:
-                self.times_s.append(now)
-                self.tokens_at.append(num)
-        if state.is_over:
-            live.note_end(state)
 
 
 class LiveStreams:
@@ -104,6 +88,7 @@ class LiveStreams:
         running: int | None = None,
         keeps_times: bool = False,
     ) -> None:
+        self._keeps_times = keeps_times
         self._running = len(requests) if running is None else running
         self._num = len(requests)
         self._is_running = threading.Event()
@@ -118,12 +103,12 @@ class LiveStreams:
         self._io = open_io(server_endpoint(address), _START_S)
         try:
             self._io.connect().result()
-            self.tallies: list[Tally] = []
-            for prompt, params in requests:
-                state = new_state(self._io, prompt, params, kind="delta")
-                tally = Tally(self, state, keeps_times=keeps_times)
-                state.bell = tally
-                self.tallies.append(tally)
+            self.tallies = [
+                Tally(new_state(self._io, prompt, params, kind="delta"))
+                for prompt, params in requests
+            ]
+            self._group = Group([tally.state for tally in self.tallies])
+            self._group.wake = self._read
             for tally in self.tallies:
                 self._io.submit(tally.state)
         except BaseException:
@@ -165,11 +150,33 @@ class LiveStreams:
         """Until every stream has ended. Raises: SlipstreamError."""
         self._wait(self._is_over, within_s, "not all streams ended")
 
-    # ---- the client's I/O thread calls these ---------------------------------------------------
+    # ---- in the client's I/O thread --------------------------------------------------------------
 
-    def note(self, num_tokens: int, num_deltas: int, *, is_first: bool) -> float:
-        """So much came of a stream; when that was."""
-        now = time.monotonic()
+    def _read(self) -> None:
+        """Something came, or a stream is over."""
+        unread, tallies = self._group.unread, self.tallies
+        now, keeps_times = time.monotonic(), self._keeps_times
+        num_tokens = num_deltas = 0
+        while unread:
+            for index, delta in unread.popleft():
+                tally = tallies[index]
+                num = delta.num_tokens
+                if not num:
+                    continue
+                num_deltas += 1
+                num_tokens += num
+                if not tally.num_tokens:
+                    self._num_begun += 1
+                tally.num_tokens += num
+                if keeps_times:
+                    tally.times_s.append(now)
+                    tally.tokens_at.append(tally.num_tokens)
+        if num_tokens:
+            self._note(now, num_tokens, num_deltas)
+        if self._group.num_over != self._num_over:
+            self._note_ends()
+
+    def _note(self, now: float, num_tokens: int, num_deltas: int) -> None:
         self._num_tokens += num_tokens
         self._num_deltas += num_deltas
         points = self._points
@@ -177,19 +184,14 @@ class LiveStreams:
             points[-1] = (points[-1][0], self._num_tokens)
         else:
             points.append((now, self._num_tokens))
-        if is_first:
-            self._num_begun += 1
-            if self._num_begun >= self._running:
-                self._is_running.set()
-            if self._num_begun == self._num and self._num > self._running:
-                self._is_draining.set()
-        return now
+        if self._num_begun >= self._running:
+            self._is_running.set()
+        if self._num_begun == self._num and self._num > self._running:
+            self._is_draining.set()
 
-    def note_end(self, state: StreamState) -> None:
-        """A stream is over."""
-        self._num_over += 1
-        if state.error is not None:
-            self._error = self._error or state.error
+    def _note_ends(self) -> None:
+        self._num_over = self._group.num_over
+        self._error = self._group.error
         if self._num - self._num_over < self._running:
             self._is_draining.set()
         if self._error is not None or self._num_over == self._num:

@@ -43,8 +43,8 @@ CPU us per token, from sampled ids in the core to deltas in the hands of their r
 one thread, no wire (wire_us: what ZeroMQ would add; not in the sum).
 gc_gen0 to 2: collections of the run, all three processes in one; X_gen0_per_100_steps: what process
 X would have alone while all requests run, by the containers it leaves behind.
-read: columns, all streams read together and not looked at; materialised, the same, every text, id and
-candidate made a Python object; streams, a Stream to each; async_for, a task to each, under uvloop."""
+read: columns, all streams read together and not looked at; materialised, the same, every text, id
+and candidate made a Python object; streams, one Stream to each; async_for, one task to each."""
 _ABOUT_PEERS = """\
 Peers: the same requests through their own code; encoding, decoding and processing are counted,
 taking and reading deltas are shown and not counted (of ours they are). vLLM also makes each
