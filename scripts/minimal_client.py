@@ -20,7 +20,7 @@ def send(seq: int, body: object) -> None:
     socket.send(msgspec.msgpack.encode((1, seq, received, body)))  # in epoch 1
 
 
-send(0, (0, 1, secrets.token_bytes(16), True))  # Hello: version, identity, fresh
+send(0, (0, 2, secrets.token_bytes(16), True))  # Hello: version, identity, fresh
 while True:
     _, seq, _, body = msgspec.msgpack.decode(socket.recv())
     tag = body[0] if body else None

@@ -221,7 +221,12 @@ class ClientSession:
         self._outbox.refill()
 
     def _count_absence(self, now: float) -> None:
-        """End what has waited for `timeout_s`, all of them without a server."""
+        """End what has waited for `timeout_s`, all of them without a server. One that loads its
+        model is there: it says so as often as it is asked.
+        """
+        if self._attacher.is_starting:
+            self._lost_at = None
+            return
         if self._lost_at is None:
             self._lost_at = now
         latest = now - self.timeout_s

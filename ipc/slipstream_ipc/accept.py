@@ -8,6 +8,8 @@ Rules (STREAMS II and V):
 - A route without a session is told to attach. A gap ends a session: its peer is told to attach.
 - A route has one session: a Hello of another identity on it ends the one before.
 - What cannot be read is answered with a Refusal to whoever sent it, and touches nobody else.
+- Who cannot serve yet calls `hold` in the place of `receive`: Hellos are kept, the newest of each
+  party, and their peers are told that somebody is there. Nothing else is heard.
 - `receive` reads a bounded number of messages, so that a flood starves nobody.
 - An identity is a name, not a secret: whoever may open the socket may take another's place by a
   later epoch. The directory's mode says who may.
@@ -33,6 +35,7 @@ from slipstream_ipc.messages import (
     Ping,
     Reattach,
     Refusal,
+    Starting,
     Welcome,
 )
 from slipstream_ipc.sockets import MAX_READ_AT_ONCE, is_numbered
@@ -42,6 +45,7 @@ In = TypeVar("In")
 Receipt = TypeVar("Receipt")
 
 _MAX_IDENTITY_BYTES = 64
+_MAX_HELD = 2**16
 
 
 @dataclass(eq=False, slots=True)
@@ -76,6 +80,7 @@ class Acceptor(Generic[Out, In, Receipt]):
         self._identities: dict[bytes, Session[Receipt]] = {}
         self._heard: set[Session[Receipt]] = set()
         self._lost: list[Session[Receipt]] = []
+        self._held: dict[bytes, tuple[bytes, int, Hello]] = {}  # by identity: route, epoch, Hello
 
     @property
     def sessions(self) -> list[Session[Receipt]]:
@@ -87,20 +92,13 @@ class Acceptor(Generic[Out, In, Receipt]):
 
         The loop's body may send, and end sessions.
         """
-        for _ in range(MAX_READ_AT_ONCE):
-            try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            if len(parts) != 2:
-                self._refuse(parts[0], "a message of one part expected")
-                continue
-            route, data = parts
-            try:
-                frame = self._codec.decode(data)
-            except ProtocolError as error:
-                self._refuse(route, str(error), field=error.field)
-                continue
+        if self._held:
+            held, self._held = self._held, {}
+            for route, epoch, hello in held.values():
+                session = self._open(route, epoch, hello, now)
+                if session is not None:
+                    yield session, cast(In, hello)
+        for route, frame in self._frames():
             session = self._judge(route, frame, now)
             if session is not None and frame.body is not None:
                 yield session, frame.body
@@ -108,6 +106,18 @@ class Acceptor(Generic[Out, In, Receipt]):
             if session.is_open and session.link.owes_ack:
                 self._send_control(session, None)
         self._heard.clear()
+
+    def hold(self) -> None:
+        """Take in what has arrived while nobody can be served yet."""
+        for route, frame in self._frames():
+            hello = frame.body
+            if not isinstance(hello, Hello):
+                self._send(route, Frame(frame.epoch, 0, 0, cast(Out, Reattach())))
+            elif self._is_acceptable(route, frame.epoch, hello) and len(self._held) < _MAX_HELD:
+                before = self._held.get(hello.identity)
+                if before is None or before[1] < frame.epoch:
+                    self._held[hello.identity] = (route, frame.epoch, hello)
+                self._send(route, Frame(frame.epoch, 0, 0, cast(Out, Starting())))
 
     def welcome(self, session: Session[Receipt], model: ModelCard) -> None:
         """Answer a session's Hello."""
@@ -158,6 +168,24 @@ class Acceptor(Generic[Out, In, Receipt]):
         if self._identities.get(session.identity) is session:
             del self._identities[session.identity]
 
+    def _frames(self) -> Iterator[tuple[bytes, Frame[In]]]:
+        """What has arrived, with its routes; what cannot be read is answered here."""
+        for _ in range(MAX_READ_AT_ONCE):
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(parts) != 2:
+                self._refuse(parts[0], "a message of one part expected")
+                continue
+            route, data = parts
+            try:
+                frame = self._codec.decode(data)
+            except ProtocolError as error:
+                self._refuse(route, str(error), field=error.field)
+                continue
+            yield route, frame
+
     def _judge(self, route: bytes, frame: Frame[In], now: float) -> Session[Receipt] | None:
         """The session that a frame is to be delivered for, if it is to be delivered."""
         body = frame.body
@@ -180,14 +208,19 @@ class Acceptor(Generic[Out, In, Receipt]):
             return None
         return session
 
-    def _open(self, route: bytes, epoch: int, hello: Hello, now: float) -> Session[Receipt] | None:
+    def _is_acceptable(self, route: bytes, epoch: int, hello: Hello) -> bool:
         if hello.version != PROTOCOL_VERSION:
             mismatch = f"protocol version {hello.version}, spoken here: {PROTOCOL_VERSION}"
             self._refuse(route, mismatch, epoch, "version")
-            return None
+            return False
         if not 0 < len(hello.identity) <= _MAX_IDENTITY_BYTES:
             why = f"an identity of 1 to {_MAX_IDENTITY_BYTES} bytes expected"
             self._refuse(route, why, epoch, "identity")
+            return False
+        return True
+
+    def _open(self, route: bytes, epoch: int, hello: Hello, now: float) -> Session[Receipt] | None:
+        if not self._is_acceptable(route, epoch, hello):
             return None
         before = self._identities.get(hello.identity)
         if before is not None:

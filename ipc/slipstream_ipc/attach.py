@@ -37,6 +37,7 @@ from slipstream_ipc.messages import (
     Ping,
     Reattach,
     Refusal,
+    Starting,
     Welcome,
 )
 from slipstream_ipc.security import check_socket_folder
@@ -88,6 +89,7 @@ class Attacher(Generic[Out, In, Receipt]):
         self._epoch = incarnation << 32
         self._socket: zmq.Socket[bytes] | None = None
         self.is_attached = False
+        self.is_starting = False  # the peer has heard of this attach, and cannot serve yet
         self.fresh = fresh
         self.trouble = ""  # how handshakes failed since the last Welcome
         self.attach(now)
@@ -156,6 +158,11 @@ class Attacher(Generic[Out, In, Receipt]):
                 if frame.epoch == self._epoch:
                     self.attach(now)
                 continue
+            if isinstance(body, Starting):
+                if frame.epoch == self._epoch and not self.is_attached:
+                    self.is_starting = True
+                    self._hello_at = now  # it is kept: another one is sent without haste
+                continue
             if isinstance(body, Refusal) and frame.epoch == 0:
                 yield body  # of something in which they could read no epoch
                 continue
@@ -178,6 +185,7 @@ class Attacher(Generic[Out, In, Receipt]):
                         yield cast(In, Refusal(Fault("engine", str(error))))
                         continue
                     self.is_attached = True
+                    self.is_starting = False
                     self.trouble = ""
                     self.fresh = False
                     self._patience_s = self._welcome_within_s
@@ -224,7 +232,7 @@ class Attacher(Generic[Out, In, Receipt]):
 
     def close(self) -> None:
         """Leave without a word; `attach` alone comes back."""
-        self.is_attached = False
+        self.is_attached = self.is_starting = False
         if self._socket is not None:
             self._watch.close()
             self._poller.unregister(self._socket)

@@ -19,7 +19,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 from msgspec import Meta, Raw, Struct
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 MAX_CHAT_TURNS = 16384
 MAX_LABEL_CHARS = 1024
@@ -180,6 +180,10 @@ class Refusal(Struct, array_like=True, frozen=True, tag=3):
 
 class Ping(Struct, array_like=True, frozen=True, tag=4):
     """Asks for a sign of life."""
+
+
+class Starting(Struct, array_like=True, frozen=True, tag=5):
+    """The accepting end is there and cannot serve yet; it keeps the Hello, and answers it then."""
 
 
 # ---- client -> worker ----------------------------------------------------------------------
@@ -381,7 +385,16 @@ class Suspects(Struct, array_like=True, frozen=True, tag=46):
 
 ClientToWorker = Hello | Ping | Submit | Resume | Abort | Goodbye
 WorkerToClient = (
-    Welcome | Reattach | Refusal | Ping | Accepted | Rejected | Deltas | UnknownStreams | Superseded
+    Welcome
+    | Reattach
+    | Refusal
+    | Ping
+    | Starting
+    | Accepted
+    | Rejected
+    | Deltas
+    | UnknownStreams
+    | Superseded
 )
 WorkerToCore = Hello | Ping | Admit | Report | Withdraw | Forget | Positions
 CoreToWorker = (

@@ -23,7 +23,7 @@ import zmq
 
 from slipstream_ipc.codec import MAX_MESSAGE_BYTES
 from slipstream_ipc.curve import Access, ServerKeys, open_gate, secure_client, secure_server
-from slipstream_ipc.messages import Hello, Ping, Reattach, Refusal, Welcome
+from slipstream_ipc.messages import Hello, Ping, Reattach, Refusal, Starting, Welcome
 from slipstream_ipc.security import (
     check_ipc_address,
     check_listen_address,
@@ -35,7 +35,7 @@ from slipstream_ipc.security import (
 
 MAX_READ_AT_ONCE = 1024  # messages, before whoever reads them does something else again
 
-_CONTROL = (Hello, Welcome, Reattach, Refusal, Ping)
+_CONTROL = (Hello, Welcome, Reattach, Refusal, Ping, Starting)
 _PEER_HWM = 256  # messages of one peer, either way; links have a window of 16
 
 

@@ -5,8 +5,8 @@ Owns: the order of things in one turn. Does not know: what any message means.
 Rules:
 - The report to the core leaves before the deltas to the clients, and before most of their text is
   made: the device may wait for it.
-- Nobody is heard before the core has told everything it knows: what clients send until then lies
-  unread in the socket, and the poller does not look at it.
+- Nobody is heard before the core has told everything it knows. Clients that come until then are
+  told to wait, and welcomed when it has.
 - A core that breaks the protocol is attached anew; no stream suffers from it.
 """
 
@@ -53,11 +53,11 @@ class Worker:
         """`socket` is the one that `front` accepts on; `tokenizer` is where clients find it."""
         self._tracer = tracer
         self._poller = poller
-        self._is_open = False
         self._core = core
         self._socket = socket
         self._front = front
         self._prompts = prompts
+        poller.register(socket, zmq.POLLIN)
         columns = StreamColumns(detokenizers.fast_table)
         self.lives = Lives(core, front, columns, detokenizers, grace_s, stream_interval)
         self._from_core = FromCore(
@@ -87,14 +87,13 @@ class Worker:
         self._core.report()
         card = self.card
         if card is not None and self._from_core.is_synced:
-            if not self._is_open:
-                self._is_open = True
-                self._poller.register(self._socket, zmq.POLLIN)
             for session, body in self._front.receive(now):
                 self._from_clients.handle(session, body, card)
             for answer in self._prompts.receive():
                 if isinstance(answer, Rendered):
                     self._from_clients.rendered(answer, card)
+        else:
+            self._front.hold()
         self._core.flush()
         begin_ns = monotonic_ns() if tracer is not None else 0
         if self.lives.flush() and tracer is not None:
@@ -136,8 +135,7 @@ class Worker:
     def close(self, linger_ms: int = 0) -> None:
         """Leave: whoever comes next is told everything by the neighbours."""
         self._core.close()
-        if self._is_open:
-            self._poller.unregister(self._socket)
+        self._poller.unregister(self._socket)
         self._socket.close(linger=linger_ms)
         if self._tracer is not None:
             self._tracer.close()

@@ -100,6 +100,40 @@ def test_what_a_dying_peer_sent_last_is_read_first(hop: Any) -> None:
     hop.until(lambda: any(isinstance(a, Refusal) for a in hop.answers[attacher]))
 
 
+def test_who_cannot_serve_yet_says_so_and_keeps_the_newest_hello(hop: Any) -> None:
+    attacher, other = hop.attacher(), hop.attacher(b"other")
+
+    def hold() -> None:
+        hop.acceptor.hold()
+        for each in hop.attachers:
+            hop.answers[each] += each.receive(hop.now)
+
+    hop.until(lambda: attacher.is_starting and other.is_starting, hold)
+    assert not attacher.is_attached
+    for _ in range(3):  # its patience ends, and it tries again
+        hop.now += 100.0
+        attacher.beat(hop.now)
+        assert not attacher.is_starting
+        hop.until(lambda: attacher.is_starting, hold)
+    assert attacher.epoch == 4
+    raw = Raw(hop)
+    raw.say(Goodbye(), epoch=7)
+    hop.until(lambda: raw.socket.poll(0), hold)
+    assert isinstance(client_codec().decode(raw.socket.recv()).body, Reattach)
+    raw.say(Hello(PROTOCOL_VERSION + 1, b"raw"))
+    hop.until(lambda: raw.socket.poll(0), hold)
+    assert isinstance(client_codec().decode(raw.socket.recv()).body, Refusal)
+    assert hop.acceptor.sessions == []
+    hop.serve()
+    assert {(s.identity, s.link.epoch) for s in hop.acceptor.sessions} == {
+        (b"me", 4),
+        (b"other", 1),
+    }
+    hop.until(lambda: attacher.is_attached and other.is_attached)
+    assert attacher.epoch == 4  # welcomed as it was
+    assert not attacher.is_starting
+
+
 def test_a_doubled_welcome_begins_nothing_again(hop: Any) -> None:
     attacher = hop.attached()
     fill(hop, 1)

@@ -15,7 +15,13 @@ import pytest
 import zmq
 
 from slipstream.client_session import ClientSession
-from slipstream.errors import ConflictError, StreamLostError, SupersededError, UnknownStreamError
+from slipstream.errors import (
+    ConflictError,
+    ConnectionLostError,
+    StreamLostError,
+    SupersededError,
+    UnknownStreamError,
+)
 from slipstream.outputs import Delta, end_of
 from slipstream.requests import checked_params, new_resume, new_submit
 from slipstream.stream_table import StreamState
@@ -283,3 +289,37 @@ def test_a_superseded_reader_that_attaches_anew_takes_nothing_back(make_stack, e
     assert isinstance(before.state.error, SupersededError)
     finish(stack, [after])
     assert before.text + after.text == plain.text
+
+
+def test_a_server_that_loads_its_model_is_there(make_stack, expected) -> None:
+    """Worker and core are gone, and the new core takes longer than clients wait for a server."""
+    [plain] = expected(PROMPTS[:1], max_tokens=60)
+    stack = make_stack()
+    client = Client(stack)
+    stream = client.submit(PROMPTS[0], max_tokens=60)
+    stack.until(lambda: len(stream.state.deltas) > 5)
+    stack.kill_core()
+    stack.kill_worker()
+    stack.start_worker()
+    attacher = client.session._attacher
+    for _ in range(30):
+        stack.until(lambda: attacher.is_starting)
+        stack.pass_time(5.0)
+        stack.step()
+    assert not stream.is_over
+    stack.start_core()
+    finish(stack, [stream])
+    assert (stream.text, stream.token_ids) == (plain.text, plain.token_ids)
+
+
+def test_a_server_that_is_nowhere_is_given_up(make_stack) -> None:
+    stack = make_stack()
+    client = Client(stack)
+    stream = client.submit(PROMPTS[0], max_tokens=60)
+    stack.until(lambda: len(stream.state.deltas) > 5)
+    stack.kill_worker()
+    for _ in range(15):
+        stack.step()
+        stack.pass_time(5.0)
+    stack.until(lambda: stream.is_over)
+    assert isinstance(stream.state.error, ConnectionLostError)
