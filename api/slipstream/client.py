@@ -102,7 +102,8 @@ class Client:
     $SLIPSTREAM_ADDRESS, else where `slipstream serve` listens by default. keys: for `tcp://`, the
     folder with client.key_secret and server.key, or another secret file beside that; default:
     $SLIPSTREAM_KEYS. insecure: no keys, to a server on this machine that has none. timeout_s: how
-    long to wait for a server, at the start and whenever it is away; what waits then fails. trace:
+    long to wait for a server, at the start and whenever it is away; what waits then fails. One that
+    loads its model is there, and waited for. trace:
     the stack's own `trace`, for a client that is to have a track in it and is closed before the
     stack ends.
 
