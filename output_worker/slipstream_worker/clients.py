@@ -9,6 +9,8 @@ Rules (STREAMS I, II, V):
 - Where the interval is "auto", first tokens and ends leave at once, everything else when the reader
   has room: when few messages are under way. So every token streams under light load, and under
   heavy load messages merge by themselves.
+- States that a client does not acknowledge are held up to a number; then its session is ended, for
+  an attach tells anew whatever still holds.
 - An attach drops what waited: the client says which streams it wants, and from where.
 """
 
@@ -29,6 +31,7 @@ Int64s = npt.NDArray[np.int64]
 
 Receipt = list[Stream]  # whose end was in the message
 AUTO_ROOM = 2
+_MAX_STATES = 2**16
 
 FrontAcceptor = Acceptor[WorkerToClient, ClientToWorker, Receipt]
 
@@ -126,6 +129,10 @@ class ClientPort:
         """Send what is due and credit allows; whether deltas left."""
         session = self._session
         if not session.is_open:
+            return False
+        if len(self._states) > _MAX_STATES:
+            self._acceptor.reattach(session)
+            self._states.clear()
             return False
         while self._states and self._acceptor.send(session, self._states[0], []):
             self._states.popleft()

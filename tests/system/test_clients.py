@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
@@ -25,6 +26,15 @@ from slipstream.errors import (
 from slipstream.outputs import Delta, end_of
 from slipstream.requests import checked_params, new_resume, new_submit
 from slipstream.stream_table import StreamState
+from slipstream_ipc.codec import client_codec
+from slipstream_ipc.messages import (
+    PROTOCOL_VERSION,
+    Frame,
+    Hello,
+    Reattach,
+    Submit,
+)
+from slipstream_ipc.sockets import new_dealer
 
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(6)]
 
@@ -323,3 +333,36 @@ def test_a_server_that_is_nowhere_is_given_up(make_stack) -> None:
         stack.pass_time(5.0)
     stack.until(lambda: stream.is_over)
     assert isinstance(stream.state.error, ConnectionLostError)
+
+
+def test_a_client_that_acknowledges_nothing_costs_a_bounded_number_of_answers(
+    make_stack, expected, monkeypatch
+) -> None:
+    monkeypatch.setattr("slipstream_worker.clients._MAX_STATES", 20)
+    [plain] = expected(PROMPTS[:1], max_tokens=60)
+    stack = make_stack()
+    client = Client(stack)
+    stream = client.submit(PROMPTS[0], max_tokens=60)
+    stack.until(lambda: len(stream.state.deltas) > 5)
+    socket = new_dealer(stack.context, stack.client_address, b"deaf")
+    codec = client_codec()
+
+    def say(seq: int, body: object) -> None:
+        socket.send(codec.encode(Frame(1, seq, 0, body)))
+
+    say(0, Hello(PROTOCOL_VERSION, b"deaf"))
+    for number in range(1, 61):  # of which each is refused
+        say(number, Submit(number, bytes(15) + bytes([number]), msgspec.Raw(b"\x81\xa1x\x01"), "x"))
+    heard: list[object] = []
+
+    def hear() -> bool:
+        while socket.poll(0):
+            heard.append(codec.decode(socket.recv()).body)
+        return any(isinstance(body, Reattach) for body in heard)
+
+    stack.until(hear)
+    port = stack.worker.lives._clients[b"deaf"]
+    assert not port._states
+    finish(stack, [stream])
+    assert (stream.text, stream.token_ids) == (plain.text, plain.token_ids)
+    socket.close(linger=0)
