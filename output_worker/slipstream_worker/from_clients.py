@@ -41,6 +41,7 @@ from slipstream_worker.streams import Position, Stage, Stream
 logger = logging.getLogger(__name__)
 
 MAX_RENDERING = 16384  # prompts that wait for the prompt process; more are turned away
+MAX_RENDERING_CHARS = 2**28  # of them together
 
 
 class FromClients:
@@ -57,7 +58,8 @@ class FromClients:
         self._lives = lives
         self._prompts = prompts
         self._detokenizers = detokenizers
-        self._rendering: dict[int, Stream] = {}  # by the prompt process' key
+        self._rendering: dict[int, tuple[Stream, int]] = {}  # by the prompt process' key, and size
+        self._rendering_chars = 0
         self.is_draining = False  # nothing new is taken
 
     def handle(self, session: Session[Receipt], body: ClientToWorker, card: ModelCard) -> None:
@@ -92,8 +94,12 @@ class FromClients:
 
     def rendered(self, answer: Rendered, card: ModelCard) -> None:
         """The prompt process is done with a prompt."""
-        stream = self._rendering.pop(answer.key, None)
-        if stream is None or self._lives.streams.get(stream.stream_id) is not stream:
+        asked = self._rendering.pop(answer.key, None)
+        if asked is None:
+            return
+        stream, num_chars = asked
+        self._rendering_chars -= num_chars
+        if self._lives.streams.get(stream.stream_id) is not stream:
             return  # aborted meanwhile
         if answer.fault is not None:
             self._lives.reject(stream, answer.fault)
@@ -123,10 +129,9 @@ class FromClients:
         except BadRequest as error:
             self._reject(session, submit.handle, error.fault)
             return
-        is_full = len(self._rendering) >= MAX_RENDERING
-        if is_full and not (submit.token_ids or submit.was_accepted):
-            fault = Fault("overloaded", f"{MAX_RENDERING} prompts wait to be tokenised already")
-            self._reject(session, submit.handle, fault)
+        why = self._why_full()
+        if why and not (submit.token_ids or submit.was_accepted):
+            self._reject(session, submit.handle, Fault("overloaded", why))
             return
         stream = Stream(submit.stream_id, Stage.RENDERING, submit, fingerprint(submit))
         lives.streams.add(stream)
@@ -135,7 +140,17 @@ class FromClients:
             self._set_out(stream, submit.token_ids, card)
         else:
             key = self._prompts.ask(Render(0, submit.text, submit.messages))
-            self._rendering[key] = stream
+            num_chars = _num_chars(submit)
+            self._rendering[key] = (stream, num_chars)
+            self._rendering_chars += num_chars
+
+    def _why_full(self) -> str:
+        """Why no more prompts are taken to be tokenised; empty where they are."""
+        if len(self._rendering) >= MAX_RENDERING:
+            return f"{MAX_RENDERING} prompts wait to be tokenised already"
+        if self._rendering_chars >= MAX_RENDERING_CHARS:
+            return f"prompts of {self._rendering_chars} characters wait to be tokenised already"
+        return ""
 
     def _submit_again(self, session: Session[Receipt], submit: Submit, known: Stream) -> None:
         """A duplicate: its client attached anew without having had an answer, or was replaced."""
@@ -175,6 +190,11 @@ class FromClients:
 
     def _reject(self, session: Session[Receipt], handle: int, fault: Fault) -> None:
         self._lives.port(session.identity).state(Rejected(handle, fault))
+
+
+def _num_chars(submit: Submit) -> int:
+    turns = sum(len(turn.role) + len(turn.content) for turn in submit.messages)
+    return turns + len(submit.text or "")
 
 
 def _position(submit: Submit) -> Position:

@@ -301,8 +301,10 @@ def test_a_prompt_that_can_never_fit_is_refused_one_that_does_not_fit_now_waits(
     assert {s.end.reason for s in streams} == {"length"}
 
 
-def test_more_prompts_than_can_wait_are_turned_away(make_stack, monkeypatch) -> None:
-    monkeypatch.setattr("slipstream_worker.from_clients.MAX_RENDERING", 3)
+@pytest.mark.parametrize("limit", ["MAX_RENDERING", "MAX_RENDERING_CHARS"])
+def test_more_prompts_than_can_wait_are_turned_away(make_stack, monkeypatch, limit) -> None:
+    most = 3 if limit == "MAX_RENDERING" else sum(map(len, PROMPTS[:3]))
+    monkeypatch.setattr(f"slipstream_worker.from_clients.{limit}", most)
     stack = make_stack()
     client = stack.client()
     stack.prompts.is_held = True
@@ -312,3 +314,6 @@ def test_more_prompts_than_can_wait_are_turned_away(make_stack, monkeypatch) -> 
     stack.until(lambda: all(s.is_over for s in streams))
     assert [s.fault.code for s in streams if s.fault is not None] == ["overloaded"] * 2
     assert [s.end.reason for s in streams if s.end is not None] == ["length"] * 3
+    again = client.submit(PROMPTS[0], max_tokens=5)
+    stack.until(lambda: again.is_over)
+    assert again.fault is None
