@@ -160,6 +160,7 @@ class Client:
         label: str | None = None,
         priority: int = 0,
         stream_id: str | None = None,
+        cache_salt: str | None = None,
         output_kind: OutputKind = "delta",
         **options: Any,
     ) -> Stream:
@@ -174,6 +175,10 @@ class Client:
         harmless: the same request under the same id is run once, and read by whoever asked last.
         None draws them. Who knows them can read the stream, and end it.
 
+        cache_salt: requests share what the server has computed of equal beginnings only with those
+        of the same salt, so that nobody learns from the time that an answer takes what others have
+        asked. At most 1,024 characters; None: shared among all who give none.
+
         The stream goes on over the death of any process of the server.
 
         Raises: BadRequestError here. While it is read: BadRequestError, ConflictError (the id is
@@ -181,7 +186,9 @@ class Client:
         OverloadedError where the server does not take it, EngineError where it fails,
         SupersededError where somebody else has taken it over, ConnectionLostError, ClosedError.
         """
-        return self._open(prompt, params, output_kind, label, priority, stream_id, options)
+        return self._open(
+            prompt, params, output_kind, label, priority, stream_id, cache_salt, options
+        )
 
     def resume(
         self,
@@ -213,6 +220,7 @@ class Client:
         label: str | None,
         priority: int,
         stream_id: str | None,
+        cache_salt: str | None,
         options: dict[str, Any],
     ) -> Stream:
         state = new_state(
@@ -223,6 +231,7 @@ class Client:
             label=label,
             priority=priority,
             stream_id=stream_id,
+            cache_salt=cache_salt,
         )
         self._io.submit(state)
         return Stream(self, self._io, state, kind)
@@ -235,10 +244,14 @@ class Client:
         label: str | None = None,
         priority: int = 0,
         stream_id: str | None = None,
+        cache_salt: str | None = None,
         **options: Any,
     ) -> Completion:
         """Run one request to its end. Arguments and errors are those of `stream`."""
-        with self._open(prompt, params, "final", label, priority, stream_id, options) as stream:
+        opened = self._open(
+            prompt, params, "final", label, priority, stream_id, cache_salt, options
+        )
+        with opened as stream:
             while not stream._state.is_over:
                 stream._wait()
             return stream._completion()
@@ -249,6 +262,7 @@ class Client:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int = 0,
+        cache_salt: str | None = None,
         on_done: Callable[[Completion], None] | None = None,
         **options: Any,
     ) -> list[Completion]:
@@ -262,7 +276,7 @@ class Client:
         every = params_for_each(len(prompts), params, options)
         bell: ThreadBell[StreamState] = ThreadBell()
         indices: dict[StreamState, int] = {}
-        for state in new_states(self._io, prompts, every, priority):
+        for state in new_states(self._io, prompts, every, priority, cache_salt):
             state.bell = bell
             indices[state] = len(indices)
         waiting = iter(indices)

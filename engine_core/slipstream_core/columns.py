@@ -148,8 +148,9 @@ class RequestColumns:
 
     def sampling(self, rows: Int64s) -> SamplingColumns:
         """The sampling columns of `rows`, [S]."""
-        if self._last_sampling is not None and np.array_equal(self._last_sampling[0], rows):
-            return self._last_sampling[1]
+        last = self._last_sampling
+        if last is not None and (last[0] is rows or np.array_equal(last[0], rows)):
+            return last[1]
         temperatures = self.temperature[rows]
         top_ks, top_ps, min_ps = self.top_k[rows], self.top_p[rows], self.min_p[rows]
         num_logprobs = self.num_logprobs[rows]

@@ -57,6 +57,11 @@ class LaunchedSteps:
         """Whether a request on probation is in flight, which nothing is launched behind."""
         return len(self._records) > 0 and self._records[-1].on_probation
 
+    @property
+    def last_step(self) -> int | None:
+        """The step launched last, None where none is in flight."""
+        return self._records[-1].step if self._records else None
+
     def add(
         self,
         plan: StepPlan,
@@ -68,7 +73,7 @@ class LaunchedSteps:
     ) -> None:
         """`plan`, for these rows, is launched next."""
         sampled, sampled_generations = rows, generations
-        if not plan.samples.all():
+        if plan.num_decodes < len(rows) and not plan.samples.all():
             sampled, sampled_generations = rows[plan.samples], generations[plan.samples]
         self._records.append(
             Launched(

@@ -35,8 +35,9 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.columns import NO_SLOT, NewRequest, RequestColumns, SlotColumns
+from slipstream_core.decode_batch import DecodeBatch
 from slipstream_core.launched import LaunchedSteps
-from slipstream_core.plan_builder import build_plan
+from slipstream_core.plan_builder import TokenColumns, build_plan, token_columns
 from slipstream_core.request_blocks import RequestBlocks
 from slipstream_core.runner.plan import StepPlan
 from slipstream_core.waiting import WaitingQueue
@@ -109,6 +110,7 @@ class Scheduler:
         )
         self._waiting = WaitingQueue(self._requests)
         self._in_flight = LaunchedSteps()
+        self._batch: DecodeBatch | None = None  # while the same requests run, one token each
         self._step = 0
         self._num_on_probation = 0
         self._num_preemptions = 0
@@ -199,6 +201,11 @@ class Scheduler:
             row = self._next_on_probation(acked)
             if row is not None:
                 return None if self._in_flight else self._plan_alone(row)
+        if self._batch is not None:
+            plan = self._plan_again(self._batch, acked)
+            if plan is not None:
+                return plan
+            self._batch = None
         rows = self._slots.running()
         runnable = self._may_run(rows, acked)
         one_behind = requests.known[rows] - requests.computed[rows] == 1
@@ -386,21 +393,57 @@ class Scheduler:
             more = np.array(chunks, np.int64)
             rows = np.concatenate([rows, more[:, 0]])
             counts = np.concatenate([counts, more[:, 1]])
-        self._step += 1
-        plan = build_plan(
+        columns = token_columns(
             requests,
             self._slots,
             self._tokens,
-            step=self._step,
             rows=rows,
             counts=counts,
             num_decodes=len(decoding),
             block_size=self._block_size,
         )
+        generations = requests.generation.take(rows)
+        plan = self._launch(columns, rows, generations, num_decodes=len(decoding))
         requests.computed[rows] = plan.kv_lens
         requests.known[rows] += plan.samples
+        if not chunks and rows is self._slots.running():
+            self._batch = DecodeBatch(
+                requests,
+                self._slots,
+                self._tokens,
+                rows,
+                columns,
+                step=self._step,
+                generations=generations,
+                block_size=self._block_size,
+            )
+        return plan
+
+    def _plan_again(self, batch: DecodeBatch, acked: Int64s) -> StepPlan | None:
+        """The next step of the same requests; None where it is not that simple."""
+        if batch.rows is not self._slots.running() or not batch.may_run(acked):
+            return None
+        if self._waiting and self._slots.num_free:
+            return None
+        beginning = batch.beginning()
+        if len(beginning) > self._blocks.num_free:
+            return None
+        if len(beginning):
+            self._blocks.grow(self._requests.slot.take(batch.rows.take(beginning)))
+        is_last_in_flight = self._in_flight.last_step == batch.step
+        columns = batch.next_columns(beginning, is_last_in_flight=is_last_in_flight)
+        num = len(batch.rows)
+        plan = self._launch(columns, batch.rows, batch.generations, num_decodes=num)
+        batch.count(plan.step)
+        return plan
+
+    def _launch(
+        self, columns: TokenColumns, rows: Int64s, generations: Int64s, *, num_decodes: int
+    ) -> StepPlan:
+        requests = self._requests
+        self._step += 1
+        plan = build_plan(requests, columns, step=self._step, num_decodes=num_decodes)
         on_probation = bool(self._num_on_probation and requests.on_probation[rows[0]])
-        generations = requests.generation.take(rows)
         uses = self._blocks.take_uses()
         self._in_flight.add(plan, rows, generations, on_probation=on_probation, uses=uses)
         return plan
