@@ -110,10 +110,10 @@ class BlockPool:
             freed = freed[~kept]
         self._push(freed)
 
-    def keep(self, block: int) -> None:
-        """The content of this block, which is held, is worth something from here on."""
-        assert self._refs[block] > 0, f"block {block} is free: what it holds is nobody's to name"
-        self._kept[block] = True
+    def keep(self, ids: Int32s) -> None:
+        """The content of these blocks, [n], all of them held, is worth something from here on."""
+        assert (self._refs[ids] > 0).all(), f"free, so nobody's to name: {ids[self._refs[ids] < 1]}"
+        self._kept[ids] = True
 
     def forget(self, ids: Int32s) -> None:
         """The content of these blocks, [n], all different, held or free, is worth nothing."""

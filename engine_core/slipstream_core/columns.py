@@ -149,7 +149,10 @@ class RequestColumns:
     def sampling(self, rows: Int64s) -> SamplingColumns:
         """The sampling columns of `rows`, [S]."""
         last = self._last_sampling
-        if last is not None and (last[0] is rows or np.array_equal(last[0], rows)):
+        if last is not None and last[0] is rows:
+            return last[1]
+        if last is not None and np.array_equal(last[0], rows):
+            self._last_sampling = rows, last[1]
             return last[1]
         temperatures = self.temperature[rows]
         top_ks, top_ps, min_ps = self.top_k[rows], self.top_p[rows], self.min_p[rows]

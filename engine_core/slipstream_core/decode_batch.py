@@ -64,7 +64,7 @@ class DecodeBatch:
         self._is_bounded = bool((self._run_ahead != _UNBOUNDED).any())
         self._num_left = int((requests.limit.take(rows) - self._known).min())  # steps to a limit
         self._positions = columns.positions + 1  # of the next token
-        self._offsets = self._positions % block_size
+        self._offsets = (self._positions % block_size).astype(np.int16)  # in their blocks
         self._zeros = np.zeros(num, np.int64)
         self._nobody = np.full(num, -1)
         self._slots_in_order = bool(np.array_equal(columns.slots, np.arange(num)))

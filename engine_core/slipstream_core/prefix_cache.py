@@ -103,8 +103,7 @@ class PrefixCache:
     def register(self, row: int, start: int, blocks: Int32s) -> None:
         """`blocks` are the request's from number `start` on, and filled; digests are there."""
         digests = self._chains[row][start + 1 : start + 1 + len(blocks)]
-        for block, digest in zip(blocks.tolist(), digests, strict=True):
-            self._name(block, digest)
+        self._name(blocks.tolist(), digests)
 
     def register_sampled(
         self, rows: Sequence[int], numbers: Sequence[int], blocks: Int32s, token_ids: UInt32s
@@ -115,13 +114,16 @@ class PrefixCache:
         """
         size = self._block_bytes
         data = token_ids.astype("<u4", copy=False).tobytes()
-        end = 0
-        for row, number, block in zip(rows, numbers, blocks.tolist(), strict=True):
-            chain = self._chains[row]
-            start, end = end, end + size
+        chains = self._chains
+        digests: list[bytes] = []
+        start = 0
+        for row, number in zip(rows, numbers, strict=True):
+            chain = chains[row]
             if len(chain) == number + 1:
-                chain.append(next_digest(chain[-1], data[start:end]))
-            self._name(block, chain[number + 1])
+                chain.append(next_digest(chain[-1], data[start : start + size]))
+            digests.append(chain[number + 1])
+            start += size
+        self._name(blocks.tolist(), digests)
 
     def forget(self, blocks: Int32s) -> None:
         """These blocks, all different, do not hold what their names say."""
@@ -140,15 +142,22 @@ class PrefixCache:
         self.num_query_tokens += num_tokens
         self.num_hit_tokens += num_hits
 
-    def _name(self, block: int, digest: bytes) -> None:
-        """Give a block its name, unless another one has it by right."""
-        other = self._block_of.get(digest)
-        if other is not None and self._name_of[other] == digest and self._pool.is_kept(other):
-            return
-        self._take_name(block)
-        self._block_of[digest] = block
-        self._name_of[block] = digest
-        self._pool.keep(block)
+    def _name(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Give each block its name, unless another one has it by right."""
+        block_of, name_of = self._block_of, self._name_of
+        named: dict[int, None] = {}
+        for block, digest in zip(blocks, digests, strict=True):
+            if digest in block_of:
+                other = block_of[digest]
+                if name_of[other] == digest and (other in named or self._pool.is_kept(other)):
+                    continue
+            if name_of[block] is not None:
+                self._take_name(block)
+            block_of[digest] = block
+            name_of[block] = digest
+            named[block] = None
+        if named:
+            self._pool.keep(np.array(list(named), np.int32))
 
     def _take_name(self, block: int) -> None:
         name = self._name_of[block]

@@ -153,7 +153,8 @@ class RequestBlocks:
         completed, self._completed = self._completed, []
         for rows, slots, lengths in completed:
             computed = lengths - 1  # the newest token is not
-            full = np.flatnonzero((computed % size == 0) & (slots != NO_SLOT))
+            full = np.flatnonzero(computed % size == 0)
+            full = full[slots[full] != NO_SLOT]
             if len(full):
                 rows = rows[full]
                 numbers = computed[full] // size - 1
