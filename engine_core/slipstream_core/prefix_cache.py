@@ -23,8 +23,8 @@ Rules:
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
+from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -42,12 +42,12 @@ def root_digest(model_salt: str, cache_salt: str) -> bytes:
     """What stands before the first block of every request of this model and tenant."""
     parts = [part.encode("utf-8", "surrogatepass") for part in (model_salt, cache_salt)]
     framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-    return hashlib.blake2b(framed, digest_size=_DIGEST_BYTES).digest()
+    return blake2b(framed, digest_size=_DIGEST_BYTES).digest()
 
 
 def next_digest(before: bytes, block_tokens: bytes) -> bytes:
     """The name of a block: `before` is that of the block before it, or the root."""
-    return hashlib.blake2b(before + block_tokens, digest_size=_DIGEST_BYTES).digest()
+    return blake2b(before + block_tokens, digest_size=_DIGEST_BYTES).digest()
 
 
 class PrefixCache:
@@ -120,7 +120,8 @@ class PrefixCache:
         for row, number in zip(rows, numbers, strict=True):
             chain = chains[row]
             if len(chain) == number + 1:
-                chain.append(next_digest(chain[-1], data[start : start + size]))
+                block = data[start : start + size]
+                chain.append(blake2b(chain[-1] + block, digest_size=_DIGEST_BYTES).digest())
             digests.append(chain[number + 1])
             start += size
         self._name(blocks.tolist(), digests)

@@ -158,7 +158,7 @@ class RequestBlocks:
             if len(full):
                 rows = rows[full]
                 numbers = computed[full] // size - 1
-                ids = self._tokens.gather(rows, numbers * size, np.full(len(rows), size))
+                ids = self._tokens.gather_blocks(rows, numbers * size, size)
                 blocks = self._slots.tables[slots[full], numbers]
                 cache.register_sampled(rows.tolist(), numbers.tolist(), blocks, ids)
 
