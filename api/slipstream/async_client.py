@@ -155,11 +155,14 @@ class AsyncClient:
         label: str | None = None,
         priority: int = 0,
         stream_id: str | None = None,
+        cache_salt: str | None = None,
         output_kind: OutputKind = "delta",
         **options: Any,
     ) -> AsyncStream:
         """Run one request and read it as it comes. Arguments and errors: see `Client.stream`."""
-        return self._open(prompt, params, output_kind, label, priority, stream_id, options)
+        return self._open(
+            prompt, params, output_kind, label, priority, stream_id, cache_salt, options
+        )
 
     def resume(
         self,
@@ -182,6 +185,7 @@ class AsyncClient:
         label: str | None,
         priority: int,
         stream_id: str | None,
+        cache_salt: str | None,
         options: dict[str, Any],
     ) -> AsyncStream:
         state = new_state(
@@ -192,6 +196,7 @@ class AsyncClient:
             label=label,
             priority=priority,
             stream_id=stream_id,
+            cache_salt=cache_salt,
         )
         self._io.submit(state)
         return AsyncStream(self, self._io, state, kind)
@@ -204,10 +209,13 @@ class AsyncClient:
         label: str | None = None,
         priority: int = 0,
         stream_id: str | None = None,
+        cache_salt: str | None = None,
         **options: Any,
     ) -> Completion:
         """Run one request to its end. Arguments and errors: see `Client.stream`."""
-        opened = self._open(prompt, params, "final", label, priority, stream_id, options)
+        opened = self._open(
+            prompt, params, "final", label, priority, stream_id, cache_salt, options
+        )
         async with opened as stream:
             return await _completion(stream)
 
@@ -217,12 +225,13 @@ class AsyncClient:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int = 0,
+        cache_salt: str | None = None,
         on_done: Callable[[Completion], None] | None = None,
         **options: Any,
     ) -> list[Completion]:
         """Run many requests to their ends; see `Client.generate_many`."""
         every = params_for_each(len(prompts), params, options)
-        states = new_states(self._io, prompts, every, priority)
+        states = new_states(self._io, prompts, every, priority, cache_salt=cache_salt)
         room = asyncio.Semaphore(MAX_IN_FLIGHT)
 
         async def run(state: StreamState) -> Completion:
@@ -247,11 +256,13 @@ class AsyncClient:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int = 0,
+        cache_salt: str | None = None,
         **options: Any,
     ) -> AsyncStreams:
         """Run many requests and read them together; see `Client.stream_many`."""
         every = params_for_each(len(prompts), params, options)
-        return AsyncStreams(self, self._io, new_states(self._io, prompts, every, priority, "delta"))
+        states = new_states(self._io, prompts, every, priority, kind="delta", cache_salt=cache_salt)
+        return AsyncStreams(self, self._io, states)
 
     async def close(self) -> None:
         """End every stream of this client and leave. Idempotent; waits half a second at most."""

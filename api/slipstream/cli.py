@@ -21,6 +21,7 @@ from slipstream.bench.overlap.options import add_overlap
 from slipstream.bench.protocol.options import add_protocol
 from slipstream.bench.serve import add_serve_benchmark
 from slipstream.bench.soak.command import add_soak
+from slipstream.bench.step.options import add_step
 from slipstream.bench.throughput import add_throughput
 from slipstream.chat import add_chat
 from slipstream.demo.command import add_demo
@@ -88,6 +89,7 @@ def _parser() -> Parser:
     )
     add_protocol(_command(benchmarks, "protocol", "deltas against whole histories"))
     add_interval(_command(benchmarks, "interval", "what a stream interval is worth"))
+    add_step(_command(benchmarks, "step", "the core's parts of a decode step, and a model's"))
     add_gc(_command(benchmarks, "gc", "what the shape of a step's ids costs the collector"))
     return parser
 

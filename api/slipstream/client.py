@@ -161,6 +161,7 @@ class Client:
         label: str | None = None,
         priority: int = 0,
         stream_id: str | None = None,
+        cache_salt: str | None = None,
         output_kind: OutputKind = "delta",
         **options: Any,
     ) -> Stream:
@@ -175,6 +176,10 @@ class Client:
         harmless: the same request under the same id is run once, and read by whoever asked last.
         None draws them. Who knows them can read the stream, and end it.
 
+        cache_salt: requests share what the server has computed of equal beginnings only with those
+        of the same salt, so that nobody learns from the time that an answer takes what others have
+        asked. At most 1,024 characters; None: shared among all who give none.
+
         The stream goes on over the death of any process of the server.
 
         Raises: BadRequestError here. While it is read: BadRequestError, ConflictError (the id is
@@ -182,7 +187,9 @@ class Client:
         OverloadedError where the server does not take it, EngineError where it fails,
         SupersededError where somebody else has taken it over, ConnectionLostError, ClosedError.
         """
-        return self._open(prompt, params, output_kind, label, priority, stream_id, options)
+        return self._open(
+            prompt, params, output_kind, label, priority, stream_id, cache_salt, options
+        )
 
     def resume(
         self,
@@ -214,6 +221,7 @@ class Client:
         label: str | None,
         priority: int,
         stream_id: str | None,
+        cache_salt: str | None,
         options: dict[str, Any],
     ) -> Stream:
         state = new_state(
@@ -224,6 +232,7 @@ class Client:
             label=label,
             priority=priority,
             stream_id=stream_id,
+            cache_salt=cache_salt,
         )
         self._io.submit(state)
         return Stream(self, self._io, state, kind)
@@ -236,10 +245,14 @@ class Client:
         label: str | None = None,
         priority: int = 0,
         stream_id: str | None = None,
+        cache_salt: str | None = None,
         **options: Any,
     ) -> Completion:
         """Run one request to its end. Arguments and errors are those of `stream`."""
-        with self._open(prompt, params, "final", label, priority, stream_id, options) as stream:
+        opened = self._open(
+            prompt, params, "final", label, priority, stream_id, cache_salt, options
+        )
+        with opened as stream:
             while not stream._state.is_over:
                 stream._wait()
             return stream._completion()
@@ -250,6 +263,7 @@ class Client:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int = 0,
+        cache_salt: str | None = None,
         on_done: Callable[[Completion], None] | None = None,
         **options: Any,
     ) -> list[Completion]:
@@ -263,7 +277,7 @@ class Client:
         every = params_for_each(len(prompts), params, options)
         bell: ThreadBell[StreamState] = ThreadBell()
         indices: dict[StreamState, int] = {}
-        for state in new_states(self._io, prompts, every, priority):
+        for state in new_states(self._io, prompts, every, priority, cache_salt=cache_salt):
             state.bell = bell
             indices[state] = len(indices)
         waiting = iter(indices)
@@ -289,6 +303,7 @@ class Client:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int = 0,
+        cache_salt: str | None = None,
         **options: Any,
     ) -> Streams:
         """Run many requests and read them together: iterate for (index of the prompt, delta).
@@ -301,7 +316,8 @@ class Client:
         others.
         """
         every = params_for_each(len(prompts), params, options)
-        return Streams(self, self._io, new_states(self._io, prompts, every, priority, "delta"))
+        states = new_states(self._io, prompts, every, priority, kind="delta", cache_salt=cache_salt)
+        return Streams(self, self._io, states)
 
     def close(self) -> None:
         """End every stream of this client and leave. Idempotent; waits half a second at most."""

@@ -59,6 +59,15 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         is_list = isinstance(field.default, tuple)
         if is_list:
             details = ["may be given several times"]
+        if field.default is True:
+            group.add_argument(
+                f"--no-{field.name.replace('_', '-')}",
+                dest=field.name,
+                action="store_const",
+                const=False,
+                default=argparse.SUPPRESS,
+                help=f"the same as {option} false",
+            )
         group.add_argument(
             option,
             action="append" if is_list else "store",

@@ -38,6 +38,8 @@ _CORE_OPTIONS = (
     "max_model_len",
     "block_size",
     "kv_cache_gib",
+    "gpu_memory_utilization",
+    "enable_prefix_caching",
     "num_blocks",
     "threads",
     "max_waiting",

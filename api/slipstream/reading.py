@@ -163,6 +163,7 @@ def new_state(
     label: str | None = None,
     priority: int = 0,
     stream_id: str | None = None,
+    cache_salt: str | None = None,
 ) -> StreamState:
     """A stream that can be submitted. `params`: checked ones.
 
@@ -170,7 +171,13 @@ def new_state(
     """
     _check_kind(kind)
     submit = new_submit(
-        prompt, params, label=label, priority=priority, model=io.model, stream_id=stream_id
+        prompt,
+        params,
+        label=label,
+        priority=priority,
+        model=io.model,
+        stream_id=stream_id,
+        cache_salt=cache_salt,
     )
     return StreamState(submit, wants_whole=kind == "final")
 
@@ -195,7 +202,9 @@ def new_states(
     prompts: Sequence[Prompt],
     params: Sequence[SamplingParams],
     priority: int,
+    *,
     kind: OutputKind = "final",
+    cache_salt: str | None = None,
 ) -> list[StreamState]:
     """Streams, one for each prompt. `params`: checked ones, as many.
 
@@ -204,7 +213,9 @@ def new_states(
     states: list[StreamState] = []
     for prompt, each in zip(prompts, params, strict=True):
         try:
-            states.append(new_state(io, prompt, each, kind=kind, priority=priority))
+            states.append(
+                new_state(io, prompt, each, kind=kind, priority=priority, cache_salt=cache_salt)
+            )
         except BadRequestError as error:
             message = f"prompts[{len(states)}]: {error.fault.message}"
             raise BadRequestError(msgspec.structs.replace(error.fault, message=message)) from None

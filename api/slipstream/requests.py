@@ -34,6 +34,7 @@ from slipstream_ipc.messages import (
     Submit,
 )
 from slipstream_ipc.params import (
+    check_cache_salt,
     check_label,
     check_params,
     check_prompt,
@@ -79,6 +80,7 @@ def new_submit(
     priority: int = 0,
     model: ModelCard | None = None,
     stream_id: str | None = None,
+    cache_salt: str | None = None,
 ) -> Submit:
     """A Submit, its handle for the I/O thread to set.
 
@@ -93,6 +95,9 @@ def new_submit(
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise BadRequest("priority", priority, "a 32-bit integer; lower runs first")
         check_label(label or "", priority)
+        if not isinstance(cache_salt, str | None):
+            raise BadRequest("cache_salt", type(cache_salt).__name__, "a string, or None")
+        check_cache_salt(cache_salt or "")
         text, token_ids, messages = _prompt(prompt, params, model)
         submit = Submit(
             handle=0,
@@ -103,6 +108,7 @@ def new_submit(
             messages=messages,
             label=_utf8("label", label or ""),
             priority=priority,
+            cache_salt=_utf8("cache_salt", cache_salt or ""),
         )
         num_bytes = _num_bytes(submit)
         if num_bytes > MAX_MESSAGE_BYTES:

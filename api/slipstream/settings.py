@@ -56,6 +56,17 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kv_cache_gib: Annotated[
         float, Meta(gt=0), _about("memory of the key-value cache on the CPU, in GiB")
     ] = 1.0
+    gpu_memory_utilization: Annotated[
+        float,
+        Meta(gt=0, lt=1),
+        _about(
+            "share of a GPU's memory that the cache takes of what the model leaves free; "
+            "the rest is for activations"
+        ),
+    ] = 0.8
+    enable_prefix_caching: Annotated[
+        bool, _about("compute equal beginnings of requests once, and keep them while there is room")
+    ] = True
     num_blocks: Annotated[
         Annotated[int, Meta(ge=1)] | None, _about("blocks of the cache, in place of its memory")
     ] = None

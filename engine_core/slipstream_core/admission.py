@@ -87,7 +87,7 @@ def is_same(one: Admit, other: Admit) -> bool:
     """Whether two registrations are of one request, however far each of them is."""
     if one.fingerprint or other.fingerprint:
         return one.fingerprint == other.fingerprint
-    names = ("prompt_ids", "params", "stop_token_ids", "seed", "max_tokens")
+    names = ("prompt_ids", "params", "stop_token_ids", "seed", "max_tokens", "cache_salt")
     return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
@@ -110,4 +110,5 @@ def new_request(stream: Stream) -> NewRequest:
         stop_token_ids=admit.stop_token_ids,
         worker_ends=bool(admit.stop_token_ids or params.stop),
         on_probation=admit.strikes >= _STRIKES_TO_PROBATION,
+        cache_salt=admit.cache_salt,
     )

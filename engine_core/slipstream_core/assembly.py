@@ -85,6 +85,8 @@ def assemble_core(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=info.max_model_len,
+        enable_prefix_caching=config.enable_prefix_caching,
+        model_salt=config.served_model_name or info.name,
     )
     codec = core_codec()
     socket = bind_router(context, config.address, max_message_bytes=codec.max_message_bytes)

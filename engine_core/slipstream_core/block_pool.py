@@ -1,14 +1,19 @@
-"""Which blocks of the cache are free.
+"""Which blocks of the cache are free, and how many requests hold each of the others.
 
-Owns: the free blocks, as a stack in one numpy array, so that giving a thousand requests a block
-each is one slice.
+Owns: the blocks' reference counts, and the free blocks in two heaps: those whose content nobody
+wants, as a stack, and those that are kept, as a queue, the one that was freed longest ago first.
+All of it is numpy arrays, so that giving a thousand requests a block each is a few operations.
 
-Does not know: requests, tables, what a block holds. A shared or remembered block (prefix cache)
-is this module's to add: callers only ever allocate and release.
+Does not know: requests, tables, what a block holds or by which name it is found again (see
+`prefix_cache`, which says what is to be kept).
 
 Rules:
-- Block 0 is the null block: padding points at it, nobody owns it, it is never handed out.
-- A block has one owner from allocate() to release().
+- Block 0 is the null block: padding points at it, nobody holds it, it is never handed out.
+- A block is written only by who got it from allocate(); share() gives it to others, who read it.
+- A kept block that is free is still there to be handed out: allocate() takes what nobody wants
+  first, then the oldest of those that are kept, whose content is then forgotten.
+- The queue is lazy: a block that is shared while it lies there leaves a dead entry behind, known by
+  its stamp. Half of the queue's room is for those.
 """
 
 from __future__ import annotations
@@ -17,21 +22,35 @@ import numpy as np
 import numpy.typing as npt
 
 Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 NULL_BLOCK = 0
 
+_NOT_QUEUED = 0
+_WINDOW = 256  # entries of the queue that are looked at together, at least
+
 
 class BlockPool:
-    """A stack of free block ids; the block released last is handed out first."""
+    """Reference counts of all blocks; the unwanted block released last is handed out first."""
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:
             raise ValueError(f"num_blocks is {num_blocks}, needs at least 2: block 0 is the null")
         self._num_blocks = num_blocks
-        self._num_free = num_blocks - 1
-        # [num_blocks - 1] int32, the first num_free entries are free; low ids are handed out first
+        # [num_blocks - 1] int32, the first num_stacked are free; low ids are handed out first
         self._stack = np.arange(num_blocks - 1, 0, -1, dtype=np.int32)
-        self._owned = np.zeros(num_blocks, np.bool_)
+        self._num_stacked = num_blocks - 1
+        self._refs = np.zeros(num_blocks, np.int32)
+        self._kept = np.zeros(num_blocks, np.bool_)
+        # free and kept: entries [head, tail) that are alive have the stamp of their block
+        self._queue = np.zeros(2 * num_blocks, np.int32)
+        self._queue_stamps = np.zeros(2 * num_blocks, np.int64)
+        self._head = self._tail = 0
+        self._num_queued = 0  # entries alive
+        self._stamps = np.full(num_blocks, _NOT_QUEUED, np.int64)
+        self._next_stamp = _NOT_QUEUED + 1
+        self._places = np.zeros(num_blocks, np.int64)  # scratch of `_distinct`
 
     @property
     def num_blocks(self) -> int:
@@ -40,22 +59,122 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that allocate() could hand out."""
-        return self._num_free
+        """Blocks that allocate() could hand out: those that nobody holds."""
+        return self._num_stacked + self._num_queued
+
+    @property
+    def num_kept_free(self) -> int:
+        """Those of the free blocks whose content is kept."""
+        return self._num_queued
+
+    def refs(self, ids: Int32s) -> Int32s:
+        """How many hold each of `ids`, [n]."""
+        return self._refs.take(ids)
+
+    def is_kept(self, block: int) -> bool:
+        """Whether the content of `block` is worth something."""
+        return bool(self._kept[block])
 
     def allocate(self, n: int) -> Int32s:
-        """`n` blocks, [n]. The caller has looked at num_free."""
-        assert 0 <= n <= self._num_free, f"{n} blocks asked of {self._num_free}"
-        start = self._num_free - n
-        ids = self._stack[start : self._num_free][::-1].copy()
-        self._num_free = start
-        self._owned[ids] = True
+        """`n` blocks for one holder each, [n]. The caller has looked at num_free."""
+        assert 0 <= n <= self.num_free, f"{n} blocks asked of {self.num_free}"
+        start = max(self._num_stacked - n, 0)
+        ids = self._stack[start : self._num_stacked][::-1].copy()
+        self._num_stacked = start
+        if len(ids) < n:
+            oldest = self._oldest(n - len(ids))
+            self._kept[oldest] = False
+            ids = np.concatenate([ids, oldest])
+        self._refs[ids] = 1
         return ids
 
+    def share(self, ids: Int32s) -> None:
+        """One more holder for each of the kept blocks `ids`, [n], all different."""
+        assert self._kept[ids].all(), f"not kept: {ids[~self._kept[ids]]}"
+        self._num_queued -= int((self._stamps[ids] != _NOT_QUEUED).sum())
+        self._stamps[ids] = _NOT_QUEUED
+        self._refs[ids] += 1
+
     def release(self, ids: Int32s) -> None:
-        """Give blocks back, [n], each of them owned."""
-        assert self._owned[ids].all(), f"not owned: {ids[~self._owned[ids]]}"
-        self._owned[ids] = False
-        end = self._num_free + len(ids)
-        self._stack[self._num_free : end] = ids
-        self._num_free = end
+        """One holder less of each of `ids`, [n]; one that n holders had may be there n times.
+
+        Of those that are kept, the first are handed out first.
+        """
+        assert (self._refs[ids] > 0).all(), f"not owned: {ids[self._refs[ids] <= 0]}"
+        np.subtract.at(self._refs, ids, 1)
+        assert (self._refs[ids] >= 0).all(), f"not owned so often: {ids[self._refs[ids] < 0]}"
+        freed = self._distinct(ids[self._refs[ids] == 0])
+        kept = self._kept[freed]
+        if kept.any():
+            self._enqueue(freed[kept])
+            freed = freed[~kept]
+        self._push(freed)
+
+    def keep(self, ids: Int32s) -> None:
+        """The content of these blocks, [n], all of them held, is worth something from here on."""
+        assert (self._refs[ids] > 0).all(), f"free, so nobody's to name: {ids[self._refs[ids] < 1]}"
+        self._kept[ids] = True
+
+    def forget(self, ids: Int32s) -> None:
+        """The content of these blocks, [n], all different, held or free, is worth nothing."""
+        self._kept[ids] = False
+        free = ids[self._stamps[ids] != _NOT_QUEUED]
+        self._stamps[free] = _NOT_QUEUED
+        self._num_queued -= len(free)
+        self._push(free)
+
+    def forget_all(self) -> None:
+        """As `forget`, for every block."""
+        self.forget(np.flatnonzero(self._kept).astype(np.int32))
+
+    def _push(self, ids: Int32s) -> None:
+        """Free blocks that nobody wants."""
+        end = self._num_stacked + len(ids)
+        self._stack[self._num_stacked : end] = ids
+        self._num_stacked = end
+
+    def _enqueue(self, ids: Int32s) -> None:
+        """Free blocks that are kept, behind those that are there."""
+        end = self._tail + len(ids)
+        if end > len(self._queue):
+            alive = self._alive(self._head, self._tail)
+            live_ids = self._queue[self._head : self._tail][alive]
+            live_stamps = self._queue_stamps[self._head : self._tail][alive]
+            self._head, self._tail = 0, len(live_ids)
+            self._queue[: self._tail] = live_ids
+            self._queue_stamps[: self._tail] = live_stamps
+            end = self._tail + len(ids)
+        stamps = np.arange(self._next_stamp, self._next_stamp + len(ids))
+        self._next_stamp += len(ids)
+        self._stamps[ids] = stamps
+        self._queue[self._tail : end] = ids
+        self._queue_stamps[self._tail : end] = stamps
+        self._tail = end
+        self._num_queued += len(ids)
+
+    def _oldest(self, n: int) -> Int32s:
+        """Take the first `n` that are alive from the queue."""
+        found: list[Int32s] = []
+        missing = n
+        while missing:
+            end = min(self._tail, self._head + max(missing, _WINDOW))
+            at = np.flatnonzero(self._alive(self._head, end))[:missing]
+            found.append(self._queue[self._head + at])
+            missing -= len(at)
+            self._head = end if missing else self._head + int(at[-1]) + 1
+        ids = np.concatenate(found)
+        self._stamps[ids] = _NOT_QUEUED
+        self._num_queued -= n
+        return ids
+
+    def _alive(self, start: int, stop: int) -> Bools:
+        """Which of these entries of the queue are still meant, [stop - start]."""
+        alive: Bools = self._queue_stamps[start:stop] == self._stamps[self._queue[start:stop]]
+        return alive
+
+    def _distinct(self, ids: Int32s) -> Int32s:
+        """`ids` without repetitions, where each was last."""
+        order = np.arange(len(ids))
+        self._places[ids] = order
+        last = self._places[ids] == order
+        return ids if last.all() else ids[last]

@@ -53,6 +53,8 @@ class NewRequest:
     ] = ()  # not sampled while there are fewer outputs than min_tokens
     worker_ends: bool = True  # an end may come that only the worker sees
     on_probation: bool = False  # runs alone until it has sampled a token
+    cache_salt: str = ""  # blocks are shared only among requests with the same
+    use_prefix_cache: bool = True  # False: computes all of its tokens itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class RequestColumns:
         self.generation = np.zeros(rows, np.int64)
         self.alive = np.zeros(rows, np.bool_)
         self.on_probation = np.zeros(rows, np.bool_)  # of those alive
+        self.use_prefix_cache = np.zeros(rows, np.bool_)
         self.slot = np.full(rows, NO_SLOT, np.int64)  # NO_SLOT while it waits
         self.priority = np.zeros(rows, np.int64)
         self.arrival = np.zeros(rows, np.int64)
@@ -104,6 +107,7 @@ class RequestColumns:
         self._make_room(row)
         self.alive[row] = True
         self.on_probation[row] = request.on_probation
+        self.use_prefix_cache[row] = request.use_prefix_cache
         self.slot[row] = NO_SLOT
         self.priority[row] = request.priority
         self.arrival[row] = self._arrivals
@@ -144,8 +148,12 @@ class RequestColumns:
 
     def sampling(self, rows: Int64s) -> SamplingColumns:
         """The sampling columns of `rows`, [S]."""
-        if self._last_sampling is not None and np.array_equal(self._last_sampling[0], rows):
-            return self._last_sampling[1]
+        last = self._last_sampling
+        if last is not None and last[0] is rows:
+            return last[1]
+        if last is not None and np.array_equal(last[0], rows):
+            self._last_sampling = rows, last[1]
+            return last[1]
         temperatures = self.temperature[rows]
         top_ks, top_ps, min_ps = self.top_k[rows], self.top_p[rows], self.min_p[rows]
         num_logprobs = self.num_logprobs[rows]

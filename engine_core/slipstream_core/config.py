@@ -13,7 +13,9 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one engine core; unknown names and values out of range are refused.
 
     `served_model_name` is what clients are told; by default `model`.
-    `kv_cache_gib` bounds the cache on the CPU; `num_blocks` overrides it (tests).
+    `kv_cache_gib` bounds the cache on the CPU, `gpu_memory_utilization` is the share of what is
+    free on a card once the model is loaded; `num_blocks` overrides both (tests).
+    `enable_prefix_caching` lets requests share the blocks of equal beginnings.
     `runtime_dir` is the stack's own folder: the core notes there which streams its steps compute,
     and where its predecessor `died_within` (an exception, a fatal signal that nobody sent), it
     reads what that one noted. None: nothing is noted.
@@ -41,3 +43,5 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     trace: str | None = None
     runtime_dir: str | None = None
     died_within: bool = False
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, lt=1)] = 0.8
+    enable_prefix_caching: bool = True

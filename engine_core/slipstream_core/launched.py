@@ -1,12 +1,14 @@
 """Whom the steps in flight are for.
 
-Owns: a record of each launched step until it is answered, in launch order. Does not know: what has
-become of those requests since; whoever asks compares generations (see `columns`).
+Owns: a record of each launched step until it is answered, in launch order, and who has part in a
+failure through the blocks that requests share. Does not know: what has become of those requests
+since; whoever asks compares generations (see `columns`).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +16,18 @@ import numpy.typing as npt
 
 from slipstream_core.runner.plan import StepPlan
 
+Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockUse:
+    """Blocks that a row of a step reads from others (`shared`), or fills for others to read."""
+
+    row: int
+    generation: int
+    shared: Int32s
+    filled: Int32s
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +40,7 @@ class Launched:
     sampled: Int64s  # [S] rows
     sampled_generations: Int64s  # [S]
     on_probation: bool  # its one request is
+    uses: tuple[BlockUse, ...] = ()  # in the order in which its rows were planned
 
 
 class LaunchedSteps:
@@ -43,13 +57,34 @@ class LaunchedSteps:
         """Whether a request on probation is in flight, which nothing is launched behind."""
         return len(self._records) > 0 and self._records[-1].on_probation
 
-    def add(self, plan: StepPlan, rows: Int64s, generations: Int64s, *, on_probation: bool) -> None:
+    @property
+    def last_step(self) -> int | None:
+        """The step launched last, None where none is in flight."""
+        return self._records[-1].step if self._records else None
+
+    def add(
+        self,
+        plan: StepPlan,
+        rows: Int64s,
+        generations: Int64s,
+        *,
+        on_probation: bool,
+        uses: Sequence[BlockUse] = (),
+    ) -> None:
         """`plan`, for these rows, is launched next."""
         sampled, sampled_generations = rows, generations
-        if not plan.samples.all():
+        if plan.num_decodes < len(rows) and not plan.samples.all():
             sampled, sampled_generations = rows[plan.samples], generations[plan.samples]
         self._records.append(
-            Launched(plan.step, rows, generations, sampled, sampled_generations, on_probation)
+            Launched(
+                plan.step,
+                rows,
+                generations,
+                sampled,
+                sampled_generations,
+                on_probation,
+                tuple(uses),
+            )
         )
 
     def answered(self, plan: StepPlan) -> Launched:
@@ -57,6 +92,25 @@ class LaunchedSteps:
         record = self._records.popleft()
         assert record.step == plan.step, f"step {plan.step} answered before {record.step}"
         return record
+
+    def spoilt_by(self, failed: Launched) -> tuple[Int32s, dict[int, int]]:
+        """What a step that failed, answered already, has spoilt in the steps behind it.
+
+        The blocks that do not hold what they were to hold, all different; and the rows behind it,
+        with their generations, that read one of them, or one of a row that did.
+        """
+        rows = dict(zip(failed.rows.tolist(), failed.generations.tolist(), strict=True))
+        behind: dict[int, int] = {}
+        blocks: set[int] = set()
+        for record in (failed, *self._records):
+            for use in record.uses:
+                is_spoilt = use.generation in (rows.get(use.row), behind.get(use.row))
+                if not is_spoilt and not blocks.isdisjoint(use.shared.tolist()):
+                    behind[use.row] = use.generation
+                    is_spoilt = True
+                if is_spoilt:
+                    blocks.update(use.filled.tolist())
+        return np.array(sorted(blocks), np.int32), behind
 
     def rows_of(self, plan: StepPlan) -> Int64s:
         """The rows of a step in flight, [R]."""

@@ -14,6 +14,8 @@ Rules:
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -21,21 +23,38 @@ from slipstream_core.columns import RequestColumns, SlotColumns
 from slipstream_core.runner.plan import StepPlan
 from slipstream_ipc.log import PagedLog
 
+Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
-def build_plan(
+class TokenColumns(NamedTuple):
+    """What a step computes, without how it is sampled: fields as in StepPlan."""
+
+    slots: Int64s
+    token_ids: Int64s
+    gather_slots: Int64s
+    positions: Int64s
+    kv_slots: Int64s
+    query_lens: Int32s
+    kv_lens: Int32s
+    prompt_lens: Int32s
+    block_tables: Int32s
+    samples: Bools
+    sampled: Int64s  # the rows that are
+
+
+def token_columns(
     requests: RequestColumns,
     slots: SlotColumns,
     tokens: PagedLog,
     *,
-    step: int,
     rows: Int64s,
     counts: Int64s,
     num_decodes: int,
     block_size: int,
-) -> StepPlan:
-    """The plan in which `rows` [R] compute `counts` [R] tokens each, the first `num_decodes` one.
+) -> TokenColumns:
+    """The columns in which `rows` [R] compute `counts` [R] tokens, the first `num_decodes` one.
 
     Their block tables have room for those tokens.
     """
@@ -74,21 +93,41 @@ def build_plan(
 
     samples = kv_lens == known
     sampled = rows if samples.all() else rows[samples]
-    sampling = requests.sampling(sampled)
-    masked_rows, masked_ids = requests.masks(sampled)
-    return StepPlan(
-        step=step,
-        num_decodes=num_decodes,
+    return TokenColumns(
+        slots=at,
         token_ids=token_ids,
         gather_slots=gather_slots,
         positions=positions,
         kv_slots=kv_slots,
-        slots=at,
         query_lens=counts.astype(np.int32),
         kv_lens=kv_lens.astype(np.int32),
         prompt_lens=requests.prompt_len[rows].astype(np.int32),
         block_tables=block_tables,
         samples=samples,
+        sampled=sampled,
+    )
+
+
+def build_plan(
+    requests: RequestColumns, columns: TokenColumns, *, step: int, num_decodes: int
+) -> StepPlan:
+    """The plan of these columns, with how its sampled rows are sampled."""
+    sampled = columns.sampled
+    sampling = requests.sampling(sampled)
+    masked_rows, masked_ids = requests.masks(sampled)
+    return StepPlan(
+        step=step,
+        num_decodes=num_decodes,
+        token_ids=columns.token_ids,
+        gather_slots=columns.gather_slots,
+        positions=columns.positions,
+        kv_slots=columns.kv_slots,
+        slots=columns.slots,
+        query_lens=columns.query_lens,
+        kv_lens=columns.kv_lens,
+        prompt_lens=columns.prompt_lens,
+        block_tables=columns.block_tables,
+        samples=columns.samples,
         temperatures=sampling.temperatures,
         top_ks=sampling.top_ks,
         top_ps=sampling.top_ps,

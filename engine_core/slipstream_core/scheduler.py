@@ -23,6 +23,8 @@ Rules:
   that are run one after another, before all others. A step that fails puts its requests there,
   and whatever was launched behind it counts for nothing of theirs. Only who fails alone is at
   fault.
+- Who read what a failed step was to write (see `request_blocks`) computes everything anew, though
+  he had no part in that step.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.block_pool import BlockPool
 from slipstream_core.columns import NO_SLOT, NewRequest, RequestColumns, SlotColumns
+from slipstream_core.decode_batch import DecodeBatch
 from slipstream_core.launched import LaunchedSteps
-from slipstream_core.plan_builder import build_plan
+from slipstream_core.plan_builder import TokenColumns, build_plan, token_columns
+from slipstream_core.request_blocks import RequestBlocks
 from slipstream_core.runner.plan import StepPlan
 from slipstream_core.waiting import WaitingQueue
 from slipstream_ipc.log import PagedLog
@@ -73,11 +76,14 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         max_unacked: int = 64,
+        enable_prefix_caching: bool = False,
+        model_salt: str = "",
     ) -> None:
         """`tokens` holds prompt and outputs of every row; its owner opens and drops the rows.
 
         `num_blocks` includes the null block and must hold one request of `max_model_len` tokens;
-        `max_unacked` is how many outputs a request with `worker_ends` may be ahead of its worker.
+        `max_unacked` is how many outputs a request with `worker_ends` may be ahead of its worker;
+        `model_salt` sets the names of cached blocks apart from those of another model.
         """
         max_blocks = -(-max_model_len // block_size)
         if num_blocks <= max_blocks:
@@ -91,11 +97,20 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._max_unacked = max_unacked
-        self._pool = BlockPool(num_blocks)
         self._requests = RequestColumns()
         self._slots = SlotColumns(max_num_seqs, max_blocks)
+        self._blocks = RequestBlocks(
+            self._requests,
+            self._slots,
+            tokens,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            model_salt=model_salt,
+        )
         self._waiting = WaitingQueue(self._requests)
         self._in_flight = LaunchedSteps()
+        self._batch: DecodeBatch | None = None  # while the same requests run, one token each
         self._step = 0
         self._num_on_probation = 0
         self._num_preemptions = 0
@@ -119,17 +134,27 @@ class Scheduler:
     @property
     def num_blocks(self) -> int:
         """Blocks of the cache, the null block included."""
-        return self._pool.num_blocks
+        return self._blocks.num_blocks
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that nobody holds."""
-        return self._pool.num_free
+        return self._blocks.num_free
 
     @property
     def num_preemptions(self) -> int:
         """Times that a request gave up its blocks."""
         return self._num_preemptions
+
+    @property
+    def prefix_cache_queries(self) -> int:
+        """Tokens of admitted requests that were looked for in the prefix cache."""
+        return self._blocks.num_query_tokens
+
+    @property
+    def prefix_cache_hits(self) -> int:
+        """Tokens of admitted requests that were found there, and not computed."""
+        return self._blocks.num_hit_tokens
 
     @property
     def has_work(self) -> bool:
@@ -153,6 +178,7 @@ class Scheduler:
         assert not self._requests.is_alive(row), f"row {row} is in use"
         run_ahead = self._max_unacked if request.worker_ends else _UNBOUNDED
         self._requests.add(request, known=known, limit=limit, run_ahead=run_ahead)
+        self._blocks.open(row, request.cache_salt)
         self._num_on_probation += request.on_probation
         self._waiting.add(row)
 
@@ -175,6 +201,11 @@ class Scheduler:
             row = self._next_on_probation(acked)
             if row is not None:
                 return None if self._in_flight else self._plan_alone(row)
+        if self._batch is not None:
+            plan = self._plan_again(self._batch, acked)
+            if plan is not None:
+                return plan
+            self._batch = None
         rows = self._slots.running()
         runnable = self._may_run(rows, acked)
         one_behind = requests.known[rows] - requests.computed[rows] == 1
@@ -208,7 +239,9 @@ class Scheduler:
         if record.on_probation and len(rows):
             self._requests.on_probation[rows] = False
             self._num_on_probation -= 1
-        has_ended = self._tokens.lengths(rows) >= self._requests.limit.take(rows)
+        lengths = self._tokens.lengths(rows)
+        self._blocks.completed(rows, lengths)
+        has_ended = lengths >= self._requests.limit.take(rows)
         ended = _NOBODY
         if has_ended.any():
             ended = rows[has_ended]
@@ -222,6 +255,11 @@ class Scheduler:
         computes its tokens anew, alone.
         """
         record = self._in_flight.answered(plan)
+        spoilt, readers = self._in_flight.spoilt_by(record)
+        self._blocks.forget(spoilt)
+        for row, generation in readers.items():
+            if self._requests.generation[row] == generation:
+                self._take_back(row)
         rows: Int64s = record.rows[self._requests.generation[record.rows] == record.generations]
         if len(record.rows) == 1:
             self._remove(rows)
@@ -233,6 +271,11 @@ class Scheduler:
     def settle(self) -> None:
         """Do what can wait until the readers have what was sampled last."""
         self._tokens.settle()
+        self._blocks.settle()
+
+    def reset_prefix_cache(self) -> None:
+        """Let nothing be found in the cache that is there now."""
+        self._blocks.reset_prefix_cache()
 
     def rows_of(self, plan: StepPlan) -> Int64s:
         """The rows of a plan in flight, [R]."""
@@ -251,15 +294,15 @@ class Scheduler:
         at = requests.slot[decoding]
         full = slots.num_blocks[at] * self._block_size == requests.computed[decoding]
         asking = at[full]
-        if len(asking) > self._pool.num_free:
+        if len(asking) > self._blocks.num_free:
             # The last in order goes until the rest fits: nobody gives way to one behind him.
             candidates = requests.in_order(slots.running()).tolist()
-            while len(asking) > self._pool.num_free:
+            while len(asking) > self._blocks.num_free:
                 self._preempt(candidates.pop())
                 asking = at[full & (requests.slot[decoding] == at)]
             decoding = decoding[requests.slot[decoding] == at]
         if len(asking):
-            slots.append_blocks(asking, self._pool.allocate(len(asking)))
+            self._blocks.grow(asking)
         return decoding
 
     def _continue(self, prefilling: Int64s, budget: int) -> list[tuple[int, int]]:
@@ -271,6 +314,7 @@ class Scheduler:
         for row in requests.in_order(prefilling[requests.slot[prefilling] != NO_SLOT]).tolist():
             count = min(budget, int(requests.known[row] - requests.computed[row]))
             if count > 0:
+                self._blocks.fill(row, count)
                 chunks.append((row, count))
                 budget -= count
         return chunks
@@ -294,14 +338,15 @@ class Scheduler:
                 # its worker may be stuck: that is not for the others to wait for
                 num_passed_over += 1
                 continue
-            # one token more than it has, lest it be preempted at its first output
-            if -(-(known + 1) // self._block_size) > self._pool.num_free:
+            shared = self._blocks.find_room(row)
+            if shared is None:
                 break
             self._waiting.remove(row)
-            blocks = self._pool.allocate(-(-known // self._block_size))
-            requests.slot[row] = self._slots.take(row, blocks)
-            chunks.append((row, min(budget, known)))
-            budget -= chunks[-1][1]
+            self._blocks.admit(row, shared)
+            count = min(budget, known - int(requests.computed[row]))
+            self._blocks.fill(row, count)
+            chunks.append((row, count))
+            budget -= count
         return chunks
 
     def _next_on_probation(self, acked: Int64s) -> int | None:
@@ -311,29 +356,33 @@ class Scheduler:
         return int(rows[0]) if len(rows) else None
 
     def _put_on_probation(self, row: int) -> None:
-        """Let a request compute everything anew, alone; what is in flight of it is not its own."""
+        """Let a request compute everything anew, alone."""
         requests = self._requests
-        requests.generation[row] += 1
-        requests.known[row] = self._tokens.length(row)
         if not requests.on_probation[row]:
             requests.on_probation[row] = True
             self._num_on_probation += 1
+        self._take_back(row)
+
+    def _take_back(self, row: int) -> None:
+        """Let a request compute everything anew; what is in flight of it is not its own."""
+        requests = self._requests
+        requests.generation[row] += 1
+        requests.known[row] = self._tokens.length(row)
         if requests.slot[row] != NO_SLOT:
             self._preempt(row)
 
     def _plan_alone(self, row: int) -> StepPlan:
         """The next step of a request on probation; others give way where it finds no room."""
         requests = self._requests
-        known = int(requests.known[row])
         if requests.slot[row] == NO_SLOT:
-            num_blocks = -(-(known + 1) // self._block_size)
             candidates = requests.in_order(self._slots.running()).tolist()
-            while not self._slots.num_free or self._pool.num_free < num_blocks:
+            while not self._slots.num_free or (shared := self._blocks.find_room(row)) is None:
                 self._preempt(candidates.pop())
             self._waiting.remove(row)
-            blocks = self._pool.allocate(-(-known // self._block_size))
-            requests.slot[row] = self._slots.take(row, blocks)
-        count = min(self._max_num_batched_tokens, known - int(requests.computed[row]))
+            self._blocks.admit(row, shared)
+        left = int(requests.known[row] - requests.computed[row])
+        count = min(self._max_num_batched_tokens, left)
+        self._blocks.fill(row, count)
         return self._plan(_NOBODY, [(row, count)])
 
     def _plan(self, decoding: Int64s, chunks: list[tuple[int, int]]) -> StepPlan:
@@ -344,27 +393,64 @@ class Scheduler:
             more = np.array(chunks, np.int64)
             rows = np.concatenate([rows, more[:, 0]])
             counts = np.concatenate([counts, more[:, 1]])
-        self._step += 1
-        plan = build_plan(
+        columns = token_columns(
             requests,
             self._slots,
             self._tokens,
-            step=self._step,
             rows=rows,
             counts=counts,
             num_decodes=len(decoding),
             block_size=self._block_size,
         )
+        generations = requests.generation.take(rows)
+        plan = self._launch(columns, rows, generations, num_decodes=len(decoding))
         requests.computed[rows] = plan.kv_lens
         requests.known[rows] += plan.samples
+        if not chunks and rows is self._slots.running():
+            self._batch = DecodeBatch(
+                requests,
+                self._slots,
+                self._tokens,
+                rows,
+                columns,
+                step=self._step,
+                generations=generations,
+                block_size=self._block_size,
+            )
+        return plan
+
+    def _plan_again(self, batch: DecodeBatch, acked: Int64s) -> StepPlan | None:
+        """The next step of the same requests; None where it is not that simple."""
+        if batch.rows is not self._slots.running() or not batch.may_run(acked):
+            return None
+        if self._waiting and self._slots.num_free:
+            return None
+        beginning = batch.beginning()
+        if len(beginning) > self._blocks.num_free:
+            return None
+        if len(beginning):
+            self._blocks.grow(self._requests.slot.take(batch.rows.take(beginning)))
+        is_last_in_flight = self._in_flight.last_step == batch.step
+        columns = batch.next_columns(beginning, is_last_in_flight=is_last_in_flight)
+        num = len(batch.rows)
+        plan = self._launch(columns, batch.rows, batch.generations, num_decodes=num)
+        batch.count(plan.step)
+        return plan
+
+    def _launch(
+        self, columns: TokenColumns, rows: Int64s, generations: Int64s, *, num_decodes: int
+    ) -> StepPlan:
+        requests = self._requests
+        self._step += 1
+        plan = build_plan(requests, columns, step=self._step, num_decodes=num_decodes)
         on_probation = bool(self._num_on_probation and requests.on_probation[rows[0]])
-        generations = requests.generation.take(rows)
-        self._in_flight.add(plan, rows, generations, on_probation=on_probation)
+        uses = self._blocks.take_uses()
+        self._in_flight.add(plan, rows, generations, on_probation=on_probation, uses=uses)
         return plan
 
     def _preempt(self, row: int) -> None:
         """Take slot and blocks from a running request and let it wait in its old place."""
-        self._release(np.array([row]))
+        self._blocks.release(np.array([row]))
         self._requests.computed[row] = 0
         self._waiting.add(row)
         self._num_preemptions += 1
@@ -373,14 +459,10 @@ class Scheduler:
         """Forget live requests, all different, running or waiting."""
         requests = self._requests
         runs = requests.slot[rows] != NO_SLOT
-        self._release(rows[runs])
+        if runs.any():
+            self._blocks.release(rows[runs])
         for row in rows[~runs].tolist():
             self._waiting.remove(row)
         self._num_on_probation -= int(requests.on_probation[rows].sum())
+        self._blocks.close(rows)
         requests.remove(rows)
-
-    def _release(self, rows: Int64s) -> None:
-        """Free slots and blocks of running requests."""
-        if len(rows):
-            self._pool.release(self._slots.give_back(self._requests.slot[rows]))
-            self._requests.slot[rows] = NO_SLOT

@@ -208,6 +208,7 @@ class Submit(Struct, array_like=True, frozen=True, tag=10):
     was_accepted: bool = False  # so it passes the bound on waiting requests
     output_ids: bytes = b""
     num_chars: Count = 0
+    cache_salt: LongText = ""  # cached blocks are shared only among requests with the same
 
 
 class Resume(Struct, array_like=True, frozen=True, tag=11):
@@ -295,6 +296,7 @@ class Admit(Struct, array_like=True, frozen=True, tag=30):
     logprobs: LogprobColumns | None = None  # of `output_ids`, as one entry, where they are wanted
     was_accepted: bool = False  # it passes the bound on waiting requests
     strikes: U32 = 0  # cores that died from within while they ran it, without progress between
+    cache_salt: Label = ""  # cached blocks are shared only among requests with the same
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=31):

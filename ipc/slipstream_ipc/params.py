@@ -78,6 +78,13 @@ def check_label(label: str, priority: int) -> None:
     _integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY, allowed)
 
 
+def check_cache_salt(cache_salt: str) -> None:
+    """BadRequest for a salt that does not travel."""
+    if len(cache_salt) > MAX_LABEL_CHARS:
+        given = f"{len(cache_salt)} characters"  # a tenant's salt is for no log
+        raise BadRequest("cache_salt", given, f"at most {MAX_LABEL_CHARS} characters")
+
+
 def check_turns(num_turns: int) -> None:
     """BadRequest for a chat of more messages than a request may hold."""
     if num_turns > MAX_CHAT_TURNS:

@@ -15,7 +15,13 @@ from slipstream_ipc.codec import decode_params
 from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import Admit, ModelCard, Submit
-from slipstream_ipc.params import check_label, check_params, check_prompt, stop_strings
+from slipstream_ipc.params import (
+    check_cache_salt,
+    check_label,
+    check_params,
+    check_prompt,
+    stop_strings,
+)
 from slipstream_worker.detokenizer import DetokenizerFactory
 from slipstream_worker.output import StreamOutput
 from slipstream_worker.stop_strings import StopStrings
@@ -30,6 +36,7 @@ def check_submit(submit: Submit) -> None:
     if not 0 <= submit.handle < 2**32:
         raise BadRequest("handle", submit.handle, "an integer in [0, 2**32)")
     check_label(submit.label, submit.priority)
+    check_cache_salt(submit.cache_salt)
     check_params(decode_params(submit.params))
     given = (submit.text is not None) + bool(submit.token_ids) + bool(submit.messages)
     if given != 1:
@@ -71,6 +78,7 @@ def register(submit: Submit, prompt_ids: bytes, client: bytes, card: ModelCard) 
         fingerprint=fingerprint(submit),
         output_ids=submit.output_ids,
         was_accepted=submit.was_accepted,
+        cache_salt=submit.cache_salt,
     )
 
 

@@ -220,10 +220,12 @@ def test_prompt_kinds_travel_as_they_are(client: Client, worker: FakeWorker) -> 
         assert worker.expect(Submit).messages == expected
 
 
-def test_params_label_and_priority_travel(client: Client, worker: FakeWorker) -> None:
-    stream = client.stream("x", label="mine", priority=-3, temperature=0, stop=["a", "b"])
+def test_params_label_priority_and_salt_travel(client: Client, worker: FakeWorker) -> None:
+    options = {"label": "mine", "priority": -3, "cache_salt": "tenant"}
+    stream = client.stream("x", **options, temperature=0, stop=["a", "b"])
     submit = worker.expect(Submit)
     assert (submit.label, submit.priority) == (stream.label, -3) == ("mine", -3)
+    assert submit.cache_salt == "tenant"
     assert submit.stream_id.hex() == stream.id
     assert decode_params(submit.params) == SamplingParams(temperature=0, stop=("a", "b"))
 

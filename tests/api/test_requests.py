@@ -94,9 +94,12 @@ def test_bad_prompts_are_named(prompt: Any, field: str) -> None:
         ({"priority": "high"}, "priority"),
         ({"priority": True}, "priority"),
         ({"priority": 2**31}, "priority"),
+        ({"cache_salt": 3}, "cache_salt"),
+        ({"cache_salt": "x" * 1025}, "cache_salt"),
+        ({"cache_salt": "\ud800"}, "cache_salt"),
     ],
 )
-def test_bad_label_or_priority_is_named(options: dict[str, Any], field: str) -> None:
+def test_bad_label_priority_or_salt_is_named(options: dict[str, Any], field: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         new_submit("x", PARAMS, **options)
     assert caught.value.field == field

@@ -202,7 +202,7 @@ GOOD = [10, 0, ID, {"max_tokens": 2}, None, pack_u32([5, 6])]
 
 
 def changed(at: int, value: object) -> list[object]:
-    defaults: list[object] = [*GOOD, [], "", 0, False, b"", 0]
+    defaults: list[object] = [*GOOD, [], "", 0, False, b"", 0, ""]
     defaults[at] = value
     return defaults
 
@@ -238,6 +238,9 @@ def changed(at: int, value: object) -> list[object]:
         (changed(10, b"abc"), Rejected, "output_ids"),
         (changed(10, b"\xff" * 4), Rejected, "output_ids"),
         (changed(11, -1), Refusal, "num_chars"),
+        (changed(12, "x" * 1025), Rejected, "cache_salt"),
+        (changed(12, "x" * 70_000), Refusal, "cache_salt"),
+        (changed(12, 3), Refusal, "cache_salt"),
         ([11, 0, ID, -1, 0], Refusal, "num_chars"),
         ([12, bytes(40)], Refusal, "stream_id"),
         ([12, ID, -1], Refusal, "handle"),

@@ -52,7 +52,9 @@ def ask_chat(body: ChatRequest, model: ModelCard) -> Ask:
     if not body.messages:
         raise bad_field("messages", "messages: got none, allowed: one or more")
     turns = tuple(_turn(index, message) for index, message in enumerate(body.messages))
-    submit = new_submit(turns, params, priority=body.priority or 0, model=model)
+    submit = new_submit(
+        turns, params, priority=body.priority or 0, cache_salt=body.cache_salt, model=model
+    )
     return Ask(
         id=f"chatcmpl-{submit.stream_id.hex()}",
         model=model.name,

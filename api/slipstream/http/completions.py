@@ -45,7 +45,13 @@ def ask_completion(body: CompletionRequest, model: ModelCard) -> Ask:
     )
     states = [
         StreamState(
-            new_submit(prompt, params, priority=body.priority or 0, model=model),
+            new_submit(
+                prompt,
+                params,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt,
+                model=model,
+            ),
             wants_whole=not body.stream,
         )
         for prompt in _prompts(body.prompt)

@@ -47,6 +47,7 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     skip_special_tokens: bool | None = None
     stream_interval: int | None = None
     priority: int | None = None
+    cache_salt: str | None = None
 
     user: Ignored = None
     metadata: Ignored = None

@@ -125,9 +125,28 @@ class SimulatedRunner:
         before = np.zeros(plan.num_requests, np.uint64)
         continues = first > 0
         before[continues] = self._read(plan, continues, first[continues] - 1)
+        was_read = before.copy()
         before[1:] -= sums[ends[:-1] - 1]  # modulo 2**64: what the rows in front summed up to
         self._cache[plan.kv_slots] = sums + np.repeat(before, plan.query_lens)
+        if plan.num_requests - plan.num_decodes > 1:
+            self._reread(plan, starts, ends, was_read)
         return self._sample(plan)
+
+    def _reread(self, plan: StepPlan, starts: Int64s, ends: Int64s, was_read: UInt64s) -> None:
+        """Let chunks that go on from what another chunk of this step writes read that.
+
+        A row shares blocks with rows in front of it alone, so once over them in order will do.
+        `was_read`: what each row found before anything was written, [R].
+        """
+        rows = np.arange(plan.num_decodes, plan.num_requests)
+        rows = rows[plan.positions[starts[rows]] > 0]
+        size = self.info.block_size
+        numbers, offsets = np.divmod(plan.positions[starts[rows]] - 1, size)
+        places = plan.block_tables[rows, numbers].astype(np.int64) * size + offsets
+        follows = np.isin(places, plan.kv_slots[plan.num_decodes :])
+        for row, place in zip(rows[follows].tolist(), places[follows].tolist(), strict=True):
+            difference = self._cache[place] - was_read[row]
+            self._cache[plan.kv_slots[starts[row] : ends[row]]] += difference
 
     def _sample(self, plan: StepPlan) -> StepResult:
         rows = plan.samples

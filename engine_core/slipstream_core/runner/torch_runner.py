@@ -38,9 +38,6 @@ from slipstream_ipc.trace import Span, Tracer, open_tracer
 logger = logging.getLogger(__name__)
 
 
-_CARD_SHARE = 0.8  # of free memory; the rest is for activations
-
-
 def load_runner(config: CoreConfig) -> TorchRunner:
     """Load the model and size its cache. Raises ModelLoadError.
 
@@ -73,9 +70,9 @@ def load_runner(config: CoreConfig) -> TorchRunner:
 
 
 def _cache_bytes(config: CoreConfig, device: torch.device) -> int:
-    """Memory for the cache: what is configured on a CPU, most of what is free on a card."""
+    """Memory for the cache: what is configured on a CPU, a share of what is free on a card."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * _CARD_SHARE)
+        return int(torch.cuda.mem_get_info(device)[0] * config.gpu_memory_utilization)
     return int(config.kv_cache_gib * 2**30)
 
 

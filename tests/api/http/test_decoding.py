@@ -83,6 +83,7 @@ def test_every_sampling_field_arrives():
         assert found == SamplingParams(stop=("a", "b"), **given)
         assert params(ask(stop="a")).stop == "a"
         assert ask(priority=-3).states[0].request.priority == -3
+        assert ask(cache_salt="mine").states[0].request.cache_salt == "mine"
     assert params(complete(logprobs=3)).logprobs == 3
     assert params(chat(logprobs=True)).logprobs == 0
     assert params(chat(logprobs=True, top_logprobs=5)).logprobs == 5

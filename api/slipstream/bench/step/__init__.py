@@ -1,0 +1,1 @@
+"""`slipstream bench step`: what a decode step costs, part by part."""

@@ -1,0 +1,200 @@
+"""The blocks that requests compute into: taking, growing, sharing and giving them back.
+
+Owns: the block pool, the prefix cache where there is one, and what is still to be registered there.
+Does not know: who is to run, budgets, preemption.
+
+Rules:
+- A request shares only full blocks in front of the first token that it computes, and computes at
+  least one: a shared block is never written.
+- Prompts and known outputs are registered when the step that fills their blocks is planned, which
+  `take_uses` hands over for the record of that step; what is sampled when the step after is
+  completed, as its ids are on the host only then (`completed`), and not before somebody has time
+  (`settle`) or blocks are given back.
+- What a step that failed was to write is forgotten: `forget`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_core.block_pool import BlockPool
+from slipstream_core.columns import NO_SLOT, RequestColumns, SlotColumns
+from slipstream_core.launched import BlockUse
+from slipstream_core.prefix_cache import PrefixCache
+from slipstream_ipc.log import PagedLog
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+_NO_BLOCKS: Int32s = np.empty(0, np.int32)
+
+
+class RequestBlocks:
+    """Blocks of all requests; the tables that say whose they are lie in `slots`."""
+
+    def __init__(
+        self,
+        requests: RequestColumns,
+        slots: SlotColumns,
+        tokens: PagedLog,
+        *,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool,
+        model_salt: str,
+    ) -> None:
+        self._requests = requests
+        self._slots = slots
+        self._tokens = tokens
+        self._block_size = block_size
+        self._pool = BlockPool(num_blocks)
+        self._cache: PrefixCache | None = None
+        if enable_prefix_caching:
+            self._cache = PrefixCache(self._pool, block_size, model_salt)
+        self._uses: list[BlockUse] = []  # of the step that is being planned
+        # rows, their slots then, lengths; not yet registered
+        self._completed: list[tuple[Int64s, Int64s, Int64s]] = []
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the cache, the null block included."""
+        return self._pool.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds."""
+        return self._pool.num_free
+
+    @property
+    def num_query_tokens(self) -> int:
+        """Tokens of admitted requests that were looked for in the prefix cache."""
+        return 0 if self._cache is None else self._cache.num_query_tokens
+
+    @property
+    def num_hit_tokens(self) -> int:
+        """And those of them that were there."""
+        return 0 if self._cache is None else self._cache.num_hit_tokens
+
+    def open(self, row: int, cache_salt: str) -> None:
+        """A request comes."""
+        if self._cache is not None:
+            self._cache.open(row, cache_salt)
+
+    def close(self, rows: Int64s) -> None:
+        """Requests go; they hold no blocks any more."""
+        if self._cache is not None:
+            for row in rows.tolist():
+                self._cache.close(row)
+
+    def find_room(self, row: int) -> Int32s | None:
+        """The blocks that a waiting request would share, None where it does not fit.
+
+        It fits where there is room for one token more than it has, lest it be preempted at its
+        first output. All of its tokens are on the host.
+        """
+        known = int(self._requests.known[row])
+        needed = -(-(known + 1) // self._block_size)
+        shared = self._find(row, known)
+        if needed - len(shared) > self._pool.num_free - self._num_idle(shared):
+            return None
+        return shared
+
+    def admit(self, row: int, shared: Int32s) -> None:
+        """Give a waiting request a slot and blocks, the first of them `shared` (see find_room)."""
+        requests = self._requests
+        known = int(requests.known[row])
+        blocks = shared
+        if len(shared):
+            self._pool.share(shared)
+            generation = int(requests.generation[row])
+            self._uses.append(BlockUse(row, generation, shared, _NO_BLOCKS))
+        new = self._pool.allocate(-(-known // self._block_size) - len(shared))
+        blocks = np.concatenate([shared, new]) if len(shared) else new
+        requests.slot[row] = self._slots.take(row, blocks)
+        requests.computed[row] = len(shared) * self._block_size
+        if self._cache is not None and requests.use_prefix_cache[row]:
+            self._cache.count(known, len(shared) * self._block_size)
+
+    def fill(self, row: int, count: int) -> None:
+        """The step that is being planned computes `count` more of the row's known tokens."""
+        if self._cache is None:
+            return
+        computed = int(self._requests.computed[row])
+        start, stop = computed // self._block_size, (computed + count) // self._block_size
+        if start == stop:
+            return
+        blocks = self._slots.tables[self._requests.slot[row], start:stop].copy()
+        self._digest(row, stop)
+        self._cache.register(row, start, blocks)
+        self._uses.append(BlockUse(row, int(self._requests.generation[row]), _NO_BLOCKS, blocks))
+
+    def grow(self, slots: Int64s) -> None:
+        """One more block for each of these slots; there are as many."""
+        self._slots.append_blocks(slots, self._pool.allocate(len(slots)))
+
+    def take_uses(self) -> list[BlockUse]:
+        """What the step that was planned shares and fills, in the order of its rows."""
+        uses, self._uses = self._uses, []
+        return uses
+
+    def completed(self, rows: Int64s, lengths: Int64s) -> None:
+        """These rows have got a token each, and have `lengths` of them now."""
+        if self._cache is not None:
+            # Slots as of now: who is preempted, and admitted anew, computes his blocks once more.
+            self._completed.append((rows, self._requests.slot.take(rows), lengths))
+
+    def settle(self) -> None:
+        """Register the blocks whose last token has been computed, and is known."""
+        cache = self._cache
+        if cache is None or not self._completed:
+            return
+        size = self._block_size
+        completed, self._completed = self._completed, []
+        for rows, slots, lengths in completed:
+            computed = lengths - 1  # the newest token is not
+            full = np.flatnonzero(computed % size == 0)
+            full = full[slots[full] != NO_SLOT]
+            if len(full):
+                rows = rows[full]
+                numbers = computed[full] // size - 1
+                ids = self._tokens.gather_blocks(rows, numbers * size, size)
+                blocks = self._slots.tables[slots[full], numbers]
+                cache.register_sampled(rows.tolist(), numbers.tolist(), blocks, ids)
+
+    def release(self, rows: Int64s) -> None:
+        """Take slots and blocks from running requests, all different."""
+        self.settle()
+        blocks = self._slots.give_back(self._requests.slot[rows])
+        self._pool.release(blocks[::-1])  # a beginning is of more use to others than what follows
+        self._requests.slot[rows] = NO_SLOT
+
+    def forget(self, blocks: Int32s) -> None:
+        """What these blocks, all different, were to hold is not there."""
+        if self._cache is not None:
+            self._cache.forget(blocks)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what every block holds. Who runs goes on with what he has."""
+        self.settle()
+        if self._cache is not None:
+            self._cache.reset()
+
+    def _find(self, row: int, known: int) -> Int32s:
+        if self._cache is None or not self._requests.use_prefix_cache[row]:
+            return _NO_BLOCKS
+        self._digest(row, known // self._block_size)
+        return self._cache.lookup(row, (known - 1) // self._block_size)
+
+    def _digest(self, row: int, num_blocks: int) -> None:
+        """Have the names of the row's first `num_blocks`, whose tokens are on the host."""
+        assert self._cache is not None
+        start = self._cache.num_named(row)
+        if start < num_blocks:
+            size = self._block_size
+            ids = self._tokens.read(row, start * size, num_blocks * size)
+            self._cache.extend(row, ids)
+
+    def _num_idle(self, blocks: Int32s) -> int:
+        """How many of these blocks nobody holds."""
+        return int((self._pool.refs(blocks) == 0).sum()) if len(blocks) else 0

@@ -1,0 +1,157 @@
+"""Steps made from the step before are those that would have been made anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream_core.runner.plan import StepPlan
+from slipstream_core.scheduler import NewRequest, Scheduler
+from slipstream_ipc.log import PagedLog
+
+MAX_ROWS = 16
+
+
+class Twin:
+    """A scheduler with its histories; `anew` makes it forget the last step each time."""
+
+    def __init__(self, *, anew: bool, **limits: Any) -> None:
+        self.anew = anew
+        self.log = PagedLog(np.uint32, rows=2)
+        self.scheduler = Scheduler(
+            tokens=self.log, max_num_batched_tokens=200, max_model_len=40, **limits
+        )
+        self.in_flight: deque[StepPlan] = deque()
+        self.num_again = 0
+
+    def add(self, row: int, length: int, **params: Any) -> None:
+        self.log.open(row)
+        self.log.extend(row, (np.arange(length) + row).astype(np.uint32))
+        fields = {"temperature": 1.0, "top_k": row, "top_p": 1.0, "min_p": 0.0, "seed": row}
+        self.scheduler.add(NewRequest(row=row, prompt_len=length, **{**fields, **params}))
+
+    def remove(self, row: int) -> None:
+        self.scheduler.remove(row)
+        self.log.drop(row)
+
+    def launch(self, acked: np.ndarray) -> StepPlan | None:
+        before = self.scheduler._batch
+        if self.anew:
+            self.scheduler._batch = None
+        plan = self.scheduler.schedule(acked)
+        if plan is not None:
+            self.in_flight.append(plan)
+            self.num_again += before is not None and self.scheduler._batch is before
+        return plan
+
+    def collect(self) -> list[int]:
+        plan = self.in_flight.popleft()
+        ids = (np.arange(int(plan.samples.sum())) * 7 + plan.step) % 11
+        ended: list[int] = self.scheduler.complete(plan, ids).ended.tolist()
+        for row in ended:
+            self.log.drop(row)
+        self.scheduler.settle()
+        return ended
+
+
+def assert_same(plan: StepPlan | None, other: StepPlan | None) -> None:
+    assert (plan is None) == (other is None)
+    if plan is None or other is None:
+        return
+    for field in dataclasses.fields(StepPlan):
+        mine, theirs = getattr(plan, field.name), getattr(other, field.name)
+        if isinstance(mine, np.ndarray):
+            assert mine.dtype == theirs.dtype, field.name
+            assert mine.tolist() == theirs.tolist(), field.name
+        else:
+            assert mine == theirs, field.name
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("run"), st.integers(1, 20), st.integers(0, 2)),
+    st.tuples(st.just("add"), st.integers(1, 20), st.integers(1, 20)),
+    st.tuples(st.just("remove"), st.integers(0, MAX_ROWS - 1), st.just(0)),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    block_size=st.sampled_from([1, 3, 4, 16]),
+    spare_blocks=st.integers(0, 60),
+    max_num_seqs=st.integers(1, 8),
+    max_unacked=st.sampled_from([3, 64]),
+    min_tokens=st.sampled_from([0, 6]),
+    is_acked=st.booleans(),
+    actions=st.lists(ACTIONS, max_size=25),
+)
+def test_agrees_with_columns_made_anew(
+    block_size: int,
+    spare_blocks: int,
+    max_num_seqs: int,
+    max_unacked: int,
+    min_tokens: int,
+    is_acked: bool,
+    actions: list[tuple[str, int, int]],
+) -> None:
+    limits = {
+        "num_blocks": -(-40 // block_size) + 1 + spare_blocks,
+        "block_size": block_size,
+        "max_num_seqs": max_num_seqs,
+        "max_unacked": max_unacked,
+        "enable_prefix_caching": True,
+    }
+    twins = Twin(anew=False, **limits), Twin(anew=True, **limits)
+    alive: set[int] = set()
+    acked = np.zeros(MAX_ROWS, np.int64)
+    for action, n, ahead in [*actions, ("run", 20, 0)]:
+        if action == "add" and len(alive) < MAX_ROWS:
+            row = min(set(range(MAX_ROWS)) - alive)
+            alive.add(row)
+            acked[row] = n
+            for twin in twins:
+                twin.add(
+                    row,
+                    n,
+                    max_tokens=ahead,
+                    worker_ends=row % 2 == 0,
+                    min_tokens=min(min_tokens, ahead),
+                    stop_token_ids=(1, 2),
+                )
+        elif action == "remove" and n in alive:
+            alive.remove(n)
+            for twin in twins:
+                twin.remove(n)
+        elif action == "run":
+            for _ in range(n):
+                if is_acked:
+                    for row in alive:
+                        acked[row] = twins[0].log.length(row)
+                plan = twins[0].launch(acked)
+                assert_same(plan, twins[1].launch(acked))
+                while len(twins[0].in_flight) > (ahead if plan is not None else 0):
+                    ended = twins[0].collect()
+                    assert twins[1].collect() == ended
+                    alive -= set(ended)
+    assert twins[1].num_again == 0
+
+
+def test_a_batch_that_stays_is_made_from_the_step_before() -> None:
+    twin = Twin(anew=False, num_blocks=40, block_size=4, max_num_seqs=2)
+    acked = np.zeros(MAX_ROWS, np.int64)
+    for row in range(3):
+        twin.add(row, 5, max_tokens=20, worker_ends=False)
+    for _ in range(10):  # one waits for a slot: it is not for him to break it up
+        twin.launch(acked)
+    assert twin.num_again == 8
+    while twin.in_flight:
+        twin.collect()
+    twin.remove(0)
+    plan = twin.launch(acked)
+    assert plan is not None
+    assert plan.query_lens.tolist() == [1, 5]
+    assert twin.num_again == 8
