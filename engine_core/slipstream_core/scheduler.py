@@ -384,3 +384,5 @@ class Scheduler:
         if len(rows):
             self._pool.release(self._slots.give_back(self._requests.slot[rows]))
             self._requests.slot[rows] = NO_SLOT
+            if self._requests.rules:
+                self._requests.rules.leave(rows.tolist())

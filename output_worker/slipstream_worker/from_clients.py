@@ -99,7 +99,7 @@ class FromClients:
             self._lives.reject(stream, answer.fault)
             return
         try:
-            self._set_out(stream, answer.token_ids, card)
+            self._set_out(stream, answer, card)
         except Exception as error:
             logger.exception("a stream failed")
             self._lives.fail(stream, f"{type(error).__name__} while the request was taken in")
@@ -119,22 +119,23 @@ class FromClients:
             self._reject(session, submit.handle, fault)
             return
         try:
-            check_submit(submit)
+            bad_words = check_submit(submit).bad_words or ()
         except BadRequest as error:
             self._reject(session, submit.handle, error.fault)
             return
         is_full = len(self._rendering) >= MAX_RENDERING
-        if is_full and not (submit.token_ids or submit.was_accepted):
+        is_ready = bool(submit.token_ids) and not bad_words
+        if is_full and not (is_ready or submit.was_accepted):
             fault = Fault("overloaded", f"{MAX_RENDERING} prompts wait to be tokenised already")
             self._reject(session, submit.handle, fault)
             return
         stream = Stream(submit.stream_id, Stage.RENDERING, submit, fingerprint(submit))
         lives.streams.add(stream)
         lives.read(stream, session.identity, submit.handle, _position(submit))
-        if submit.token_ids:
-            self._set_out(stream, submit.token_ids, card)
+        if is_ready:
+            self._set_out(stream, Rendered(0), card)
         else:
-            key = self._prompts.ask(Render(0, submit.text, submit.messages))
+            key = self._prompts.ask(Render(0, submit.text, submit.messages, bad_words))
             self._rendering[key] = stream
 
     def _submit_again(self, session: Session[Receipt], submit: Submit, known: Stream) -> None:
@@ -147,12 +148,14 @@ class FromClients:
         if known.stage in (Stage.RUNNING, Stage.ENDED):
             self._lives.accept(known)
 
-    def _set_out(self, stream: Stream, prompt_ids: bytes, card: ModelCard) -> None:
-        """The prompt is known: check the request as a whole, ask the core."""
+    def _set_out(self, stream: Stream, rendered: Rendered, card: ModelCard) -> None:
+        """All its tokens are known: check the request as a whole, ask the core."""
         assert stream.submit is not None
         assert stream.reader is not None
         try:
-            admit = register(stream.submit, prompt_ids, stream.reader.client, card)
+            prompt_ids = stream.submit.token_ids or rendered.token_ids
+            words = rendered.bad_word_ids, rendered.bad_word_counts
+            admit = register(stream.submit, prompt_ids, stream.reader.client, card, words)
         except BadRequest as error:
             self._lives.reject(stream, error.fault)
             return
