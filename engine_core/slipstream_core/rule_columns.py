@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -37,10 +37,10 @@ _TAIL = MAX_BAD_WORD_TOKENS - 1
 class TokenRules:
     """What one request asks of single tokens."""
 
-    bias_ids: Int64s = _NONE
-    biases: Float32s = np.empty(0, np.float32)  # noqa: RUF009  (never written)
+    bias_ids: Int64s = field(default_factory=lambda: _NONE)
+    biases: Float32s = field(default_factory=lambda: np.empty(0, np.float32))
     allowed_ids: Int64s | None = None
-    banned_ids: Int64s = _NONE
+    banned_ids: Int64s = field(default_factory=lambda: _NONE)
     words: tuple[tuple[int, ...], ...] = ()  # of two tokens and more
     presence: float = 0.0
     frequency: float = 0.0
