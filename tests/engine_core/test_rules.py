@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.engine_core.test_sampler import Row, assert_follows, distribution, plan_of
 
 from slipstream_core.rule_columns import RuleColumns, TokenRules, token_rules
 from slipstream_core.runner import penalties
@@ -24,7 +25,6 @@ from slipstream_core.runner.rules import RulePlan
 from slipstream_core.runner.sampler import sample
 from slipstream_ipc.log import PagedLog
 from slipstream_ipc.messages import SamplingParams
-from tests.engine_core.test_sampler import Row, assert_follows, distribution, plan_of
 
 torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
 
@@ -233,6 +233,15 @@ def test_lanes_are_handed_out_again() -> None:
         course.add(row, asked(presence_penalty=1.0, words=[(1, 2)]))
     course.step(range(40), torch.randn(40, VOCAB), range(40))
     assert 40 <= len(course.keeper._penalties._counts) < 80
+
+
+def test_a_row_goes_to_another_request() -> None:
+    course = Course()
+    for it in (asked(presence_penalty=1.0), asked(logit_bias={1: 1.0}), asked(words=[(1, 2)])):
+        course.add(0, it)
+        course.step([0], torch.randn(1, VOCAB), [0])
+        course.step([0], torch.randn(1, VOCAB), [1])
+        course.remove(0)
 
 
 # ---- what is drawn ---------------------------------------------------------------------------
