@@ -90,7 +90,7 @@ def test_the_prompt_process_answers_with_both(byte_level: Tokenizer) -> None:
     assert both.fault is None
     assert u32(both.token_ids).tolist() == plain_ids(tokenizer, "the list")
     words = bad_word_ids(tokenizer, ["the", "return value"])
-    assert u32(both.bad_word_ids).tolist() == sum(words, [])
+    assert u32(both.bad_word_ids).tolist() == [token_id for word in words for token_id in word]
     assert u32(both.bad_word_counts).tolist() == [len(word) for word in words]
     alone = render(tokenizer, Render(8, bad_words=("the",)))
     assert (alone.token_ids, alone.fault) == (b"", None)
