@@ -126,18 +126,20 @@ class RuleColumns:
             end = tokens.length(row)
             last = tokens.read(row, max(int(prompt_lens[row]), end - _TAIL), end)
             tail[_TAIL - len(last) :] = last
+        outputs, seen = [], []
+        for row in counted:
+            ids = tokens.read(row, 0, tokens.length(row)).astype(np.int64)
+            outputs.append(ids[prompt_lens[row] :])
+            seen.append(np.unique(outputs[-1] if self._rules[row].repetition == 1 else ids))
         count_lanes = self._count_lanes.take(counted)
-        at = np.array(counted, np.int64)
-        starts = prompt_lens[at]
-        lengths = tokens.lengths(at) if len(at) else _NONE
         return Refill(
             tail_lanes=self._tail_lanes.take(with_tails),
             tails=tails,
             count_lanes=count_lanes,
-            prompt_lanes=np.repeat(count_lanes, starts),
-            prompt_ids=_gathered(tokens, at, np.zeros_like(at), starts),
-            output_lanes=np.repeat(count_lanes, lengths - starts),
-            output_ids=_gathered(tokens, at, starts, lengths - starts),
+            seen=_side_by_side(seen),
+            num_seen=np.array([len(ids) for ids in seen], np.int64),
+            output_lanes=np.repeat(count_lanes, [len(ids) for ids in outputs]),
+            output_ids=_concatenated(outputs),
         )
 
     def _columns(self, rows: Sequence[int]) -> Rules:
@@ -213,8 +215,10 @@ def _concatenated(columns: Sequence[Int64s]) -> Int64s:
     return np.concatenate([_NONE, *columns])
 
 
-def _gathered(tokens: PagedLog, rows: Int64s, starts: Int64s, counts: Int64s) -> Int64s:
-    if not counts.sum():
-        return _NONE
-    ids: Int64s = tokens.gather(rows, starts, counts).astype(np.int64)
-    return ids
+def _side_by_side(columns: Sequence[Int64s]) -> Int64s:
+    """As the rows of a table; behind a row's own values its first again, or 0."""
+    table = np.zeros((len(columns), max([1, *map(len, columns)])), np.int64)
+    for line, column in zip(table, columns, strict=True):
+        line[:] = column[:1] if len(column) else 0
+        line[: len(column)] = column
+    return table

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from tests.engine_core.test_sampler import Row, assert_follows, distribution, plan_of
 
 from slipstream_core.rule_columns import RuleColumns, TokenRules, token_rules
-from slipstream_core.runner import penalties
 from slipstream_core.runner.rule_keeper import RuleKeeper
 from slipstream_core.runner.rules import RulePlan
 from slipstream_core.runner.sampler import sample
@@ -183,13 +182,19 @@ def test_batches_of_all_kinds_follow_the_loops(data: st.DataObject) -> None:
             course.step(sampled, logits, choices)
 
 
-def test_chunks_of_rows_are_penalised_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(penalties, "_CPU_CHUNK", 2 * VOCAB)
+def test_long_histories_and_new_ones_side_by_side() -> None:
     course = Course()
-    for row in range(7):
-        course.add(row, asked(presence_penalty=row / 5, repetition_penalty=1 + row / 7), (row, 2))
-    for number in range(3):
-        course.step(range(7), torch.randn(7, VOCAB) * 3, range(number, number + 7))
+    for row, num_outputs in enumerate((0, 1, 63, 64, 65, 200)):
+        options = {"presence_penalty": row / 5, "repetition_penalty": 1 + row / 7}
+        course.add(row, asked((row, 2), **options), [i % 19 for i in range(num_outputs)])
+    course.add(6, asked((5,), frequency_penalty=0.5))  # has seen nothing
+    generator = torch.Generator().manual_seed(0)
+    for number in range(70):
+        if number == 35:
+            course.add(7, asked((5,), repetition_penalty=2.0))
+        rows = sorted(course.asked)
+        logits = torch.randn(len(rows), VOCAB, generator=generator) * 3
+        course.step(rows, logits, range(number, number + len(rows)))
 
 
 def test_a_batch_that_stays_the_same_is_told_the_same() -> None:

@@ -72,8 +72,8 @@ class Refill:
     tails: Int64s  # [F, MAX_BAD_WORD_TOKENS - 1] their last outputs, NO_TOKEN in front
 
     count_lanes: Int64s  # [G]
-    prompt_lanes: Int64s  # by token of their prompts
-    prompt_ids: Int64s
+    seen: Int64s  # [G, most] the tokens that penalties are about; the first again behind them, or 0
+    num_seen: Int64s  # [G]
     output_lanes: Int64s  # by token of their outputs
     output_ids: Int64s
 
