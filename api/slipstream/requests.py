@@ -102,7 +102,7 @@ def new_submit(
         submit = Submit(
             handle=0,
             stream_id=secrets.token_bytes(16) if stream_id is None else _stream_id(stream_id),
-            params=_encoded("stop", params),
+            params=_encoded(params),
             text=text,
             token_ids=token_ids,
             messages=messages,
@@ -186,11 +186,13 @@ def _converted(params: SamplingParams) -> SamplingParams:
         return params_from(fields)  # finds the field
 
 
-def _encoded(field: str, params: SamplingParams) -> Raw:
+def _encoded(params: SamplingParams) -> Raw:
+    for word in params.bad_words or ():
+        _utf8("bad_words", word)
     try:
         return encode_params(params)
     except UnicodeEncodeError as error:
-        raise BadRequest(field, params.stop, "text that UTF-8 can hold") from error
+        raise BadRequest("stop", params.stop, "text that UTF-8 can hold") from error
 
 
 def _utf8(field: str, text: str) -> str:

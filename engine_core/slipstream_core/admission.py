@@ -17,14 +17,16 @@ from dataclasses import dataclass
 
 from slipstream_core.columns import NewRequest
 from slipstream_core.in_flight import ID_BYTES
+from slipstream_core.rule_columns import token_rules
 from slipstream_core.streams import Stream
 from slipstream_ipc.codec import MAX_CORE_MESSAGE_BYTES
 from slipstream_ipc.columns import check_entry, u32
-from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.errors import BadRequest, ProtocolError
 from slipstream_ipc.messages import Admit, Fault, ModelCard
+from slipstream_ipc.token_rules import check_rules, unpack_words
 
 _STRIKES_TO_PROBATION = 2
-_OTHER_BYTES = 2**20  # of a registration, besides its columns: its text settings
+_OTHER_BYTES = 2**22  # of a registration, besides its columns: its settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,16 @@ class Admission:
         if not self.fits(total):
             why = f"prompt and max_tokens: {total} tokens would never fit into the cache"
             return Fault("bad_request", why, "max_tokens")
+        try:
+            check_rules(
+                admit.params,
+                unpack_words(admit.bad_word_ids, admit.bad_word_counts),
+                vocab_size=self.card.vocab_size,
+                stop_ids=admit.stop_token_ids,
+                max_tokens=admit.max_tokens,
+            )
+        except BadRequest as error:
+            return error.fault
         return self._logprobs_objection(admit, total) or self._overload(admit, num_waiting)
 
     def _logprobs_objection(self, admit: Admit, total: int) -> Fault | None:
@@ -111,4 +123,5 @@ def new_request(stream: Stream) -> NewRequest:
         worker_ends=bool(admit.stop_token_ids or params.stop),
         on_probation=admit.strikes >= _STRIKES_TO_PROBATION,
         cache_salt=admit.cache_salt,
+        rules=token_rules(params, unpack_words(admit.bad_word_ids, admit.bad_word_counts)),
     )

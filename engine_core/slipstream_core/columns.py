@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.block_pool import NULL_BLOCK
+from slipstream_core.rule_columns import RuleColumns, TokenRules
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -55,6 +56,7 @@ class NewRequest:
     on_probation: bool = False  # runs alone until it has sampled a token
     cache_salt: str = ""  # blocks are shared only among requests with the same
     use_prefix_cache: bool = True  # False: computes all of its tokens itself
+    rules: TokenRules | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ class RequestColumns:
         self.min_p = np.zeros(rows, np.float32)
         self.seed = np.zeros(rows, np.int64)
         self.num_logprobs = np.zeros(rows, np.int32)
+        self.has_rules = np.zeros(rows, np.bool_)  # of single tokens; they are in `rules`
+        self.rules = RuleColumns()
         self._stop_ids: dict[int, Int64s] = {}  # row -> ids, of rows with min_tokens
         self._arrivals = 0
         # What was told last, and of whom: between two steps the batch seldom changes.
@@ -127,6 +131,9 @@ class RequestColumns:
         self.min_p[row] = request.min_p
         self.seed[row] = request.seed
         self.num_logprobs[row] = request.num_logprobs
+        self.has_rules[row] = request.rules is not None
+        if request.rules is not None:
+            self.rules.add(row, request.rules)
         self._last_sampling = None
         self._last_masks = None
 
@@ -137,6 +144,8 @@ class RequestColumns:
         if self._stop_ids:
             for row in rows.tolist():
                 self._stop_ids.pop(row, None)
+        if self.rules:
+            self.rules.remove(rows.tolist())
 
     def is_alive(self, row: int) -> bool:
         """Whether a request holds `row`."""

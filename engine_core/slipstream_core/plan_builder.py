@@ -1,7 +1,8 @@
 """From "these rows compute so many tokens" to the columns of a step.
 
-Owns: nothing; it reads the columns and the history. A plan's arrays are never written again, so
-some are shared: between its columns, and the sampling columns with the steps before and after.
+Owns: nothing; it reads the columns and the history, and has rows with rules given their lanes. A
+plan's arrays are never written again, so some are shared: between its columns, and the sampling
+columns with the steps before and after.
 
 Does not know: why a row is in the step, who comes next.
 
@@ -109,12 +110,20 @@ def token_columns(
 
 
 def build_plan(
-    requests: RequestColumns, columns: TokenColumns, *, step: int, num_decodes: int
+    requests: RequestColumns,
+    columns: TokenColumns,
+    tokens: PagedLog,
+    *,
+    step: int,
+    num_decodes: int,
 ) -> StepPlan:
     """The plan of these columns, with how its sampled rows are sampled."""
     sampled = columns.sampled
     sampling = requests.sampling(sampled)
     masked_rows, masked_ids = requests.masks(sampled)
+    rules = None
+    if requests.rules and len(asking := np.flatnonzero(requests.has_rules[sampled])):
+        rules = requests.rules.plan(sampled[asking], asking, tokens, requests.prompt_len)
     return StepPlan(
         step=step,
         num_decodes=num_decodes,
@@ -139,4 +148,5 @@ def build_plan(
         all_greedy=sampling.all_greedy,
         any_truncation=sampling.any_truncation,
         max_logprobs=sampling.max_logprobs,
+        rules=rules,
     )

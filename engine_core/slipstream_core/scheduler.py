@@ -442,7 +442,7 @@ class Scheduler:
     ) -> StepPlan:
         requests = self._requests
         self._step += 1
-        plan = build_plan(requests, columns, step=self._step, num_decodes=num_decodes)
+        plan = build_plan(requests, columns, self._tokens, step=self._step, num_decodes=num_decodes)
         on_probation = bool(self._num_on_probation and requests.on_probation[rows[0]])
         uses = self._blocks.take_uses()
         self._in_flight.add(plan, rows, generations, on_probation=on_probation, uses=uses)
@@ -450,7 +450,7 @@ class Scheduler:
 
     def _preempt(self, row: int) -> None:
         """Take slot and blocks from a running request and let it wait in its old place."""
-        self._blocks.release(np.array([row]))
+        self._release(np.array([row]))
         self._requests.computed[row] = 0
         self._waiting.add(row)
         self._num_preemptions += 1
@@ -460,9 +460,15 @@ class Scheduler:
         requests = self._requests
         runs = requests.slot[rows] != NO_SLOT
         if runs.any():
-            self._blocks.release(rows[runs])
+            self._release(rows[runs])
         for row in rows[~runs].tolist():
             self._waiting.remove(row)
         self._num_on_probation -= int(requests.on_probation[rows].sum())
         self._blocks.close(rows)
         requests.remove(rows)
+
+    def _release(self, rows: Int64s) -> None:
+        """Free slots and blocks of running requests."""
+        self._blocks.release(rows)
+        if self._requests.rules:
+            self._requests.rules.leave(rows.tolist())

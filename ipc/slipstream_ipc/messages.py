@@ -78,6 +78,13 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     logprobs: None is none; k is the sampled token's and the k most likely ones'.
     stream_interval: tokens between two deltas; the first token and the end always leave at once.
     detokenize: False leaves texts empty and forbids stop strings.
+    presence_penalty, frequency_penalty: in [-2, 2]; taken from the logit of what was output before,
+    once and each time.
+    repetition_penalty: > 0; divides the positive logits, and multiplies the others, of what is in
+    the prompt or was output.
+    logit_bias: numbers in [-100, 100] that are added to the logits of these ids.
+    allowed_token_ids: nothing else is sampled; no stop id either that is not among them.
+    bad_words: strings whose tokens are not output in a row, with a blank in front or without.
     """
 
     temperature: float = 1.0
@@ -95,6 +102,12 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     skip_special_tokens: bool = True
     detokenize: bool = True
     stream_interval: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] | None = None
 
 
 class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):
@@ -297,6 +310,8 @@ class Admit(Struct, array_like=True, frozen=True, tag=30):
     was_accepted: bool = False  # it passes the bound on waiting requests
     strikes: U32 = 0  # cores that died from within while they ran it, without progress between
     cache_salt: Label = ""  # cached blocks are shared only among requests with the same
+    bad_word_ids: bytes = b""  # what `params.bad_words` are tokenised to, all behind one another
+    bad_word_counts: bytes = b""  # tokens of each
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=31):
@@ -418,11 +433,12 @@ CoreToWorker = (
 
 
 class Render(Struct, array_like=True, frozen=True):
-    """Turn a prompt into token ids. One of `text` and `messages` is given."""
+    """Turn a prompt into token ids; one of `text` and `messages`, or neither. So with bad words."""
 
     key: int
     text: str | None = None
     messages: tuple[ChatMessage, ...] = ()
+    bad_words: tuple[str, ...] = ()
 
 
 class Rendered(Struct, array_like=True, frozen=True, tag=0):
@@ -431,6 +447,8 @@ class Rendered(Struct, array_like=True, frozen=True, tag=0):
     key: int
     token_ids: bytes = b""
     fault: Fault | None = None
+    bad_word_ids: bytes = b""  # as in Admit
+    bad_word_counts: bytes = b""
 
 
 class PromptReady(Struct, array_like=True, frozen=True, tag=1):

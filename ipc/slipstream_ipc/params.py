@@ -22,6 +22,7 @@ from slipstream_ipc.messages import (
     ModelCard,
     SamplingParams,
 )
+from slipstream_ipc.token_rules import check_known_ids, check_token_params, unpack_words
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
@@ -68,6 +69,7 @@ def check_params(params: SamplingParams) -> None:
         _integer("logprobs", params.logprobs, 0, MAX_LOGPROBS, allowed)
     _integer("stream_interval", params.stream_interval, 1, 2**31 - 1, "an integer >= 1")
     _check_stops(params)
+    check_token_params(params)
 
 
 def check_label(label: str, priority: int) -> None:
@@ -102,6 +104,7 @@ def check_admit(admit: Admit) -> None:
         num_bytes = len(getattr(admit, field))
         if num_bytes % 4:
             raise BadRequest(field, f"{num_bytes} bytes", "u32 values")
+    unpack_words(admit.bad_word_ids, admit.bad_word_counts)
 
 
 def check_prompt(token_ids: UInt32s, params: SamplingParams, card: ModelCard) -> int:
@@ -120,6 +123,7 @@ def check_prompt(token_ids: UInt32s, params: SamplingParams, card: ModelCard) ->
     for token_id in params.stop_token_ids:
         if not 0 <= token_id < card.vocab_size:
             raise BadRequest("stop_token_ids", token_id, f"ids in [0, {card.vocab_size})")
+    check_known_ids(params, card.vocab_size)
     if params.max_tokens is None:
         return room
     if params.max_tokens > room:

@@ -105,7 +105,7 @@ class FromClients:
             self._lives.reject(stream, answer.fault)
             return
         try:
-            self._set_out(stream, answer.token_ids, card)
+            self._set_out(stream, answer, card)
         except Exception as error:
             logger.exception("a stream failed")
             self._lives.fail(stream, f"{type(error).__name__} while the request was taken in")
@@ -125,21 +125,22 @@ class FromClients:
             self._reject(session, submit.handle, fault)
             return
         try:
-            check_submit(submit)
+            bad_words = check_submit(submit).bad_words or ()
         except BadRequest as error:
             self._reject(session, submit.handle, error.fault)
             return
         why = self._why_full()
-        if why and not (submit.token_ids or submit.was_accepted):
+        is_ready = bool(submit.token_ids) and not bad_words
+        if why and not (is_ready or submit.was_accepted):
             self._reject(session, submit.handle, Fault("overloaded", why))
             return
         stream = Stream(submit.stream_id, Stage.RENDERING, submit, fingerprint(submit))
         lives.streams.add(stream)
         lives.read(stream, session.identity, submit.handle, _position(submit))
-        if submit.token_ids:
-            self._set_out(stream, submit.token_ids, card)
+        if is_ready:
+            self._set_out(stream, Rendered(0), card)
         else:
-            key = self._prompts.ask(Render(0, submit.text, submit.messages))
+            key = self._prompts.ask(Render(0, submit.text, submit.messages, bad_words))
             num_chars = _num_chars(submit)
             self._rendering[key] = (stream, num_chars)
             self._rendering_chars += num_chars
@@ -162,12 +163,14 @@ class FromClients:
         if known.stage in (Stage.RUNNING, Stage.ENDED):
             self._lives.accept(known)
 
-    def _set_out(self, stream: Stream, prompt_ids: bytes, card: ModelCard) -> None:
-        """The prompt is known: check the request as a whole, ask the core."""
+    def _set_out(self, stream: Stream, rendered: Rendered, card: ModelCard) -> None:
+        """All its tokens are known: check the request as a whole, ask the core."""
         assert stream.submit is not None
         assert stream.reader is not None
         try:
-            admit = register(stream.submit, prompt_ids, stream.reader.client, card)
+            prompt_ids = stream.submit.token_ids or rendered.token_ids
+            words = rendered.bad_word_ids, rendered.bad_word_counts
+            admit = register(stream.submit, prompt_ids, stream.reader.client, card, words)
         except BadRequest as error:
             self._lives.reject(stream, error.fault)
             return

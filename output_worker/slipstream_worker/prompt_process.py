@@ -23,8 +23,9 @@ from tokenizers import Tokenizer
 
 from slipstream_ipc.child import start_child
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.errors import brief
+from slipstream_ipc.errors import BadRequest, brief
 from slipstream_ipc.messages import Fault, PromptReady, Render, Rendered
+from slipstream_worker.bad_words import bad_word_ids
 from slipstream_worker.compile_table import UnsupportedDecoder, compile_table
 from slipstream_worker.token_table import TableFileError, cache_path, load_table, save_table
 
@@ -122,14 +123,22 @@ def render(tokenizer: Any, request: Render) -> Rendered:
             text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         else:
-            ids = tokenizer(request.text)["input_ids"]
+            ids = [] if request.text is None else tokenizer(request.text)["input_ids"]
+        words = bad_word_ids(tokenizer, request.bad_words)
+    except BadRequest as error:
+        return Rendered(request.key, fault=error.fault)
     except Exception as error:
         field = "messages" if request.messages else "prompt"
         # its caller is told more: the error may quote the prompt, which is in no log
         logger.debug("a prompt could not be rendered: %s", type(error).__name__)
         why = brief(f"{field}: {error}")
         return Rendered(request.key, fault=Fault("bad_request", why, field))
-    return Rendered(request.key, pack_u32(np.asarray(ids, np.uint32)))
+    return Rendered(
+        request.key,
+        pack_u32(np.asarray(ids, np.uint32)),
+        bad_word_ids=pack_u32([token_id for word in words for token_id in word]),
+        bad_word_counts=pack_u32([len(word) for word in words]),
+    )
 
 
 if __name__ == "__main__":

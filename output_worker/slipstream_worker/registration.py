@@ -14,7 +14,7 @@ from msgspec import structs
 from slipstream_ipc.codec import decode_params
 from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.messages import Admit, ModelCard, Submit
+from slipstream_ipc.messages import Admit, ModelCard, SamplingParams, Submit
 from slipstream_ipc.params import (
     check_cache_salt,
     check_label,
@@ -22,6 +22,7 @@ from slipstream_ipc.params import (
     check_prompt,
     stop_strings,
 )
+from slipstream_ipc.token_rules import check_rules, unpack_words
 from slipstream_worker.detokenizer import DetokenizerFactory
 from slipstream_worker.output import StreamOutput
 from slipstream_worker.stop_strings import StopStrings
@@ -29,15 +30,16 @@ from slipstream_worker.stop_strings import StopStrings
 _STREAM_ID_BYTES = 16
 
 
-def check_submit(submit: Submit) -> None:
-    """BadRequest for whatever can be seen to be wrong before the prompt is rendered."""
+def check_submit(submit: Submit) -> SamplingParams:
+    """Its params; BadRequest for whatever can be seen to be wrong before the prompt is rendered."""
     if len(submit.stream_id) != _STREAM_ID_BYTES:
         raise BadRequest("stream_id", submit.stream_id, f"{_STREAM_ID_BYTES} bytes")
     if not 0 <= submit.handle < 2**32:
         raise BadRequest("handle", submit.handle, "an integer in [0, 2**32)")
     check_label(submit.label, submit.priority)
     check_cache_salt(submit.cache_salt)
-    check_params(decode_params(submit.params))
+    params = decode_params(submit.params)
+    check_params(params)
     given = (submit.text is not None) + bool(submit.token_ids) + bool(submit.messages)
     if given != 1:
         raise BadRequest("prompt", f"{given} prompts", "one of text, token_ids and messages")
@@ -45,6 +47,7 @@ def check_submit(submit: Submit) -> None:
         raise BadRequest("prompt_token_ids", f"{len(submit.token_ids)} bytes", "u32 values")
     if len(submit.output_ids) % 4:
         raise BadRequest("output_ids", f"{len(submit.output_ids)} bytes", "u32 values")
+    return params
 
 
 def fingerprint(submit: Submit) -> bytes:
@@ -56,19 +59,34 @@ def fingerprint(submit: Submit) -> bytes:
     return hashlib.blake2b(msgspec.msgpack.encode(plain), digest_size=16).digest()
 
 
-def register(submit: Submit, prompt_ids: bytes, client: bytes, card: ModelCard) -> Admit:
+def register(
+    submit: Submit,
+    prompt_ids: bytes,
+    client: bytes,
+    card: ModelCard,
+    bad_words: tuple[bytes, bytes] = (b"", b""),
+) -> Admit:
     """The registration of a checked submission whose prompt is known; BadRequest if it cannot run.
 
-    No seed given means one that follows from the stream's id (STREAMS 15).
+    `bad_words` are the ids and counts of the request's, as in Admit. No seed given means one that
+    follows from the stream's id (STREAMS 15).
     """
     params = decode_params(submit.params)
     max_tokens = check_prompt(u32(prompt_ids), params, card)
     eos = () if params.ignore_eos else card.eos_token_ids
+    stop_token_ids = tuple(dict.fromkeys(eos + params.stop_token_ids))
+    check_rules(
+        params,
+        unpack_words(*bad_words),
+        vocab_size=card.vocab_size,
+        stop_ids=stop_token_ids,
+        max_tokens=max_tokens,
+    )
     return Admit(
         stream_id=submit.stream_id,
         prompt_ids=prompt_ids,
         params=params,
-        stop_token_ids=tuple(dict.fromkeys(eos + params.stop_token_ids)),
+        stop_token_ids=stop_token_ids,
         seed=_seed(submit.stream_id) if params.seed is None else params.seed,
         max_tokens=max_tokens,
         priority=submit.priority,
@@ -79,6 +97,8 @@ def register(submit: Submit, prompt_ids: bytes, client: bytes, card: ModelCard) 
         output_ids=submit.output_ids,
         was_accepted=submit.was_accepted,
         cache_salt=submit.cache_salt,
+        bad_word_ids=bad_words[0],
+        bad_word_counts=bad_words[1],
     )
 
 

@@ -105,10 +105,11 @@ def test_bad_label_priority_or_salt_is_named(options: dict[str, Any], field: str
     assert caught.value.field == field
 
 
-def test_stop_string_that_no_message_can_hold() -> None:
+@pytest.mark.parametrize("options", [{"stop": "\ud800"}, {"bad_words": ["a", "\ud800"]}])
+def test_string_that_no_message_can_hold(options: dict[str, Any]) -> None:
     with pytest.raises(BadRequestError) as caught:
-        new_submit("x", checked_params(None, {"stop": "\ud800"}))
-    assert caught.value.field == "stop"
+        new_submit("x", checked_params(None, options))
+    assert caught.value.field in options
 
 
 def test_prompt_larger_than_a_message_is_refused() -> None:

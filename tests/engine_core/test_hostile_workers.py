@@ -152,6 +152,11 @@ def test_an_admission_with_fewer_outputs_than_before(make_core) -> None:
         ({"params": SamplingParams(top_k=2**63)}, "top_k"),
         ({"label": "x" * 1025}, "label"),
         ({"strikes": -1}, "strikes"),
+        ({"params": SamplingParams(repetition_penalty=0.0)}, "repetition_penalty"),
+        ({"params": SamplingParams(logit_bias={-1: 1.0})}, "logit_bias"),
+        ({"params": SamplingParams(allowed_token_ids=())}, "allowed_token_ids"),
+        ({"bad_word_ids": b"abc"}, "bad_words"),
+        ({"bad_word_ids": pack_u32([1]), "bad_word_counts": pack_u32([2])}, "bad_words"),
     ],
 )
 def test_a_wrong_registration_is_refused_by_its_field(make_core, fields, named) -> None:
@@ -163,3 +168,30 @@ def test_a_wrong_registration_is_refused_by_its_field(make_core, fields, named) 
     assert hostile.of(Refusal)[0].fault.field == named
     box.until(lambda: it.is_over)
     assert it.is_whole
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"params": SamplingParams(logit_bias={997: 1.0})}, "logit_bias"),
+        ({"params": SamplingParams(allowed_token_ids=(3, 997))}, "allowed_token_ids"),
+        ({"bad_word_ids": pack_u32([1, 997]), "bad_word_counts": pack_u32([2])}, "bad_words"),
+        (
+            {
+                "params": SamplingParams(allowed_token_ids=(3,)),
+                "bad_word_ids": pack_u32([3]),
+                "bad_word_counts": pack_u32([1]),
+            },
+            "bad_words",
+        ),
+    ],
+)
+def test_tokens_that_the_model_lacks_or_has_none_of_left(make_core, fields, named) -> None:
+    """It knows best which those are; its device would never get over them."""
+    box = make_core()
+    hostile = Hostile(box)
+    hostile.say(admit(**fields))
+    box.until(lambda: hostile.of(Refused))
+    fault = hostile.of(Refused)[0].fault
+    assert (fault.code, fault.field) == ("bad_request", named)
+    assert not box.core.scheduler.has_work

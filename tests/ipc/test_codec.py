@@ -90,6 +90,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(args)
     if origin is tuple:
         return st.lists(values_of(args[0]), max_size=3).map(tuple)
+    if origin is dict:
+        return st.dictionaries(values_of(args[0]), values_of(args[1]), max_size=3)
     if origin is list:
         return st.lists(values_of(args[0]), max_size=3)
     if origin in (types.UnionType, typing.Union):
@@ -99,6 +101,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         hints["max_tokens"] = Annotated[int, msgspec.Meta(ge=1, le=9)]
         fixed = {"params": st.just(SamplingParams(top_k=3)), "prompt_ids": st.just(bytes(8))}
         fixed["output_ids"] = st.just(bytes(4))
+        fixed["bad_word_ids"] = st.just(bytes(12))
+        fixed["bad_word_counts"] = st.just(bytes([1, 0, 0, 0, 2, 0, 0, 0]))
         return st.builds(
             kind,
             **{

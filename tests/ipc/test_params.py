@@ -27,6 +27,12 @@ from slipstream_ipc.params import (
     stop_strings,
     token_ids_from,
 )
+from slipstream_ipc.token_rules import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIASES,
+)
 
 CARD = ModelCard("m", "p", vocab_size=100, max_model_len=32, eos_token_ids=(2,))
 HUGE = 2**70
@@ -49,6 +55,19 @@ BAD_VALUES: dict[str, list[Any]] = {
         "a" * (MAX_STOP_CHARS + 1),
     ],
     "stop_token_ids": [[1] * (MAX_STOP_TOKEN_IDS + 1), [-1], [3, 2**32], [HUGE]],
+    "presence_penalty": [-2.001, 2.001, math.nan, math.inf, 3],
+    "frequency_penalty": [-2.001, 2.001, math.nan, -math.inf, 3],
+    "repetition_penalty": [0, 0.0, -1, 1e-7, 1e7, math.nan, math.inf],
+    "logit_bias": [
+        {-1: 0.0},
+        {2**32: 1.0},
+        {1: 100.001},
+        {1: math.nan},
+        {1: -math.inf},
+        dict.fromkeys(range(MAX_LOGIT_BIASES + 1), 1.0),
+    ],
+    "allowed_token_ids": [[], [-1], [0, 2**32], [1] * (MAX_ALLOWED_TOKEN_IDS + 1)],
+    "bad_words": [[""], ["a", ""], ["a"] * (MAX_BAD_WORDS + 1), ["a" * (MAX_BAD_WORD_CHARS + 1)]],
 }
 
 WRONG_TYPES: dict[str, list[Any]] = {
@@ -67,6 +86,12 @@ WRONG_TYPES: dict[str, list[Any]] = {
     "ignore_eos": [None, 0, "no"],
     "skip_special_tokens": [None, 1, []],
     "detokenize": [None, 1, {}],
+    "presence_penalty": ["1", None, True, [1]],
+    "frequency_penalty": ["1", None, False],
+    "repetition_penalty": ["1", None, True],
+    "logit_bias": [[1], {"a": 1.0}, {"1": 1.0}, {1: "1"}, {1: None}, {1.5: 1.0}],
+    "allowed_token_ids": [1, "1", ["1"], [1.0], [None]],
+    "bad_words": ["a", [1], [None], [["a"]]],
 }
 
 GOOD_VALUES: dict[str, list[Any]] = {
@@ -85,6 +110,12 @@ GOOD_VALUES: dict[str, list[Any]] = {
     "ignore_eos": [True],
     "skip_special_tokens": [False],
     "detokenize": [False],
+    "presence_penalty": [-2, 2, 0.5],
+    "frequency_penalty": [-2.0, 2.0, 0],
+    "repetition_penalty": [1, 1e-6, 1e6, 1.1],
+    "logit_bias": [None, {}, {0: -100, 2**32 - 1: 100.0}],
+    "allowed_token_ids": [None, [0], [5, 2**32 - 1], [2**32 - 1] * MAX_ALLOWED_TOKEN_IDS],
+    "bad_words": [None, [], ["a", " b"], ["é" * MAX_BAD_WORD_CHARS] * MAX_BAD_WORDS],
 }
 
 
@@ -106,9 +137,9 @@ def assert_names(error: BadRequest, field: str, value: Any) -> None:
     assert error.field == field
     assert str(error).startswith(f"{field}: got ")
     assert ", allowed: " in str(error)
-    assert len(str(error)) < 300
+    assert len(str(error)) < 400
     shown = repr(value)
-    assert shown[:20] in str(error) or isinstance(value, list | str)
+    assert shown[:20] in str(error) or isinstance(value, list | str | dict)
     assert (error.fault.code, error.fault.field) == ("bad_request", field)
     assert error.fault.message == str(error)
 

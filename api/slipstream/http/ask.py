@@ -22,7 +22,7 @@ from slipstream_ipc.messages import SamplingDefaults, SamplingParams
 from slipstream_ipc.security import short_id
 
 _WHOLE_INTERVAL = 64  # tokens to a delta where nobody looks at it before the end
-_DEFAULTS = ("temperature", "top_p", "top_k", "min_p")
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SAMPLING = (
     "temperature",
     "top_p",
@@ -36,6 +36,12 @@ _SAMPLING = (
     "min_tokens",
     "skip_special_tokens",
     "stream_interval",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
 )
 
 

@@ -48,6 +48,12 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stream_interval: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] | None = None
 
     user: Ignored = None
     metadata: Ignored = None
@@ -58,14 +64,8 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_retention: Ignored = None
 
     n: NotYet = None
-    presence_penalty: NotYet = None
-    frequency_penalty: NotYet = None
-    repetition_penalty: NotYet = None
     length_penalty: NotYet = None
     use_beam_search: NotYet = None
-    logit_bias: NotYet = None
-    bad_words: NotYet = None
-    allowed_token_ids: NotYet = None
     prompt_logprobs: NotYet = None
     response_format: NotYet = None
     structured_outputs: NotYet = None
@@ -137,14 +137,8 @@ class ChatRequest(Request, frozen=True, kw_only=True):
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
-    "logit_bias": ({},),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
     "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),

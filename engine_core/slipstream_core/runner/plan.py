@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_core.runner.rules import RulePlan
 from slipstream_ipc.logprob_log import Logprobs as Logprobs
 from slipstream_ipc.messages import SamplingDefaults
 
@@ -69,6 +70,8 @@ class StepPlan:
     all_greedy: bool
     any_truncation: bool  # some sampled row uses top_k, top_p or min_p
     max_logprobs: int  # -1 none
+
+    rules: RulePlan | None = None  # of single tokens, where some sampled row has any
 
     @property
     def num_tokens(self) -> int:

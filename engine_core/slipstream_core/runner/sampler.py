@@ -5,7 +5,8 @@ columns of a step's plan, and takes every branch from the plan's flags or from c
 host, so the common paths never wait for the device and no Python runs per row.
 
 Rules:
-- Order: log-probabilities of the raw logits; masked ids to -inf; temperature; top-k; top-p on
+- Order: log-probabilities of the raw logits; rules of single tokens, which `rule_keeper` has
+  applied before; masked ids to -inf; temperature; top-k; top-p on
   what top-k leaves, renormalised; min-p relative to the most likely token.
 - Temperature 0 is greedy, also in a batch with others.
 - A row's token depends on its own logits, parameters, seed and position alone. So every path
@@ -49,17 +50,22 @@ class RawLogprobs:
 
 
 def sample(
-    logits: torch.Tensor, plan: StepPlan, vocab: torch.Tensor
+    logits: torch.Tensor,
+    plan: StepPlan,
+    vocab: torch.Tensor,
+    allowed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, RawLogprobs | None]:
     """Sample one token for each of the plan's S sampled rows.
 
     `logits` is float32 [S, vocab] and stays as it is; `vocab` is arange(vocab) as int32 on the
-    same device. The tokens are int64 [S] on that device.
+    same device. `allowed` is what rules have made of the logits, where the plan has some. The
+    tokens are int64 [S] on that device.
     """
-    allowed = logits
+    if allowed is None:
+        allowed = logits
     if len(plan.masked_rows):
         index = (_to(plan.masked_rows, logits), _to(plan.masked_ids, logits))
-        allowed = logits.index_put(index, torch.full((), -torch.inf, device=logits.device))
+        allowed = allowed.index_put(index, torch.full((), -torch.inf, device=logits.device))
     token_ids = _argmax(allowed)
     if not plan.all_greedy:
         drawn = _draw_rows(allowed, plan, vocab)

@@ -32,6 +32,7 @@ from slipstream_core.runner.device import DeviceThread
 from slipstream_core.runner.loader import LoadedModel, load_model
 from slipstream_core.runner.plan import Logprobs, ModelInfo, StepFailed, StepPlan, StepResult
 from slipstream_core.runner.refusals import ModelLoadError
+from slipstream_core.runner.rule_keeper import RuleKeeper
 from slipstream_core.runner.sampler import RawLogprobs, sample
 from slipstream_ipc.trace import Span, Tracer, open_tracer
 
@@ -153,6 +154,7 @@ class TorchRunner:
         self._blocks_per_bucket = scratch_bytes(model.device) // widest
         # [max_num_seqs] int64: by slot, the last token sampled
         self._last_token = torch.zeros(max_num_seqs, dtype=torch.int64, device=model.device)
+        self._rules = RuleKeeper(model.vocab_size, model.device)
         self._vocab = torch.arange(model.vocab_size, dtype=torch.int32, device=model.device)
         self._closed = False
         self._tracer = tracer
@@ -205,7 +207,11 @@ class TorchRunner:
         logits = self._forward(plan)
         if len(logits) == 0:  # prefill chunks alone
             return StepResult(plan.step, np.empty(0, np.int64), None)
-        token_ids, logprobs = sample(logits.float(), plan, self._vocab)
+        logits, rules = logits.float(), plan.rules
+        allowed = None if rules is None else self._rules.apply(logits, rules)
+        token_ids, logprobs = sample(logits, plan, self._vocab, allowed)
+        if rules is not None:
+            self._rules.sampled(token_ids)
         self._last_token.index_copy_(0, self._to(plan.slots[plan.samples]), token_ids)
         return StepResult(
             plan.step,

@@ -51,7 +51,9 @@ def test_what_is_left_open_is_as_the_models_makers_have_it():
     defaults = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.1)
     model = msgspec.structs.replace(MODEL, default_sampling=defaults)
     body = read_completion(b'{"prompt": "x", "stream": true, "top_k": 7}')
-    expected = SamplingParams(max_tokens=16, temperature=0.6, top_p=0.95, top_k=7)
+    expected = SamplingParams(
+        max_tokens=16, temperature=0.6, top_p=0.95, top_k=7, repetition_penalty=1.1
+    )
     assert params(ask_completion(body, model)) == expected
     body = read_chat(json.dumps({"messages": [USER], "stream": True, "temperature": 0}).encode())
     assert params(ask_chat(body, model)).temperature == 0
@@ -77,6 +79,12 @@ def test_every_sampling_field_arrives():
         "skip_special_tokens": False,
         "stream_interval": 4,
         "max_tokens": 20,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -2,
+        "repetition_penalty": 1.2,
+        "logit_bias": {5: -100, 17: 3.5},  # as a JSON object its keys are strings
+        "allowed_token_ids": (5, 17),
+        "bad_words": ("a", "b c"),
     }
     for ask in (complete, chat):
         found = params(ask(stream=True, stop=["a", "b"], **given))
@@ -197,6 +205,12 @@ def test_every_neutral_value_belongs_to_a_field():
         ({"min_tokens": 1000}, "min_tokens"),
         ({"seed": 2**63}, "seed"),
         ({"priority": 2**31}, "priority"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": -2.5}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"logit_bias": {"7": 101}}, "logit_bias"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"bad_words": ["x", ""]}, "bad_words"),
     ],
 )
 def test_the_field_is_named(fields, param):

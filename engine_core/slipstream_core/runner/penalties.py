@@ -1,0 +1,106 @@
+"""Presence, frequency and repetition penalties on a step's logits.
+
+Owns: what they mean, and which tokens a row has seen how often. Knows no requests: a plan's `Rules`
+say which row has what.
+
+Rules:
+- As in vLLM: first the repetition penalty, over prompt and outputs (Keskar et al., 2019, CTRL),
+  then frequency and presence, over outputs alone (as OpenAI defines them).
+- Only the logits of tokens that a row has seen are touched: the work grows with what it has seen,
+  not with the vocabulary. A token that is listed twice gets the same value twice.
+- Memory grows with the rows that have penalties at once, and is kept: 4 bytes a token of the
+  vocabulary and row, and 8 for each token that one of them has seen.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from slipstream_core.runner.rules import Refill, Rules
+
+_FIRST_WIDTH = 64
+
+
+class Penalties:
+    """Of one runner."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._device = device
+        # by lane and token: how often it was output
+        self._counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
+        # by lane: the tokens that its penalties are about; behind them one of these, or 0
+        self._seen = torch.zeros((0, _FIRST_WIDTH), dtype=torch.int64, device=device)
+        self._num_seen = np.zeros(0, np.int64)  # by lane, on the host
+
+    def load(self, rules: Rules) -> None:
+        """These rules are meant from now on."""
+        self._host_lanes = rules.count_lanes
+        self._places = self._to(rules.penalty_places)[:, None]
+        self._lanes = self._to(rules.count_lanes)[:, None]
+        self._repetitions = self._to(rules.repetitions)[:, None]
+        self._frequencies = self._to(rules.frequencies)[:, None]
+        self._presences = self._to(rules.presences)[:, None]
+        self._any_repetition = rules.any_repetition
+
+    def refill(self, refill: Refill) -> None:
+        """Rows got lanes; these are their tokens."""
+        if not len(refill.count_lanes):
+            return
+        self._make_room(int(refill.count_lanes.max()) + 1, refill.seen.shape[1])
+        lanes = self._to(refill.count_lanes)
+        self._num_seen[refill.count_lanes] = refill.num_seen
+        seen = self._to(refill.seen)
+        self._seen[lanes] = seen[:, :1]
+        self._seen[lanes, : seen.shape[1]] = seen
+        self._counts[lanes] = 0
+        at = self._to(refill.output_lanes), self._to(refill.output_ids)
+        once = torch.ones(1, dtype=torch.int32, device=self._device).expand(len(at[0]))
+        self._counts.index_put_(at, once, accumulate=True)
+
+    def apply(self, logits: torch.Tensor) -> None:
+        """Change the logits of the rows with rules, float32 [C, vocab], in place."""
+        if not len(self._host_lanes):
+            return
+        width = max(1, int(self._num_seen[self._host_lanes].max()))
+        seen = self._seen[self._lanes[:, 0], :width]
+        counts = self._counts[self._lanes, seen]
+        values = logits[self._places, seen]
+        if self._any_repetition:
+            r = self._repetitions
+            values = torch.where(values > 0, values / r, values * r)
+        values -= self._frequencies * counts
+        values -= self._presences * (counts > 0)
+        logits[self._places, seen] = values
+
+    def sampled(self, token_ids: torch.Tensor) -> None:
+        """The rows with rules sampled these, int64 [C]."""
+        if not len(self._host_lanes):
+            return
+        at = self._num_seen[self._host_lanes]
+        self._make_room(0, int(at.max()) + 1)
+        new = token_ids[self._places[:, 0]]
+        lanes = self._lanes[:, 0]
+        self._counts[lanes, new] += 1
+        self._seen[lanes, self._to(at)] = new
+        self._num_seen[self._host_lanes] = at + 1
+
+    def _make_room(self, num_lanes: int, width: int) -> None:
+        more = num_lanes - len(self._counts)
+        if more > 0:
+            more = max(more, len(self._counts))
+            self._counts = _padded(self._counts, more)
+            self._seen = _padded(self._seen, more)
+            self._num_seen = np.pad(self._num_seen, (0, more))
+        more = width - self._seen.shape[1]
+        if more > 0:
+            more = max(more, self._seen.shape[1])
+            self._seen = torch.cat([self._seen, self._seen[:, :1].expand(-1, more)], 1)
+
+    def _to(self, column: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(column).to(self._device, non_blocking=True)
+
+
+def _padded(table: torch.Tensor, more: int) -> torch.Tensor:
+    return torch.cat([table, table.new_zeros((more, table.shape[1]))])

@@ -1,0 +1,311 @@
+"""Rules of single tokens against loops over lists, and against the exact distribution.
+
+`Course` plays a scheduler: rows come and go, lose their slots and get others, and the tokens of a
+step are in the history only when the next one is planned already.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.engine_core.test_sampler import Row, assert_follows, distribution, plan_of
+
+from slipstream_core.rule_columns import RuleColumns, TokenRules, token_rules
+from slipstream_core.runner.rule_keeper import RuleKeeper
+from slipstream_core.runner.rules import RulePlan
+from slipstream_core.runner.sampler import sample
+from slipstream_ipc.log import PagedLog
+from slipstream_ipc.messages import SamplingParams
+
+torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
+
+VOCAB = 23
+CPU = torch.device("cpu")
+
+Word = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one request asks, and its prompt."""
+
+    prompt: Word = (1, 2, 3)
+    params: SamplingParams = field(default_factory=SamplingParams)
+    words: tuple[Word, ...] = ()
+
+    @property
+    def rules(self) -> TokenRules | None:
+        return token_rules(self.params, self.words)
+
+
+def asked(prompt: Word = (1, 2, 3), words: Sequence[Word] = (), **params: Any) -> Asked:
+    return Asked(prompt, SamplingParams(**params), tuple(words))
+
+
+def expected_logits(logits: Sequence[float], it: Asked, outputs: Sequence[int]) -> list[float]:
+    """One row's, token by token."""
+    params, found = it.params, []
+    for token_id, logit in enumerate(logits):
+        value = logit + (params.logit_bias or {}).get(token_id, 0.0)
+        if params.allowed_token_ids is not None and token_id not in params.allowed_token_ids:
+            value = -math.inf
+        for word in it.words:
+            if tuple([*outputs, token_id][-len(word) :]) == word:
+                value = -math.inf
+        if token_id in it.prompt or token_id in outputs:
+            r = params.repetition_penalty
+            value = value / r if value > 0 else value * r
+        num = list(outputs).count(token_id)
+        value -= params.frequency_penalty * num + params.presence_penalty * (num > 0)
+        found.append(value)
+    return found
+
+
+class Course:
+    """Requests on their way through one runner's memory."""
+
+    def __init__(self) -> None:
+        self.columns = RuleColumns()
+        self.keeper = RuleKeeper(VOCAB, CPU)
+        self.tokens = PagedLog(np.uint32)
+        self.prompt_lens = np.zeros(64, np.int64)
+        self.asked: dict[int, Asked] = {}
+        self.outputs: dict[int, list[int]] = {}
+        self._in_flight: list[tuple[int, int]] = []
+
+    def add(self, row: int, it: Asked, outputs: Sequence[int] = ()) -> None:
+        self.settle()
+        self.tokens.open(row)
+        self.tokens.extend(row, np.array([*it.prompt, *outputs], np.uint32))
+        self.prompt_lens[row] = len(it.prompt)
+        self.asked[row], self.outputs[row] = it, list(outputs)
+        if it.rules is not None:
+            self.columns.add(row, it.rules)
+
+    def preempt(self, row: int) -> None:
+        self.settle()  # it is admitted again when nothing of it is in flight
+        self.columns.leave([row])
+
+    def remove(self, row: int) -> None:
+        self.settle()
+        self.columns.leave([row])
+        self.columns.remove([row])
+        self.tokens.drop(row)
+        del self.asked[row], self.outputs[row]
+
+    def plan(self, rows: Sequence[int]) -> RulePlan | None:
+        places = np.array([i for i, r in enumerate(rows) if self.asked[r].rules], np.int64)
+        if not len(places):
+            return None
+        with_rules = np.array(rows, np.int64)[places]
+        return self.columns.plan(with_rules, places, self.tokens, self.prompt_lens)
+
+    def step(self, rows: Sequence[int], logits: torch.Tensor, chosen: Sequence[int]) -> None:
+        """`rows` are sampled; `chosen` says which of the tokens that are left each gets."""
+        plan = self.plan(rows)
+        before, changed = logits.clone(), logits
+        if plan is not None:
+            changed = self.keeper.apply(logits, plan)
+        assert torch.equal(logits, before)
+        expected = torch.tensor(
+            [expected_logits(logits[i].tolist(), self.asked[r], self.outputs[r])
+             for i, r in enumerate(rows)]
+        )  # fmt: skip
+        torch.testing.assert_close(changed, expected, rtol=1e-5, atol=1e-5)
+        self.settle()
+        token_ids = []
+        for i, choice in enumerate(chosen):
+            left = torch.isfinite(expected[i]).nonzero()[:, 0].tolist() or [0]
+            token_ids.append(left[choice % len(left)])
+        if plan is not None:
+            self.keeper.sampled(torch.tensor(token_ids))
+        for row, token_id in zip(rows, token_ids, strict=True):
+            self.outputs[row].append(token_id)
+            self._in_flight.append((row, token_id))
+
+    def settle(self) -> None:
+        """What is in flight comes to the host."""
+        for row, token_id in self._in_flight:
+            self.tokens.extend(row, np.array([token_id], np.uint32))
+        self._in_flight.clear()
+
+
+IDS = st.integers(0, VOCAB - 1)
+FEW_IDS = st.integers(0, 3)  # so that words come about
+
+REQUESTS = st.builds(
+    asked,
+    prompt=st.lists(IDS, min_size=1, max_size=6).map(tuple),
+    words=st.lists(st.lists(FEW_IDS, min_size=1, max_size=4).map(tuple), max_size=4),
+    presence_penalty=st.sampled_from([0.0, 0.0, 1.5, -2.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.5, -1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.3, 0.7]),
+    logit_bias=st.none() | st.dictionaries(IDS, st.sampled_from([-100.0, 0.5, 100.0]), max_size=4),
+    allowed_token_ids=st.none()
+    | st.lists(IDS, min_size=1, max_size=5).map(tuple)
+    | st.just((0, 1, 2, 3)),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_batches_of_all_kinds_follow_the_loops(data: st.DataObject) -> None:
+    course = Course()
+    draw = data.draw
+    for number in range(draw(st.integers(3, 15))):
+        roll = draw(st.integers(0, 9))
+        rows = sorted(course.asked)
+        if roll < 3 or not rows:
+            row = draw(st.sampled_from([r for r in range(9) if r not in rows] or [9]))
+            if row < 9:
+                outputs = draw(st.lists(FEW_IDS, max_size=40))
+                course.add(row, draw(st.just(Asked()) | REQUESTS), outputs)
+        elif roll < 4:
+            course.preempt(draw(st.sampled_from(rows)))
+        elif roll < 5:
+            course.remove(draw(st.sampled_from(rows)))
+        rows = sorted(course.asked)
+        if rows:
+            sampled = draw(st.lists(st.sampled_from(rows), min_size=1, unique=True))
+            sampled = draw(st.sampled_from([rows, rows, sampled]))
+            generator = torch.Generator().manual_seed(number)
+            logits = torch.randn(len(sampled), VOCAB, generator=generator) * 3
+            choices = [draw(st.integers(0, VOCAB)) for _ in sampled]
+            course.step(sampled, logits, choices)
+
+
+def test_long_histories_and_new_ones_side_by_side() -> None:
+    course = Course()
+    for row, num_outputs in enumerate((0, 1, 63, 64, 65, 200)):
+        options = {"presence_penalty": row / 5, "repetition_penalty": 1 + row / 7}
+        course.add(row, asked((row, 2), **options), [i % 19 for i in range(num_outputs)])
+    course.add(6, asked((5,), frequency_penalty=0.5))  # has seen nothing
+    generator = torch.Generator().manual_seed(0)
+    for number in range(70):
+        if number == 35:
+            course.add(7, asked((5,), repetition_penalty=2.0))
+        rows = sorted(course.asked)
+        logits = torch.randn(len(rows), VOCAB, generator=generator) * 3
+        course.step(rows, logits, range(number, number + len(rows)))
+
+
+def test_a_batch_that_stays_the_same_is_told_the_same() -> None:
+    course = Course()
+    course.add(3, asked(presence_penalty=1.0, words=[(1, 2)]))
+    course.add(4, asked())
+    course.add(5, asked(logit_bias={1: 1.0}))
+    first = course.plan([3, 4, 5])
+    assert first is not None
+    assert first.refill is not None
+    assert first.rows.tolist() == [0, 2]
+    again = course.plan([4, 3, 5])
+    assert again is not None
+    assert (again.rules, again.refill) == (first.rules, None)
+    assert again.rows.tolist() == [1, 2]
+    course.columns.leave([4])  # has no lanes: nothing changes for the others
+    assert course.plan([3, 5]).rules is first.rules
+    course.columns.leave([5])
+    other = course.plan([3, 5])
+    assert other.rules is not first.rules
+    assert other.refill is None  # it needs none, and 3 has kept its own
+
+
+def test_requests_without_rules_have_none() -> None:
+    neutral = {"logit_bias": {}, "bad_words": (), "repetition_penalty": 1.0}
+    assert token_rules(SamplingParams(), ()) is None
+    assert token_rules(SamplingParams(**neutral), ()) is None
+    course = Course()
+    course.add(0, asked())
+    assert course.plan([0]) is None
+
+
+def test_lanes_are_handed_out_again() -> None:
+    course = Course()
+    for row in range(40):
+        course.add(row, asked(presence_penalty=1.0, words=[(1, 2)]))
+        course.step([row], torch.randn(1, VOCAB), [row])
+        course.remove(row)
+    assert len(course.keeper._penalties._counts) == 1
+    for row in range(40):
+        course.add(row, asked(presence_penalty=1.0, words=[(1, 2)]))
+    course.step(range(40), torch.randn(40, VOCAB), range(40))
+    assert 40 <= len(course.keeper._penalties._counts) < 80
+
+
+def test_a_row_goes_to_another_request() -> None:
+    course = Course()
+    for it in (asked(presence_penalty=1.0), asked(logit_bias={1: 1.0}), asked(words=[(1, 2)])):
+        course.add(0, it)
+        course.step([0], torch.randn(1, VOCAB), [0])
+        course.step([0], torch.randn(1, VOCAB), [1])
+        course.remove(0)
+
+
+# ---- what is drawn ---------------------------------------------------------------------------
+
+HISTORY = (5, 5, 2, 7, 5, 1)
+LIMITED = [
+    asked(logit_bias={2: 1.5, 3: -2.0, 9: 100.0}),
+    asked(logit_bias={2: 1.5, 3: -100.0}),
+    asked(allowed_token_ids=(1, 4, 9, 11)),
+    asked(words=[(4,), (1, 6), (9, 6), (5, 1, 8), (1, 5, 1, 9)]),  # two end alike
+    asked(presence_penalty=1.2),
+    asked(presence_penalty=-1.7),
+    asked(frequency_penalty=0.8),
+    asked(repetition_penalty=1.8),
+    asked(repetition_penalty=0.6),
+    asked(
+        words=[(1, 6), (2,)],
+        logit_bias={3: 2.0, 5: 3.0},
+        allowed_token_ids=tuple(range(15)),
+        presence_penalty=0.5,
+        frequency_penalty=0.4,
+        repetition_penalty=1.3,
+    ),
+]
+
+
+@pytest.mark.parametrize("truncation", [{}, {"temperature": 0.8, "top_k": 6, "top_p": 0.9}])
+@pytest.mark.parametrize("it", LIMITED, ids=range(len(LIMITED)))
+def test_what_is_sampled_follows_the_distribution(it: Asked, truncation: dict[str, Any]) -> None:
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(4)) * 1.5
+    num, draws = 500, 20_000
+    course = Course()
+    course.prompt_lens = np.zeros(num, np.int64)
+    for row in range(num):
+        course.add(row, it, HISTORY)
+    plan = course.plan(range(num))
+    assert plan is not None
+    counts = torch.zeros(VOCAB, dtype=torch.int64)
+    batch, vocab = logits.expand(num, -1), torch.arange(VOCAB, dtype=torch.int32)
+    for start in range(1, draws, num):
+        rows = [Row(position=p, **truncation) for p in range(start, start + num)]
+        token_ids, _ = sample(batch, plan_of(rows), vocab, course.keeper.apply(batch, plan))
+        counts += torch.bincount(token_ids, minlength=VOCAB)
+    changed = torch.tensor(expected_logits(logits.tolist(), it, HISTORY))
+    assert not torch.equal(changed, logits)
+    assert_follows(counts, distribution(changed, Row(**truncation)))
+
+
+def test_log_probabilities_are_of_the_raw_logits() -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(4))
+    course = Course()
+    course.add(0, asked(allowed_token_ids=(6,), logit_bias={6: 50.0}, presence_penalty=2.0))
+    plan = course.plan([0])
+    assert plan is not None
+    vocab = torch.arange(VOCAB, dtype=torch.int32)
+    rows = [Row(num_logprobs=2)]
+    token_ids, found = sample(logits, plan_of(rows), vocab, course.keeper.apply(logits, plan))
+    assert token_ids.tolist() == [6]
+    assert found is not None
+    expected = logits.log_softmax(-1)[0]
+    assert found.ids[0].tolist() == [6, *expected.topk(2).indices.tolist()]
+    torch.testing.assert_close(found.values[0], expected[found.ids[0]])
