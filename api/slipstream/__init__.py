@@ -29,7 +29,7 @@ from slipstream.errors import (
     UnknownStreamError,
 )
 from slipstream.outputs import Completion, Delta, Logprob
-from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams
+from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams, StructuredOutputs
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM, CompletionOutput, RequestOutput
@@ -60,6 +60,7 @@ __all__ = [
     "StackError",
     "Stream",
     "StreamLostError",
+    "StructuredOutputs",
     "SupersededError",
     "UnknownStreamError",
 ]

@@ -20,11 +20,12 @@ from slipstream_core.in_flight import ID_BYTES
 from slipstream_core.streams import Stream
 from slipstream_ipc.codec import MAX_CORE_MESSAGE_BYTES
 from slipstream_ipc.columns import check_entry, u32
-from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.errors import BadRequest, ProtocolError
 from slipstream_ipc.messages import Admit, Fault, ModelCard
+from slipstream_ipc.structured import check_ending
 
 _STRIKES_TO_PROBATION = 2
-_OTHER_BYTES = 2**20  # of a registration, besides its columns: its text settings
+_OTHER_BYTES = 2**21  # of a registration, besides its columns: its text settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,10 @@ class Admission:
         if len(outputs) >= admit.max_tokens:
             why = f"{len(outputs)} tokens are there already, allowed: fewer than {admit.max_tokens}"
             return Fault("bad_request", why, "output_ids")
+        try:
+            check_ending(admit.params, admit.stop_token_ids)
+        except BadRequest as error:
+            return error.fault
         if not self.fits(total):
             why = f"prompt and max_tokens: {total} tokens would never fit into the cache"
             return Fault("bad_request", why, "max_tokens")
@@ -110,4 +115,5 @@ def new_request(stream: Stream) -> NewRequest:
         stop_token_ids=admit.stop_token_ids,
         worker_ends=bool(admit.stop_token_ids or params.stop),
         on_probation=admit.strikes >= _STRIKES_TO_PROBATION,
+        has_grammar=params.structured_outputs is not None,
     )

@@ -53,6 +53,7 @@ class NewRequest:
     ] = ()  # not sampled while there are fewer outputs than min_tokens
     worker_ends: bool = True  # an end may come that only the worker sees
     on_probation: bool = False  # runs alone until it has sampled a token
+    has_grammar: bool = False  # what it may sample next hangs on its history
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ class RequestColumns:
         self.min_p = np.zeros(rows, np.float32)
         self.seed = np.zeros(rows, np.int64)
         self.num_logprobs = np.zeros(rows, np.int32)
+        self.has_grammar = np.zeros(rows, np.bool_)
+        self._num_grammars = 0  # rows that have one
         self._stop_ids: dict[int, Int64s] = {}  # row -> ids, of rows with min_tokens
         self._arrivals = 0
         # What was told last, and of whom: between two steps the batch seldom changes.
@@ -123,6 +126,8 @@ class RequestColumns:
         self.min_p[row] = request.min_p
         self.seed[row] = request.seed
         self.num_logprobs[row] = request.num_logprobs
+        self.has_grammar[row] = request.has_grammar
+        self._num_grammars += request.has_grammar
         self._last_sampling = None
         self._last_masks = None
 
@@ -130,6 +135,9 @@ class RequestColumns:
         """Forget live requests, all different."""
         self.generation[rows] += 1
         self.alive[rows] = self.on_probation[rows] = False
+        if self._num_grammars:
+            self._num_grammars -= int(self.has_grammar[rows].sum())
+            self.has_grammar[rows] = False
         if self._stop_ids:
             for row in rows.tolist():
                 self._stop_ids.pop(row, None)
@@ -177,6 +185,12 @@ class RequestColumns:
             coordinates = np.repeat(masked, [len(each) for each in ids[1:]]), np.concatenate(ids)
             last = self._last_masks = masked, masked_rows, coordinates
         return last[2]
+
+    def grammars(self, rows: Int64s) -> Int64s:
+        """Which of `rows`, by index, have a grammar."""
+        if not self._num_grammars:
+            return _NO_COORDINATES
+        return np.flatnonzero(self.has_grammar[rows])
 
     def _make_room(self, row: int) -> None:
         if row < len(self.alive):

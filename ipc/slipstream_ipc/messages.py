@@ -15,7 +15,7 @@ A hop has an attaching end (worker towards core, client towards worker) and an a
 
 from __future__ import annotations
 
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from msgspec import Meta, Raw, Struct
 
@@ -67,6 +67,24 @@ class Fault(Struct, array_like=True, frozen=True):
     field: Label | None = None
 
 
+class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an answer is made to look like; exactly one field is given. Names are vLLM's.
+
+    json: a JSON schema, as text or as an object.
+    regex: what the whole answer matches, in the syntax of Rust's regex crate: no look-around, no
+    back-references.
+    choice: the answers that there may be.
+    grammar: a context-free grammar, in Lark syntax (llguidance's dialect) or in GBNF.
+    json_object: True is any JSON object.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
 class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a request is sampled, ended and reported. Names and defaults are vLLM's.
 
@@ -78,6 +96,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     logprobs: None is none; k is the sampled token's and the k most likely ones'.
     stream_interval: tokens between two deltas; the first token and the end always leave at once.
     detokenize: False leaves texts empty and forbids stop strings.
+    structured_outputs: what the answer is made to look like; None is anything.
     """
 
     temperature: float = 1.0
@@ -95,6 +114,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     skip_special_tokens: bool = True
     detokenize: bool = True
     stream_interval: int = 1
+    structured_outputs: StructuredOutputs | None = None
 
 
 class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):

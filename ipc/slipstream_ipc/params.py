@@ -22,6 +22,7 @@ from slipstream_ipc.messages import (
     ModelCard,
     SamplingParams,
 )
+from slipstream_ipc.structured import check_structured
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
@@ -68,6 +69,8 @@ def check_params(params: SamplingParams) -> None:
         _integer("logprobs", params.logprobs, 0, MAX_LOGPROBS, allowed)
     _integer("stream_interval", params.stream_interval, 1, 2**31 - 1, "an integer >= 1")
     _check_stops(params)
+    if params.structured_outputs is not None:
+        check_structured(params.structured_outputs, params)
 
 
 def check_label(label: str, priority: int) -> None:

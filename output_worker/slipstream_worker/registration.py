@@ -16,6 +16,7 @@ from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import Admit, ModelCard, Submit
 from slipstream_ipc.params import check_label, check_params, check_prompt, stop_strings
+from slipstream_ipc.structured import check_ending
 from slipstream_worker.detokenizer import DetokenizerFactory
 from slipstream_worker.output import StreamOutput
 from slipstream_worker.stop_strings import StopStrings
@@ -57,11 +58,13 @@ def register(submit: Submit, prompt_ids: bytes, client: bytes, card: ModelCard) 
     params = decode_params(submit.params)
     max_tokens = check_prompt(u32(prompt_ids), params, card)
     eos = () if params.ignore_eos else card.eos_token_ids
+    stop_token_ids = tuple(dict.fromkeys(eos + params.stop_token_ids))
+    check_ending(params, stop_token_ids)
     return Admit(
         stream_id=submit.stream_id,
         prompt_ids=prompt_ids,
         params=params,
-        stop_token_ids=tuple(dict.fromkeys(eos + params.stop_token_ids)),
+        stop_token_ids=stop_token_ids,
         seed=_seed(submit.stream_id) if params.seed is None else params.seed,
         max_tokens=max_tokens,
         priority=submit.priority,
