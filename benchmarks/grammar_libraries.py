@@ -220,7 +220,7 @@ def _measured(
     ids = tokenizer.encode(json.dumps(invalid), add_special_tokens=False).ids
     refused = not (all(library.take(wrong, i) for i in ids) and library.is_complete(wrong))
     return (
-        f"compile {1e3 * (compiled - begin):7.1f} ms, first mask {1e3 * (first - compiled):.2f} ms, "
+        f"compile {1e3 * (compiled - begin):7.1f} ms, first {1e3 * (first - compiled):.2f} ms, "
         f"mask {1e6 * statistics.median(masks or [0]):4.0f} µs (to {1e6 * max(masks or [0]):.0f}), "
         f"take {1e6 * statistics.median(takes or [0]):2.0f} µs, valid "
         f"{'accepted' if accepted else 'REFUSED'}, invalid {'refused' if refused else 'ACCEPTED'}"

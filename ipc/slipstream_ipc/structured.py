@@ -81,7 +81,8 @@ def _num_bytes(name: str, value: object) -> int:
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         return len(text.encode())
     except (UnicodeEncodeError, TypeError, RecursionError, ValueError) as error:
-        raise _bad(name, value, f"what JSON and UTF-8 can hold ({error})") from error
+        given = f"a {type(value).__name__}"  # it may be too deep to be shown, too
+        raise _bad(name, given, f"what JSON and UTF-8 can hold ({error})") from error
 
 
 def _bad(name: str, given: object, allowed: str) -> BadRequest:

@@ -49,6 +49,7 @@ BAD_VALUES: dict[str, list[Any]] = {
         "a" * (MAX_STOP_CHARS + 1),
     ],
     "stop_token_ids": [[1] * (MAX_STOP_TOKEN_IDS + 1), [-1], [3, 2**32], [HUGE]],
+    "structured_outputs": [{}, {"json_object": False}, {"regex": "a", "choice": ["b"]}],
 }
 
 WRONG_TYPES: dict[str, list[Any]] = {
@@ -67,6 +68,7 @@ WRONG_TYPES: dict[str, list[Any]] = {
     "ignore_eos": [None, 0, "no"],
     "skip_special_tokens": [None, 1, []],
     "detokenize": [None, 1, {}],
+    "structured_outputs": [1, "a", [], {"regex": 1}, {"choice": "a"}, {"jason": {}}],
 }
 
 GOOD_VALUES: dict[str, list[Any]] = {
@@ -85,6 +87,7 @@ GOOD_VALUES: dict[str, list[Any]] = {
     "ignore_eos": [True],
     "skip_special_tokens": [False],
     "detokenize": [False],
+    "structured_outputs": [None, {"json": {"type": "null"}}, {"choice": ["a"]}, {"regex": "a+"}],
 }
 
 
@@ -108,7 +111,7 @@ def assert_names(error: BadRequest, field: str, value: Any) -> None:
     assert ", allowed: " in str(error)
     assert len(str(error)) < 300
     shown = repr(value)
-    assert shown[:20] in str(error) or isinstance(value, list | str)
+    assert shown[:20] in str(error) or isinstance(value, list | str | dict)
     assert (error.fault.code, error.fault.field) == ("bad_request", field)
     assert error.fault.message == str(error)
 
