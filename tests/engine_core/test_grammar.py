@@ -30,9 +30,7 @@ VOCABULARY = Vocabulary(MODEL_PATH / "tokenizer.json", VOCAB_SIZE, EOS)
 
 def start(outputs: StructuredOutputs, ends: tuple[int, ...] = EOS) -> GrammarState:
     end_mask = ids_as_mask(ends, VOCAB_SIZE)
-    return GrammarState(
-        VOCABULARY.compile(outputs), frozenset(ends), end_mask, VOCABULARY.ends
-    )
+    return GrammarState(VOCABULARY.compile(outputs), frozenset(ends), end_mask, VOCABULARY.ends)
 
 
 def allowed(state: GrammarState) -> set[int]:
@@ -63,7 +61,7 @@ def walk(outputs: StructuredOutputs, seed: int, most: int = 300) -> tuple[list[i
     return ids, False
 
 
-# ---- choices, whose every mask can be worked out by hand ------------------------------------------
+# ---- choices, whose every mask can be worked out by hand ---------------------------------------
 
 
 def continuations(rest: set[bytes]) -> set[int]:
@@ -90,7 +88,7 @@ def byte_pieces() -> dict[int, bytes]:
 
 
 PIECES = byte_pieces()
-WORDS = st.text(st.sampled_from("ab \n\"\\é漢[|./"), min_size=1, max_size=6)
+WORDS = st.text(st.sampled_from('ab \n"\\é漢[|./'), min_size=1, max_size=6)
 
 
 @settings(max_examples=60, deadline=None)
@@ -122,7 +120,7 @@ def test_a_choice_allows_what_goes_on_in_one_of_its_texts(texts: list[str], rng:
     assert allowed(state) == set(EOS)  # a step may be in flight already
 
 
-# ---- schemas and regular expressions --------------------------------------------------------------
+# ---- schemas and regular expressions -----------------------------------------------------------
 
 
 def schemas() -> st.SearchStrategy[dict[str, Any]]:
@@ -132,7 +130,7 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
             {"type": "null"},
             {"type": "integer", "minimum": -20, "maximum": 300},
             {"type": "string", "maxLength": 12},
-            {"enum": ["red", "gr\"een", 3, None]},
+            {"enum": ["red", 'gr"een', 3, None]},
             {"const": "so"},
         ]
     )
@@ -265,7 +263,7 @@ def test_what_does_not_compile_is_refused_with_the_reason(
     assert 0 < len(str(caught.value)) <= 300
 
 
-# ---- states ---------------------------------------------------------------------------------------
+# ---- states ------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25, deadline=None)
@@ -334,7 +332,7 @@ def test_rows_follow_their_histories_and_fail_alone() -> None:
     assert len(rows) == 2
 
 
-# ---- where the vocabulary comes from --------------------------------------------------------------
+# ---- where the vocabulary comes from -----------------------------------------------------------
 
 
 def test_the_tokenizer_is_found(tmp_path: Any) -> None:
