@@ -117,6 +117,13 @@ def _format(wanted: ResponseFormat, other: StructuredOutputs | None) -> dict[str
     return {"structured_outputs": StructuredOutputs(json=wanted.json_schema.schema)}
 
 
+def names_of(body: Request) -> dict[str, str]:
+    """What the caller calls fields of ours, where it differs."""
+    is_format = body.response_format is not None and body.structured_outputs is None
+    ours = ("structured_outputs", "structured_outputs.json")
+    return dict.fromkeys(ours, "response_format") if is_format else {}
+
+
 def wants_usage(body: Request) -> bool:
     """Whether a stream ends with its usage."""
     return body.stream_options is not None and bool(body.stream_options.include_usage)
