@@ -30,7 +30,7 @@ from slipstream.errors import (
 )
 from slipstream.many import AsyncStreams, Streams
 from slipstream.outputs import Completion, Delta, Logprob
-from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams
+from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams, StructuredOutputs
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM, CompletionOutput, RequestOutput
@@ -63,6 +63,7 @@ __all__ = [
     "Stream",
     "StreamLostError",
     "Streams",
+    "StructuredOutputs",
     "SupersededError",
     "UnknownStreamError",
 ]

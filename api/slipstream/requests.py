@@ -31,6 +31,7 @@ from slipstream_ipc.messages import (
     ModelCard,
     Resume,
     SamplingParams,
+    StructuredOutputs,
     Submit,
 )
 from slipstream_ipc.params import (
@@ -42,6 +43,7 @@ from slipstream_ipc.params import (
     params_from,
     token_ids_from,
 )
+from slipstream_ipc.structured import json_as_text
 
 Prompt = (
     str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[ChatMessage | Mapping[str, str]]
@@ -69,6 +71,9 @@ def checked_params(params: SamplingParams | None, options: Mapping[str, Any]) ->
         check_params(found)
     except BadRequest as error:
         raise bad_request(error) from None
+    if found.structured_outputs is not None:
+        as_text = json_as_text(found.structured_outputs)
+        found = msgspec.structs.replace(found, structured_outputs=as_text)
     return found
 
 
@@ -180,6 +185,8 @@ def _message(index: int, given: object) -> ChatMessage:
 
 def _converted(params: SamplingParams) -> SamplingParams:
     fields = msgspec.structs.asdict(params)  # a Struct's constructor checks no types
+    if isinstance(params.structured_outputs, StructuredOutputs):
+        fields["structured_outputs"] = msgspec.structs.asdict(params.structured_outputs)
     try:
         return msgspec.convert(fields, SamplingParams)
     except msgspec.ValidationError:

@@ -23,10 +23,11 @@ from slipstream_ipc.codec import MAX_CORE_MESSAGE_BYTES
 from slipstream_ipc.columns import check_entry, u32
 from slipstream_ipc.errors import BadRequest, ProtocolError
 from slipstream_ipc.messages import Admit, Fault, ModelCard
+from slipstream_ipc.structured import check_ending
 from slipstream_ipc.token_rules import check_rules, unpack_words
 
 _STRIKES_TO_PROBATION = 2
-_OTHER_BYTES = 2**22  # of a registration, besides its columns: its settings
+_OTHER_BYTES = 2**23  # of a registration, besides its columns: its settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,10 @@ class Admission:
         if len(outputs) >= admit.max_tokens:
             why = f"{len(outputs)} tokens are there already, allowed: fewer than {admit.max_tokens}"
             return Fault("bad_request", why, "output_ids")
+        try:
+            check_ending(admit.params, admit.stop_token_ids)
+        except BadRequest as error:
+            return error.fault
         if not self.fits(total):
             why = f"prompt and max_tokens: {total} tokens would never fit into the cache"
             return Fault("bad_request", why, "max_tokens")
@@ -124,4 +129,5 @@ def new_request(stream: Stream) -> NewRequest:
         on_probation=admit.strikes >= _STRIKES_TO_PROBATION,
         cache_salt=admit.cache_salt,
         rules=token_rules(params, unpack_words(admit.bad_word_ids, admit.bad_word_counts)),
+        has_grammar=params.structured_outputs is not None,
     )

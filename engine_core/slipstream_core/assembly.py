@@ -16,6 +16,10 @@ from slipstream_core.admission import Admission
 from slipstream_core.config import CoreConfig
 from slipstream_core.desk import Desk
 from slipstream_core.engine import Engine
+from slipstream_core.grammar.compiler import GrammarCompiler
+from slipstream_core.grammar.library import Vocabulary
+from slipstream_core.grammar.rows import GrammarRows
+from slipstream_core.grammar.tokenizer_file import find_tokenizer
 from slipstream_core.in_flight import InFlightNote, read_note
 from slipstream_core.port import CoreAcceptor
 from slipstream_core.runner.plan import Runner
@@ -47,11 +51,13 @@ class Core:
     socket: zmq.Socket[bytes]
     tracer: Tracer | None
     note: InFlightNote | None
+    compiler: GrammarCompiler
 
     def close(self) -> None:
         """Stop the device, leave the address."""
         self.runner.close()
         self.socket.close()
+        self.compiler.close()
         if self.tracer is not None:
             self.tracer.close()
         if self.note is not None:
@@ -101,6 +107,11 @@ def assemble_core(
         info.eos_token_ids,
         info.default_sampling,
     )
+    grammars = GrammarRows(tokens, info.vocab_size)
+    compiler = GrammarCompiler(
+        lambda: Vocabulary(find_tokenizer(config.model), info.vocab_size, info.eos_token_ids)
+    )
+    poller.register(compiler.fileno(), zmq.POLLIN)
     desk = Desk(
         acceptor,
         card,
@@ -113,10 +124,12 @@ def assemble_core(
             max_waiting=config.max_waiting,
             max_readmitted=_READMITTED_FACTOR * (config.max_waiting + config.max_num_seqs),
         ),
+        grammars=grammars,
+        compiler=compiler,
         note=note,
         incarnation=config.incarnation,
         suspects=suspects,
     )
     tracer = open_tracer(config.trace, "core")
-    engine = Engine(runner, scheduler, logprobs, desk, poller, tracer)
-    return Core(engine, desk, scheduler, tokens, logprobs, runner, socket, tracer, note)
+    engine = Engine(runner, scheduler, logprobs, desk, poller, tracer, grammars=grammars)
+    return Core(engine, desk, scheduler, tokens, logprobs, runner, socket, tracer, note, compiler)

@@ -57,6 +57,7 @@ class NewRequest:
     cache_salt: str = ""  # blocks are shared only among requests with the same
     use_prefix_cache: bool = True  # False: computes all of its tokens itself
     rules: TokenRules | None = None
+    has_grammar: bool = False  # what it may sample next hangs on its history
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,8 @@ class RequestColumns:
         self.num_logprobs = np.zeros(rows, np.int32)
         self.has_rules = np.zeros(rows, np.bool_)  # of single tokens; they are in `rules`
         self.rules = RuleColumns()
+        self.has_grammar = np.zeros(rows, np.bool_)
+        self._num_grammars = 0  # rows that have one
         self._stop_ids: dict[int, Int64s] = {}  # row -> ids, of rows with min_tokens
         self._arrivals = 0
         # What was told last, and of whom: between two steps the batch seldom changes.
@@ -134,6 +137,8 @@ class RequestColumns:
         self.has_rules[row] = request.rules is not None
         if request.rules is not None:
             self.rules.add(row, request.rules)
+        self.has_grammar[row] = request.has_grammar
+        self._num_grammars += request.has_grammar
         self._last_sampling = None
         self._last_masks = None
 
@@ -141,6 +146,9 @@ class RequestColumns:
         """Forget live requests, all different."""
         self.generation[rows] += 1
         self.alive[rows] = self.on_probation[rows] = False
+        if self._num_grammars:
+            self._num_grammars -= int(self.has_grammar[rows].sum())
+            self.has_grammar[rows] = False
         if self._stop_ids:
             for row in rows.tolist():
                 self._stop_ids.pop(row, None)
@@ -194,6 +202,12 @@ class RequestColumns:
             coordinates = np.repeat(masked, [len(each) for each in ids[1:]]), np.concatenate(ids)
             last = self._last_masks = masked, masked_rows, coordinates
         return last[2]
+
+    def grammars(self, rows: Int64s) -> Int64s:
+        """Which of `rows`, by index, have a grammar."""
+        if not self._num_grammars:
+            return _NO_COORDINATES
+        return np.flatnonzero(self.has_grammar[rows])
 
     def _make_room(self, row: int) -> None:
         if row < len(self.alive):

@@ -12,6 +12,8 @@ Rules (STREAMS I-IV):
   those that wait.
 - A stream may be admitted again at any time, by a worker that has more of it or less: the same
   request goes on, another one under its id is a conflict.
+- A stream with a grammar is taken when its grammar is compiled, which happens elsewhere: until then
+  it is on hold, known to nobody. An attach forgets what is on hold, as the worker asks again.
 - What the core before this one was computing when it died from within is told to every worker that
   attaches, until it has admitted those streams again; whoever was in that place twice without
   progress runs on probation.
@@ -20,12 +22,15 @@ Rules (STREAMS I-IV):
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.admission import Admission, is_same, new_request
+from slipstream_core.grammar.compiler import Compiled, GrammarCompiler
+from slipstream_core.grammar.rows import GrammarRows
+from slipstream_core.grammar.state import GrammarState
 from slipstream_core.in_flight import InFlightNote
 from slipstream_core.port import CoreAcceptor, Port, Receipt
 from slipstream_core.scheduler import Scheduler
@@ -72,6 +77,8 @@ class Desk:
         logprobs: LogprobLog,
         *,
         admission: Admission,
+        grammars: GrammarRows,
+        compiler: GrammarCompiler,
         note: InFlightNote | None,
         incarnation: int,
         suspects: tuple[bytes, ...],
@@ -83,6 +90,9 @@ class Desk:
         self._tokens = tokens
         self._logprobs = logprobs
         self._admission = admission
+        self._grammars = grammars
+        self._compiler = compiler
+        self._on_hold: dict[bytes, tuple[bytes, Admit]] = {}  # worker and registration, by id
         self._note = note
         self._incarnation = incarnation
         self._suspects = suspects
@@ -119,6 +129,8 @@ class Desk:
             except ProtocolError:
                 logger.exception("worker %r broke the protocol; told to attach", session.identity)
                 self._acceptor.reattach(session)
+        for compiled in self._compiler.take():
+            self._compiled(compiled)
 
     def publish(self, completed_step: int) -> bool:
         """Send every worker some of what is new; whether there is more that could be sent."""
@@ -174,10 +186,12 @@ class Desk:
             case Report():
                 self._report(session.identity, body)
             case Withdraw():
+                self._release([body.stream_id], session.identity)
                 stream = self._owned(session.identity, body.stream_id)
                 if stream is not None:
                     self._end(stream, body.end)
             case Forget():
+                self._release(body.stream_ids, session.identity)
                 for stream_id in body.stream_ids:
                     stream = self._owned(session.identity, stream_id)
                     if stream is not None:
@@ -197,6 +211,7 @@ class Desk:
         if port is None:
             port = Port(self._acceptor, self._tokens, self._logprobs, self._cursors)
             self._ports[session.identity] = port
+        self._release([*self._on_hold], session.identity)
         owned = self._streams.of_worker(session.identity)
         port.attach(session, [stream.row for stream in owned])
         self._acceptor.welcome(session, self._card)
@@ -227,10 +242,43 @@ class Desk:
                 self._admit_again(port, known, admit)
                 return
             self._forget(known)
-        fault_or_none = self._admission.objection(admit, self._scheduler.num_waiting)
-        if fault_or_none is not None:
-            port.state(Refused(admit.stream_id, fault_or_none))
+        held = self._on_hold.get(admit.stream_id)
+        if held is not None and (held[0] != worker or not is_same(held[1], admit)):
+            fault = Fault("conflict", "this stream id is taken by another request")
+            port.state(Refused(admit.stream_id, fault))
             return
+        num_waiting = self._scheduler.num_waiting + len(self._on_hold)
+        fault_or_none = self._admission.objection(admit, num_waiting)
+        if fault_or_none is not None:
+            self._on_hold.pop(admit.stream_id, None)
+            port.state(Refused(admit.stream_id, fault_or_none))
+        elif admit.params.structured_outputs is None:
+            self._take(port, worker, admit)
+        else:
+            self._on_hold[admit.stream_id] = worker, admit
+            self._compiler.submit(admit)
+
+    def _compiled(self, compiled: Compiled) -> None:
+        """A grammar is compiled, or cannot be."""
+        worker, admit = self._on_hold.get(compiled.admit.stream_id, (b"", None))
+        if admit is not compiled.admit:
+            return  # let go meanwhile, or said again
+        del self._on_hold[admit.stream_id]
+        if compiled.fault is not None:
+            self._ports[worker].state(Refused(admit.stream_id, compiled.fault))
+        else:
+            self._take(self._ports[worker], worker, admit, compiled.state)
+
+    def _release(self, stream_ids: Iterable[bytes], worker: bytes) -> None:
+        """Nothing is asked for any more of what a worker has on hold of these."""
+        for stream_id in stream_ids if self._on_hold else ():
+            if stream_id in self._on_hold and self._on_hold[stream_id][0] == worker:
+                del self._on_hold[stream_id]
+
+    def _take(
+        self, port: Port, worker: bytes, admit: Admit, grammar: GrammarState | None = None
+    ) -> None:
+        """A stream that nothing is to be said against gets a row, and waits to be computed."""
         prompt, outputs = u32(admit.prompt_ids), u32(admit.output_ids)
         stream = self._streams.add(admit, worker)
         self._tokens.open(stream.row)
@@ -239,6 +287,8 @@ class Desk:
         position = len(prompt) + len(outputs)
         if admit.params.logprobs is not None:
             self._logprobs.open(stream.row, admit.params.logprobs, position)
+        if grammar is not None:
+            self._grammars.add(stream.row, grammar, stream.prompt_len)
         port.state(Admitted(admit.stream_id, stream.row))
         self._send_from(port, stream, position)
         self._scheduler.add(new_request(stream))
@@ -328,6 +378,7 @@ class Desk:
         if not stream.is_over:
             stream.is_over = True
             self._scheduler.remove(stream.row)
+            self._grammars.drop(stream.row)
             self._ports[stream.worker].close(stream.row)
 
     def _forget(self, stream: Stream) -> None:

@@ -10,6 +10,8 @@ Rules (DESIGN §4):
   stop costs no step beyond the one in flight, and the device never idles for a report. What a step
   sampled is published before that, while the device is busy; where it is idle it is served first.
 - What can wait until the readers have what was sampled last is done after publishing.
+- The masks of a step with grammars follow its launch as soon as the ids of the step before are in
+  the history: its forward pass runs meanwhile.
 - A step that fails ends nobody but a request that was alone in it.
 - Nothing here blocks but `_wait`, and that only until the next thing there is to do.
 """
@@ -26,6 +28,7 @@ from typing import Protocol
 import numpy as np
 import zmq
 
+from slipstream_core.grammar.rows import GrammarRows
 from slipstream_core.runner.plan import Runner, StepFailed, StepPlan
 from slipstream_core.scheduler import Scheduler
 from slipstream_ipc.logprob_log import LogprobLog
@@ -83,6 +86,8 @@ class Engine:
         readers: Readers,
         poller: zmq.Poller,
         tracer: Tracer | None = None,
+        *,
+        grammars: GrammarRows,
     ) -> None:
         """`poller` has the sockets and the stop signal registered already."""
         self._runner = runner
@@ -91,6 +96,7 @@ class Engine:
         self._readers = readers
         self._poller = poller
         self._tracer = tracer
+        self._grammars = grammars
         self._in_flight: deque[StepPlan] = deque()
         self._collected_step = 0
         self._published_step = 0
@@ -145,6 +151,8 @@ class Engine:
         self._readers.launching(plan.step, self._scheduler.rows_of(plan))
         self._runner.launch(plan)
         self._in_flight.append(plan)
+        if plan.awaits_masks and len(self._in_flight) == 1:
+            self._give_masks(plan)
         if self._tracer is not None:
             self._tracer.add(Span.SCHEDULE, begin_ns, launch_ns, plan.step)
             self._tracer.add(Span.LAUNCH, launch_ns, time.monotonic_ns(), plan.step)
@@ -169,6 +177,7 @@ class Engine:
             result = self._runner.collect()
         except StepFailed as error:
             self._take_back(plan, error)
+            self._give_next_masks()
             return
         begin_ns = time.monotonic_ns()  # what `collect` has waited for is the device's time
         sampled = self._scheduler.complete(plan, result.token_ids)
@@ -178,6 +187,20 @@ class Engine:
         self._readers.collected(plan.step)
         if self._tracer is not None:
             self._tracer.add(Span.COLLECT, begin_ns, time.monotonic_ns(), plan.step)
+        self._give_next_masks()
+
+    def _give_next_masks(self) -> None:
+        """The step that is the oldest now may be waiting for what was collected last."""
+        if self._in_flight and self._in_flight[0].awaits_masks:
+            self._give_masks(self._in_flight[0])
+
+    def _give_masks(self, plan: StepPlan) -> None:
+        """All steps before `plan` are collected: tell the runner what its grammars allow."""
+        rows = self._scheduler.grammar_rows_of(plan)
+        masks, broken = self._grammars.masks(rows)
+        self._runner.sample(plan, masks)
+        for row, why in broken:
+            self._readers.end_by_fault([row], why)
 
     def _take_back(self, plan: StepPlan, error: StepFailed) -> None:
         """A step failed: who was alone in it ends, several are tried again one by one."""

@@ -114,4 +114,8 @@ class LaunchedSteps:
 
     def rows_of(self, plan: StepPlan) -> Int64s:
         """The rows of a step in flight, [R]."""
-        return next(record.rows for record in self._records if record.step == plan.step)
+        return self.record_of(plan).rows
+
+    def record_of(self, plan: StepPlan) -> Launched:
+        """The record of a step in flight."""
+        return next(record for record in self._records if record.step == plan.step)

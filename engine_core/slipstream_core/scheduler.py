@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.columns import NO_SLOT, NewRequest, RequestColumns, SlotColumns
+from slipstream_core.columns import NO_ROW, NO_SLOT, NewRequest, RequestColumns, SlotColumns
 from slipstream_core.decode_batch import DecodeBatch
 from slipstream_core.launched import LaunchedSteps
 from slipstream_core.plan_builder import TokenColumns, build_plan, token_columns
@@ -280,6 +280,14 @@ class Scheduler:
     def rows_of(self, plan: StepPlan) -> Int64s:
         """The rows of a plan in flight, [R]."""
         return self._in_flight.rows_of(plan)
+
+    def grammar_rows_of(self, plan: StepPlan) -> Int64s:
+        """The rows with a grammar that a plan in flight samples, [G]; NO_ROW where it lives on no
+        more, or what the plan samples for it counts for nothing."""
+        record = self._in_flight.record_of(plan)
+        rows = record.sampled[plan.grammar_rows]
+        generations = record.sampled_generations[plan.grammar_rows]
+        return np.where(self._requests.generation[rows] == generations, rows, NO_ROW)
 
     def _may_run(self, rows: Int64s, acked: Int64s) -> Bools:
         """Whether each row may sample one more: below its limit, not too far ahead."""

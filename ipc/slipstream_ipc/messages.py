@@ -15,7 +15,7 @@ A hop has an attaching end (worker towards core, client towards worker) and an a
 
 from __future__ import annotations
 
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from msgspec import Meta, Raw, Struct
 
@@ -67,6 +67,24 @@ class Fault(Struct, array_like=True, frozen=True):
     field: Label | None = None
 
 
+class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an answer is made to look like; exactly one field is given. Names are vLLM's.
+
+    json: a JSON schema, as text or as an object.
+    regex: what the whole answer matches, in the syntax of Rust's regex crate: no look-around, no
+    back-references.
+    choice: the answers that there may be.
+    grammar: a context-free grammar, in Lark syntax (llguidance's dialect) or in GBNF.
+    json_object: True is any JSON object.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
 class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a request is sampled, ended and reported. Names and defaults are vLLM's.
 
@@ -85,6 +103,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     logit_bias: numbers in [-100, 100] that are added to the logits of these ids.
     allowed_token_ids: nothing else is sampled; no stop id either that is not among them.
     bad_words: strings whose tokens are not output in a row, with a blank in front or without.
+    structured_outputs: what the answer is made to look like; None is anything.
     """
 
     temperature: float = 1.0
@@ -108,6 +127,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):

@@ -22,6 +22,7 @@ from slipstream_ipc.messages import (
     ModelCard,
     SamplingParams,
 )
+from slipstream_ipc.structured import check_structured
 from slipstream_ipc.token_rules import check_known_ids, check_token_params, unpack_words
 
 MAX_LOGPROBS = 20
@@ -70,6 +71,8 @@ def check_params(params: SamplingParams) -> None:
     _integer("stream_interval", params.stream_interval, 1, 2**31 - 1, "an integer >= 1")
     _check_stops(params)
     check_token_params(params)
+    if params.structured_outputs is not None:
+        check_structured(params.structured_outputs, params)
 
 
 def check_label(label: str, priority: int) -> None:

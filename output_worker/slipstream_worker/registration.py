@@ -22,6 +22,7 @@ from slipstream_ipc.params import (
     check_prompt,
     stop_strings,
 )
+from slipstream_ipc.structured import check_ending
 from slipstream_ipc.token_rules import check_rules, unpack_words
 from slipstream_worker.detokenizer import DetokenizerFactory
 from slipstream_worker.output import StreamOutput
@@ -82,6 +83,7 @@ def register(
         stop_ids=stop_token_ids,
         max_tokens=max_tokens,
     )
+    check_ending(params, stop_token_ids)
     return Admit(
         stream_id=submit.stream_id,
         prompt_ids=prompt_ids,

@@ -273,6 +273,34 @@ def test_logprobs_are_raw_and_ranked() -> None:
     assert int(logprobs.ranks[1]) == 2  # the most likely was masked, and still counts
 
 
+@given(st.integers(0, 2**32), st.integers(1, 120), st.integers(33, 700))
+def test_masks_are_logits_that_were_never_there(seed: int, most: int, vocab_size: int) -> None:
+    """What a mask forbids is as if its logit were -inf; raw log-probabilities do not know of it."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        Row(temperature=(0.0, 1.0)[i % 2], top_k=(0, 5)[i % 3 == 0], seed=i, num_logprobs=2)
+        for i in range(6)
+    ]
+    logits = torch.stack([logits_of(vocab_size, 2.0, seed=i) for i in range(6)])
+    with_grammar = np.flatnonzero(rng.random(6) < 0.5)
+    bits = np.zeros((len(with_grammar), -(-vocab_size // 32) * 32), np.uint8)
+    without = logits.clone()
+    for i, row in enumerate(with_grammar.tolist()):
+        ids = rng.choice(vocab_size, min(most, vocab_size), replace=False)
+        bits[i, ids] = 1
+        without[row, np.setdiff1d(np.arange(vocab_size), ids)] = -torch.inf
+    masks = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+    vocab = torch.arange(vocab_size, dtype=torch.int32)
+    plan = replace(plan_of(rows), grammar_rows=with_grammar)
+    before = logits.clone()
+    token_ids, logprobs = sample(logits, plan, vocab, masks)
+    assert torch.equal(logits, before)
+    assert token_ids.tolist() == run(without, rows)[0]
+    assert logprobs is not None
+    raw = logits.log_softmax(-1).gather(1, logprobs.ids)
+    torch.testing.assert_close(logprobs.values, raw)
+
+
 def test_log_probability_of_the_sampled_token_alone() -> None:
     logits = logits_of(300, 2.0)[None]
     token_ids, logprobs = run(logits, [Row(num_logprobs=0)])

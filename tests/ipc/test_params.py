@@ -68,6 +68,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     ],
     "allowed_token_ids": [[], [-1], [0, 2**32], [1] * (MAX_ALLOWED_TOKEN_IDS + 1)],
     "bad_words": [[""], ["a", ""], ["a"] * (MAX_BAD_WORDS + 1), ["a" * (MAX_BAD_WORD_CHARS + 1)]],
+    "structured_outputs": [{}, {"json_object": False}, {"regex": "a", "choice": ["b"]}],
 }
 
 WRONG_TYPES: dict[str, list[Any]] = {
@@ -92,6 +93,7 @@ WRONG_TYPES: dict[str, list[Any]] = {
     "logit_bias": [[1], {"a": 1.0}, {"1": 1.0}, {1: "1"}, {1: None}, {1.5: 1.0}],
     "allowed_token_ids": [1, "1", ["1"], [1.0], [None]],
     "bad_words": ["a", [1], [None], [["a"]]],
+    "structured_outputs": [1, "a", [], {"regex": 1}, {"choice": "a"}, {"jason": {}}],
 }
 
 GOOD_VALUES: dict[str, list[Any]] = {
@@ -116,6 +118,7 @@ GOOD_VALUES: dict[str, list[Any]] = {
     "logit_bias": [None, {}, {0: -100, 2**32 - 1: 100.0}],
     "allowed_token_ids": [None, [0], [5, 2**32 - 1], [2**32 - 1] * MAX_ALLOWED_TOKEN_IDS],
     "bad_words": [None, [], ["a", " b"], ["é" * MAX_BAD_WORD_CHARS] * MAX_BAD_WORDS],
+    "structured_outputs": [None, {"json": {"type": "null"}}, {"choice": ["a"]}, {"regex": "a+"}],
 }
 
 

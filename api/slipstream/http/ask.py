@@ -13,12 +13,12 @@ from msgspec import Raw
 from slipstream.batch import TokenLogprobs
 from slipstream.http.errors import bad_field
 from slipstream.http.logprobs import TextPlace
-from slipstream.http.requests import Request
+from slipstream.http.requests import Request, ResponseFormat
 from slipstream.http.responses import Choice, Logprobs
 from slipstream.http.token_texts import TokenTexts
 from slipstream.requests import checked_params
 from slipstream.stream_table import StreamState
-from slipstream_ipc.messages import SamplingDefaults, SamplingParams
+from slipstream_ipc.messages import SamplingDefaults, SamplingParams, StructuredOutputs
 from slipstream_ipc.security import short_id
 
 _WHOLE_INTERVAL = 64  # tokens to a delta where nobody looks at it before the end
@@ -42,6 +42,7 @@ _SAMPLING = (
     "logit_bias",
     "allowed_token_ids",
     "bad_words",
+    "structured_outputs",
 )
 
 
@@ -99,11 +100,34 @@ def sampling_params(
         name: value for name in _DEFAULTS if (value := getattr(defaults, name)) is not None
     }
     given |= {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
+    if body.response_format is not None:
+        given |= _format(body.response_format, body.structured_outputs)
     if not body.stream:
         if body.stream_options is not None:
             raise bad_field("stream_options", "stream_options: allowed only where stream is true")
         given["stream_interval"] = max(given.get("stream_interval", 1), _WHOLE_INTERVAL)
     return checked_params(SamplingParams(max_tokens=max_tokens, logprobs=num_logprobs, **given), {})
+
+
+def _format(wanted: ResponseFormat, other: StructuredOutputs | None) -> dict[str, Any]:
+    """What a response_format asks for, as sampling parameters."""
+    if (wanted.type == "json_schema") != (wanted.json_schema is not None):
+        what = "response_format.json_schema: goes with type json_schema, and only with that"
+        raise bad_field("response_format", what)
+    if wanted.type == "text":
+        return {}
+    if other is not None:
+        raise bad_field("response_format", "response_format: got structured_outputs beside it")
+    if wanted.json_schema is None:
+        return {"structured_outputs": StructuredOutputs(json_object=True)}
+    return {"structured_outputs": StructuredOutputs(json=wanted.json_schema.schema)}
+
+
+def names_of(body: Request) -> dict[str, str]:
+    """What the caller calls fields of ours, where it differs."""
+    is_format = body.response_format is not None and body.structured_outputs is None
+    ours = ("structured_outputs", "structured_outputs.json")
+    return dict.fromkeys(ours, "response_format") if is_format else {}
 
 
 def wants_usage(body: Request) -> bool:

@@ -10,7 +10,7 @@ import time
 from msgspec import Raw
 
 from slipstream.batch import TokenLogprobs
-from slipstream.http.ask import Ask, sampling_params, wants_usage
+from slipstream.http.ask import Ask, names_of, sampling_params, wants_usage
 from slipstream.http.decoding import BodyDecoder, refuse_unsupported
 from slipstream.http.errors import bad_field
 from slipstream.http.logprobs import TextPlace, chat_logprobs
@@ -64,7 +64,7 @@ def ask_chat(body: ChatRequest, model: ModelCard) -> Ask:
         is_stream=bool(body.stream),
         with_usage=wants_usage(body),
         num_logprobs=num_logprobs,
-        param_names={"prompt": "messages", "logprobs": "top_logprobs", **names},
+        param_names={"prompt": "messages", "logprobs": "top_logprobs", **names, **names_of(body)},
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from slipstream.batch import TokenLogprobs
-from slipstream.http.ask import Ask, sampling_params, wants_usage
+from slipstream.http.ask import Ask, names_of, sampling_params, wants_usage
 from slipstream.http.decoding import BodyDecoder, refuse_unsupported
 from slipstream.http.errors import bad_field
 from slipstream.http.logprobs import TextPlace, completion_logprobs
@@ -65,7 +65,7 @@ def ask_completion(body: CompletionRequest, model: ModelCard) -> Ask:
         is_stream=bool(body.stream),
         with_usage=wants_usage(body),
         num_logprobs=body.logprobs,
-        param_names=_PARAM_NAMES,
+        param_names={**_PARAM_NAMES, **names_of(body)},
     )
 
 

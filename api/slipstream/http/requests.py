@@ -11,9 +11,11 @@ Rules:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
+
+from slipstream_ipc.messages import StructuredOutputs
 
 Ignored = Any
 NotYet = Any
@@ -24,6 +26,22 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
     include_usage: bool | None = None
     include_obfuscation: Ignored = None
+
+
+class JsonSchema(Struct, frozen=True, forbid_unknown_fields=True):
+    """A schema that an answer is made to keep to, strictly, whatever `strict` says."""
+
+    schema: dict[str, Any]
+    name: Ignored = None
+    description: Ignored = None
+    strict: Ignored = None
+
+
+class ResponseFormat(Struct, frozen=True, forbid_unknown_fields=True):
+    """What an answer is made to look like. json_schema: with that type alone."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
 class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,6 +72,9 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    # OpenAI's name for a part of that
+    response_format: ResponseFormat | None = None
 
     user: Ignored = None
     metadata: Ignored = None
@@ -67,8 +88,6 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     length_penalty: NotYet = None
     use_beam_search: NotYet = None
     prompt_logprobs: NotYet = None
-    response_format: NotYet = None
-    structured_outputs: NotYet = None
     spaces_between_special_tokens: NotYet = None
     truncate_prompt_tokens: NotYet = None
     add_special_tokens: NotYet = None
@@ -140,8 +159,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "use_beam_search": (False,),
     "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
     "add_special_tokens": (),

@@ -11,6 +11,9 @@ Rules:
   step before left in its `last_token[slot]`.
 - Only rows with `samples` set are sampled; a prefill chunk that does not reach the end of what
   is known of its request is not.
+- What rows with a grammar may sample hangs on the ids of the step before, which the host has yet to
+  see when a plan is launched. So a plan with such rows is launched without, and their masks follow
+  (`Runner.sample`) while its forward pass runs.
 """
 
 from __future__ import annotations
@@ -66,6 +69,9 @@ class StepPlan:
     masked_rows: Int64s
     masked_ids: Int64s
 
+    # which of the S sampled rows have a grammar, [G]: the plan's masks follow by `sample`
+    grammar_rows: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+
     # flags, so that no runner has to look at a column to know its branch
     all_greedy: bool
     any_truncation: bool  # some sampled row uses top_k, top_p or min_p
@@ -82,6 +88,11 @@ class StepPlan:
     def num_requests(self) -> int:
         """R, the rows of this step."""
         return len(self.slots)
+
+    @property
+    def awaits_masks(self) -> bool:
+        """Whether it can be sampled only once `Runner.sample` was called."""
+        return len(self.grammar_rows) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +133,13 @@ class Runner(Protocol):
 
     def launch(self, plan: StepPlan) -> None:
         """Enqueue a step. Returns at once."""
+
+    def sample(self, plan: StepPlan, masks: Int32s) -> None:
+        """Let a launched plan that awaits masks be sampled. Returns at once.
+
+        `masks` [G, ceil(vocab / 32)] has a bit for each token id, the lowest first: 1 is allowed.
+        To be called once for each such plan, in launch order, when all before it are collected.
+        """
 
     def collect(self) -> StepResult:
         """The oldest launched step's result; waits for it. Raises StepFailed."""

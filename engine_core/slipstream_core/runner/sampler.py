@@ -6,7 +6,7 @@ host, so the common paths never wait for the device and no Python runs per row.
 
 Rules:
 - Order: log-probabilities of the raw logits; rules of single tokens, which `rule_keeper` has
-  applied before; masked ids to -inf; temperature; top-k; top-p on
+  applied before; masked ids and what a grammar forbids to -inf; temperature; top-k; top-p on
   what top-k leaves, renormalised; min-p relative to the most likely token.
 - Temperature 0 is greedy, also in a batch with others.
 - A row's token depends on its own logits, parameters, seed and position alone. So every path
@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from slipstream_core.runner.grammar_masks import apply_masks
 from slipstream_core.runner.noise import exponential, row_keys
 from slipstream_core.runner.plan import Bools, Int32s, Int64s, StepPlan
 
@@ -54,18 +55,21 @@ def sample(
     plan: StepPlan,
     vocab: torch.Tensor,
     allowed: torch.Tensor | None = None,
+    masks: Int32s | None = None,
 ) -> tuple[torch.Tensor, RawLogprobs | None]:
     """Sample one token for each of the plan's S sampled rows.
 
     `logits` is float32 [S, vocab] and stays as it is; `vocab` is arange(vocab) as int32 on the
-    same device. `allowed` is what rules have made of the logits, where the plan has some. The
-    tokens are int64 [S] on that device.
+    same device. `allowed` is what rules have made of the logits, where the plan has some; `masks`
+    as in `Runner.sample`, where the plan awaits them. The tokens are int64 [S] on that device.
     """
     if allowed is None:
         allowed = logits
     if len(plan.masked_rows):
         index = (_to(plan.masked_rows, logits), _to(plan.masked_ids, logits))
         allowed = allowed.index_put(index, torch.full((), -torch.inf, device=logits.device))
+    if masks is not None:
+        allowed = apply_masks(allowed, plan.grammar_rows, masks)
     token_ids = _argmax(allowed)
     if not plan.all_greedy:
         drawn = _draw_rows(allowed, plan, vocab)

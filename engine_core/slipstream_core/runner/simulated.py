@@ -13,6 +13,7 @@ Rules:
   before it through its block table. A wrong block, slot, position or input id changes the text.
 - A step that no device could run (a place outside of the cache, an id outside of the vocabulary,
   a write to the null block) fails alone, like one that raised in a model.
+- A plan that awaits masks is computed when they come; its time passes from its launch on.
 - Whatever it measures is not a model's speed: its name always begins with `simulated:`.
 """
 
@@ -25,7 +26,14 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.plan import Logprobs, ModelInfo, StepFailed, StepPlan, StepResult
+from slipstream_core.runner.plan import (
+    Int32s,
+    Logprobs,
+    ModelInfo,
+    StepFailed,
+    StepPlan,
+    StepResult,
+)
 from slipstream_core.runner.simulated_text import SimulatedText, parse_simulated
 from slipstream_ipc.trace import Span, Tracer, open_tracer
 
@@ -62,7 +70,8 @@ class SimulatedRunner:
         self._cache: UInt64s = np.zeros(num_blocks * info.block_size, np.uint64)
         self._last_token: Int64s = np.zeros(max_num_seqs, np.int64)
         self._end: float | None = None  # of the step launched last
-        self._results: deque[tuple[float, StepResult | StepFailed]] = deque()
+        # end and outcome, oldest first; None: the plan awaits its masks
+        self._results: deque[tuple[float, StepResult | StepFailed | None]] = deque()
 
     def launch(self, plan: StepPlan) -> None:
         """Enqueue a step. The outcome is computed here, its time passes until collect()."""
@@ -76,12 +85,14 @@ class SimulatedRunner:
         self._end = begin + duration
         if self._tracer is not None:
             self._tracer.add(Span.DEVICE, int(begin * 1e9), int(self._end * 1e9), plan.step)
-        result: StepResult | StepFailed
-        try:
-            result = self._execute(plan)
-        except (ValueError, IndexError) as error:
-            result = StepFailed(plan.step, error)
+        result = None if plan.awaits_masks else self._outcome(plan, None)
         self._results.append((self._end, result))
+
+    def sample(self, plan: StepPlan, masks: Int32s) -> None:
+        """Let the plan launched last, which awaits masks, be sampled."""
+        end, pending = self._results.pop()
+        assert pending is None, "no plan awaits masks"
+        self._results.append((end, self._outcome(plan, masks)))
 
     def collect(self) -> StepResult:
         """The oldest step's result, when its time has come. Raises StepFailed."""
@@ -90,6 +101,7 @@ class SimulatedRunner:
         if wait > 0:
             time.sleep(wait)
         self._results.popleft()
+        assert result is not None, "collected before it was given its masks"
         if isinstance(result, StepFailed):
             raise result
         return result
@@ -112,7 +124,13 @@ class SimulatedRunner:
         if self._tracer is not None:
             self._tracer.close()
 
-    def _execute(self, plan: StepPlan) -> StepResult:
+    def _outcome(self, plan: StepPlan, masks: Int32s | None) -> StepResult | StepFailed:
+        try:
+            return self._execute(plan, masks)
+        except (ValueError, IndexError) as error:
+            return StepFailed(plan.step, error)
+
+    def _execute(self, plan: StepPlan, masks: Int32s | None) -> StepResult:
         """Write the hashes of all tokens into the cache, then sample."""
         self._check(plan)
         ids = np.where(plan.gather_slots >= 0, self._last_token[plan.gather_slots], plan.token_ids)
@@ -130,7 +148,7 @@ class SimulatedRunner:
         self._cache[plan.kv_slots] = sums + np.repeat(before, plan.query_lens)
         if plan.num_requests - plan.num_decodes > 1:
             self._reread(plan, starts, ends, was_read)
-        return self._sample(plan)
+        return self._sample(plan, masks)
 
     def _reread(self, plan: StepPlan, starts: Int64s, ends: Int64s, was_read: UInt64s) -> None:
         """Let chunks that go on from what another chunk of this step writes read that.
@@ -148,7 +166,7 @@ class SimulatedRunner:
             difference = self._cache[place] - was_read[row]
             self._cache[plan.kv_slots[starts[row] : ends[row]]] += difference
 
-    def _sample(self, plan: StepPlan) -> StepResult:
+    def _sample(self, plan: StepPlan, masks: Int32s | None) -> StepResult:
         rows = plan.samples
         kv_lens = plan.kv_lens[rows].astype(np.int64)
         prompt_lens = plan.prompt_lens[rows].astype(np.int64)
@@ -161,6 +179,9 @@ class SimulatedRunner:
             probe=self._read(plan, rows, self.text.probe_position(here, kv_lens)),
         )
         token_ids = self.text.pick(start, plan.masked_rows, plan.masked_ids)
+        if masks is not None:
+            at = plan.grammar_rows
+            token_ids[at] = self.text.pick_allowed(start[at], masks)
         self._last_token[plan.slots[rows]] = token_ids
         logprobs = None
         if plan.max_logprobs >= 0:

@@ -12,7 +12,8 @@ Rules:
   as long as the prompt in the cache is whole, always the same.
 - `chain` chooses each token by hash(seed, h here, h at some earlier position that h here picks):
   every token of the history, and every block that holds it, decides about all that follow.
-- Sampled ids are ordinary ones, never special. Temperature 0 takes no noise: its seed counts as 0.
+- Sampled ids are ordinary ones, never special, unless a grammar allows them. Temperature 0 takes no
+  noise: its seed counts as 0.
 """
 
 from __future__ import annotations
@@ -140,6 +141,18 @@ class SimulatedText:
                 return ids
             places[hit] += 1
         raise ValueError("every id that could be sampled is masked")
+
+    def pick_allowed(self, start: Int64s, masks: npt.NDArray[np.int32]) -> Int64s:
+        """An id among those that each row's mask allows, by hash of `start`, [G].
+
+        `masks` as in `Runner.sample`. Special ids count, too: a grammar ends by one.
+        """
+        bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
+        picked = np.zeros(len(start), np.int64)
+        for i, hashed in enumerate(_scramble(_bits(start)).tolist()):
+            allowed = np.flatnonzero(bits[i, : self.vocab_size])
+            picked[i] = allowed[hashed % len(allowed)]
+        return picked
 
     def logprobs(self, chosen: UInt64s, ids: Int64s, k: int) -> tuple[Float32s, UInt32s]:
         """Made-up values and ids, both [S, 1 + k]: the sampled id is the likeliest of the k."""

@@ -12,6 +12,8 @@ Rules:
   read in place, by another thread.
 - A step that raises leaves the runner as it was, but for cache slots and last tokens of its own
   rows.
+- A plan that awaits masks stops between its forward pass and sampling until they are here. Masks of
+  a step that raised before it wanted them are passed over by the next one.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
+from queue import SimpleQueue
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +33,14 @@ from slipstream_core.runner.attention.cpu import CpuAttention, Scratch, scratch_
 from slipstream_core.runner.context import ForwardContext
 from slipstream_core.runner.device import DeviceThread
 from slipstream_core.runner.loader import LoadedModel, load_model
-from slipstream_core.runner.plan import Logprobs, ModelInfo, StepFailed, StepPlan, StepResult
+from slipstream_core.runner.plan import (
+    Int32s,
+    Logprobs,
+    ModelInfo,
+    StepFailed,
+    StepPlan,
+    StepResult,
+)
 from slipstream_core.runner.refusals import ModelLoadError
 from slipstream_core.runner.rule_keeper import RuleKeeper
 from slipstream_core.runner.sampler import RawLogprobs, sample
@@ -157,6 +167,7 @@ class TorchRunner:
         self._rules = RuleKeeper(model.vocab_size, model.device)
         self._vocab = torch.arange(model.vocab_size, dtype=torch.int32, device=model.device)
         self._closed = False
+        self._masks: SimpleQueue[tuple[int, Int32s] | None] = SimpleQueue()  # of which step
         self._tracer = tracer
         self._thread: DeviceThread[StepResult] = DeviceThread(
             "device", partial(torch.set_num_threads, threads or torch.get_num_threads())
@@ -165,6 +176,10 @@ class TorchRunner:
     def launch(self, plan: StepPlan) -> None:
         """Enqueue a step. Returns at once."""
         self._thread.submit(partial(self._run, plan))
+
+    def sample(self, plan: StepPlan, masks: Int32s) -> None:
+        """Let a launched plan that awaits masks be sampled. Returns at once."""
+        self._masks.put((plan.step, masks))
 
     def collect(self) -> StepResult:
         """The oldest launched step's result; waits for it. Raises StepFailed."""
@@ -184,6 +199,7 @@ class TorchRunner:
 
     def close(self) -> None:
         """Stop the device's thread, free the cache. Idempotent."""
+        self._masks.put(None)  # lest it wait for some for ever
         self._thread.close()
         self._layers = []
         if self._tracer is not None:
@@ -207,9 +223,10 @@ class TorchRunner:
         logits = self._forward(plan)
         if len(logits) == 0:  # prefill chunks alone
             return StepResult(plan.step, np.empty(0, np.int64), None)
+        masks = self._masks_of(plan) if plan.awaits_masks else None
         logits, rules = logits.float(), plan.rules
         allowed = None if rules is None else self._rules.apply(logits, rules)
-        token_ids, logprobs = sample(logits, plan, self._vocab, allowed)
+        token_ids, logprobs = sample(logits, plan, self._vocab, allowed, masks)
         if rules is not None:
             self._rules.sampled(token_ids)
         self._last_token.index_copy_(0, self._to(plan.slots[plan.samples]), token_ids)
@@ -248,6 +265,16 @@ class TorchRunner:
         )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+    def _masks_of(self, plan: StepPlan) -> Int32s:
+        """The masks of a plan, when the host has made them."""
+        while True:
+            given = self._masks.get()
+            if given is None:
+                raise RuntimeError("the runner was closed")
+            step, masks = given
+            if step == plan.step:
+                return masks
 
     def _to(self, column: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(column).to(self._device, non_blocking=True)

@@ -15,7 +15,7 @@ from slipstream.http.errors import ApiError
 from slipstream.http.requests import NEUTRAL, ChatRequest, CompletionRequest, Message
 from slipstream_ipc.codec import decode_params
 from slipstream_ipc.columns import u32
-from slipstream_ipc.messages import ModelCard, SamplingDefaults, SamplingParams
+from slipstream_ipc.messages import ModelCard, SamplingDefaults, SamplingParams, StructuredOutputs
 
 MODEL = ModelCard("m", "/nowhere", vocab_size=1000, max_model_len=2048, eos_token_ids=(2,))
 USER = {"role": "user", "content": "hi"}
@@ -260,3 +260,53 @@ def test_what_is_no_object_is_refused(body):
         read_completion(body)
     assert caught.value.status == 400
     assert caught.value.body.error.param is None
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def structured(ask: Ask) -> StructuredOutputs | None:
+    return params(ask).structured_outputs
+
+
+@pytest.mark.parametrize("make", [complete, chat])
+def test_what_an_answer_is_to_look_like(make):
+    as_text = StructuredOutputs(json=msgspec.json.encode(SCHEMA).decode())
+    named = {"name": "x", "strict": True, "description": "d", "schema": SCHEMA}
+    wanted = {"type": "json_schema", "json_schema": named}
+    assert structured(make(response_format=wanted)) == as_text
+    assert structured(make(structured_outputs={"json": SCHEMA})) == as_text
+    any_object = StructuredOutputs(json_object=True)
+    assert structured(make(response_format={"type": "json_object"})) == any_object
+    assert structured(make(structured_outputs={"choice": ["a"]})).choice == ("a",)
+    assert structured(make(response_format={"type": "text"})) is None
+    text = {"type": "text"}
+    assert structured(make(response_format=text, structured_outputs={"regex": "a"})).regex == "a"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": 1}}}, None),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "response_format",
+        ),
+        ({"structured_outputs": {"rejex": "a"}}, None),
+    ],
+)
+def test_what_no_answer_can_look_like(fields, param):
+    with pytest.raises(ApiError) as caught:
+        complete(**fields)
+    found = caught.value.body.error.param
+    assert found == param if param else found.startswith(next(iter(fields)))
+
+
+def test_a_refusal_names_the_callers_field():
+    wanted = {"response_format": {"type": "json_object"}}
+    assert complete(**wanted).param_names["structured_outputs"] == "response_format"
+    assert chat(**wanted).param_names["structured_outputs"] == "response_format"
+    assert "structured_outputs" not in chat(structured_outputs={"regex": "a"}).param_names

@@ -11,7 +11,7 @@ from collections import deque
 
 from slipstream.bench.gpu_check.device_use import DeviceUse
 from slipstream.bench.gpu_check.drive import Ended
-from slipstream_core.runner.plan import Runner, StepPlan, StepResult
+from slipstream_core.runner.plan import Int32s, Runner, StepPlan, StepResult
 
 
 class WatchedRunner:
@@ -48,6 +48,10 @@ class WatchedRunner:
         """Enqueue a step. Returns at once."""
         self._launched.append(plan)
         self._runner.launch(plan)
+
+    def sample(self, plan: StepPlan, masks: Int32s) -> None:
+        """Let a launched plan that awaits masks be sampled."""
+        self._runner.sample(plan, masks)
 
     def collect(self) -> StepResult:
         """The oldest launched step's result; waits for it. Raises StepFailed."""

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from slipstream_core.assembly import assemble_core
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.plan import StepPlan, StepResult
+from slipstream_core.runner.plan import Int32s, StepPlan, StepResult
 from slipstream_core.runner.simulated import SimulatedRunner, load_simulated
 from slipstream_ipc.child import report, start_child
 from slipstream_ipc.messages import Status
@@ -110,6 +110,10 @@ class WatchedRunner:
         record.busy_s.append(runner.busy_s)
         if len(outputs):
             self._note(plan.seeds, outputs)
+
+    def sample(self, plan: StepPlan, masks: Int32s) -> None:
+        """Let a launched plan that awaits masks be sampled."""
+        self._runner.sample(plan, masks)
 
     def collect(self) -> StepResult:
         """The oldest step's result; waits for it. Raises StepFailed."""

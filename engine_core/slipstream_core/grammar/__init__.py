@@ -1,0 +1,1 @@
+"""What rows with a grammar may sample next: compiling, following, masks."""

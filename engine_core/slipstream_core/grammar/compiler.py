@@ -1,0 +1,147 @@
+"""Grammars compiled beside the engine's loop.
+
+Owns: a thread, started by the first grammar, which loads the library and the vocabulary, compiles,
+and takes in the outputs that a stream is admitted with; the grammars compiled lately. Does not
+know: messages, rows, what becomes of a stream.
+
+Rules:
+- A job is answered once, whatever happens. Answers come in the order of the jobs.
+- The library gives the interpreter's lock up while it compiles and while it fills masks, so the
+  engine's loop goes on; it does not while it reads the vocabulary, once in a core's life.
+- A compiled grammar is never moved on: streams get copies, which share its tables.
+- What is kept is bounded by number and by the size of the grammars' sources.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from slipstream_core.grammar.library import GrammarError, Vocabulary, grammar_key, ids_as_mask
+from slipstream_core.grammar.state import GrammarBroken, GrammarState
+from slipstream_ipc.columns import u32
+from slipstream_ipc.messages import Admit, Fault, StructuredOutputs
+from slipstream_ipc.structured import kind_of
+
+logger = logging.getLogger(__name__)
+
+_MAX_KEPT = 256
+_MAX_KEPT_BYTES = 2**22
+_FIELD = "structured_outputs"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What became of a job: a state that has seen the registration's outputs, or a fault."""
+
+    admit: Admit
+    state: GrammarState | None
+    fault: Fault | None = None
+
+
+class GrammarCompiler:
+    """Compiles the grammars of registrations, one after another."""
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+        """`vocabulary` is called in the thread, once; a ValueError of it refuses all grammars."""
+        self._load = vocabulary
+        self._vocabulary: Vocabulary | None = None
+        self._kept: OrderedDict[bytes, Any] = OrderedDict()  # latest last
+        self._num_kept_bytes = 0
+        self._jobs: SimpleQueue[Admit | None] = SimpleQueue()
+        self._done: SimpleQueue[Compiled] = SimpleQueue()
+        self._done_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread: threading.Thread | None = None
+        self._num_pending = 0  # submitted and not taken
+        self._closing = False
+
+    def submit(self, admit: Admit) -> None:
+        """Compile the grammar of a registration that has one. Returns at once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
+            self._thread.start()
+        self._num_pending += 1
+        self._jobs.put(admit)
+
+    def take(self) -> list[Compiled]:
+        """The jobs that are done."""
+        done: list[Compiled] = []
+        if not self._num_pending:
+            return done
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._done_fd)  # before looking: what comes later makes it readable
+        with contextlib.suppress(Empty):
+            while True:
+                done.append(self._done.get_nowait())
+        self._num_pending -= len(done)
+        return done
+
+    def fileno(self) -> int:
+        """Readable while something is done that was not taken."""
+        return self._done_fd
+
+    def close(self) -> None:
+        """End the thread behind the job that it is at."""
+        self._closing = True
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+        os.close(self._done_fd)
+
+    def _run(self) -> None:
+        while (admit := self._jobs.get()) is not None:
+            if self._closing:
+                continue
+            try:
+                done = Compiled(admit, self._state(admit))
+            except GrammarBroken as error:
+                done = Compiled(admit, None, Fault("diverged", f"{_FIELD}: {error}", _FIELD))
+            except GrammarError as error:
+                done = Compiled(admit, None, Fault("bad_request", str(error), _FIELD))
+            except Exception as error:
+                logger.exception("a grammar could not be compiled")
+                why = f"{_FIELD}: {type(error).__name__} while its grammar was compiled"
+                done = Compiled(admit, None, Fault("engine", why))
+            self._done.put(done)
+            os.eventfd_write(self._done_fd, 1)
+
+    def _state(self, admit: Admit) -> GrammarState:
+        outputs = admit.params.structured_outputs
+        assert outputs is not None
+        if self._vocabulary is None:
+            try:
+                self._vocabulary = self._load()
+            except (ValueError, OSError) as error:
+                raise GrammarError(f"{_FIELD}: not served for this model: {error}") from error
+        matcher = self._compiled(self._vocabulary, outputs).deep_copy()
+        # where a request ignores the model's own ends, those that it names itself end its answer
+        end_ids = self._vocabulary.eos_ids.intersection(admit.stop_token_ids)
+        end_ids = end_ids or frozenset(admit.stop_token_ids)
+        end_mask = ids_as_mask(end_ids, self._vocabulary.vocab_size)
+        state = GrammarState(matcher, end_ids, end_mask, self._vocabulary.ends)
+        state.take(u32(admit.output_ids).tolist())
+        return state
+
+    def _compiled(self, vocabulary: Vocabulary, outputs: StructuredOutputs) -> Any:
+        key = grammar_key(outputs)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        try:
+            matcher = vocabulary.compile(outputs)
+        except GrammarError as error:
+            raise GrammarError(f"{_FIELD}.{kind_of(outputs)}: {error}") from error
+        self._kept[key] = matcher
+        self._num_kept_bytes += len(key)
+        while len(self._kept) > _MAX_KEPT or self._num_kept_bytes > _MAX_KEPT_BYTES:
+            oldest, _ = self._kept.popitem(last=False)
+            self._num_kept_bytes -= len(oldest)
+        return matcher

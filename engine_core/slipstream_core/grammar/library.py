@@ -1,0 +1,112 @@
+"""llguidance: the vocabulary as it wants it, and grammars compiled for it.
+
+Owns: the only imports of the library, made when the first grammar comes; which of its options are
+used. Does not know: requests, rows, threads.
+
+Rules:
+- It is quiet: its warnings would quote what somebody's answer holds.
+- JSON may have a space, or a line's end and an indent, between its tokens, and no more: a model
+  that has nothing to say would fill its answer with it. A schema's own "x-guidance" may say else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from slipstream_ipc.errors import brief
+from slipstream_ipc.messages import StructuredOutputs
+from slipstream_ipc.structured import kind_of
+
+_JSON_DEFAULTS = {"whitespace_pattern": r" |\n[ \t]{0,40}"}
+_ANY_OBJECT = '{"type": "object"}'
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be had; says why."""
+
+
+def grammar_key(outputs: StructuredOutputs) -> bytes:
+    """By which a grammar is known that was compiled before."""
+    return msgspec.json.encode(outputs, order="deterministic")
+
+
+class Vocabulary:
+    """A model's tokens, for all grammars."""
+
+    def __init__(self, tokenizer_json: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        """`vocab_size` is the width of the model's logits.
+
+        Raises GrammarError where the tokenizer does not go with that. The library holds the
+        interpreter's lock meanwhile: 0.04 s for 4,096 tokens, 0.25 s for 32,000.
+        """
+        import llguidance
+
+        self._lib = llguidance
+        self.vocab_size = vocab_size
+        self.eos_ids = frozenset(eos_ids)
+        text = tokenizer_json.read_text("utf-8")
+        try:
+            self._tokenizer = llguidance.LLTokenizer(text, vocab_size, list(eos_ids) or None)
+        except ValueError as error:
+            raise GrammarError(f"the model's tokenizer does not go with it: {error}") from error
+        # ids by which the library would let an answer end: which those are is the request's to say
+        self.ends = ids_as_mask(self._tokenizer.eos_tokens, vocab_size)
+
+    def compile(self, outputs: StructuredOutputs) -> Any:
+        """A matcher at a grammar's start. Raises GrammarError with the library's reason."""
+        kind = kind_of(outputs)
+        try:
+            text = self._text(kind, outputs)
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(_first_of(error)) from error
+        matcher = self._lib.LLMatcher(self._tokenizer, text, log_level=0)
+        if matcher.is_error():
+            raise GrammarError(_first_of(matcher.get_error()))
+        matcher.compute_bitmask()  # the first one is the dearest
+        if matcher.is_error():
+            raise GrammarError(_first_of(matcher.get_error()))
+        return matcher
+
+    def _text(self, kind: str, outputs: StructuredOutputs) -> str:
+        lib: Any = self._lib
+        text: str
+        match kind:
+            case "json" | "json_object":
+                schema = _ANY_OBJECT if kind == "json_object" else outputs.json
+                if not isinstance(schema, str):
+                    schema = msgspec.json.encode(schema).decode()
+                text = lib.LLMatcher.grammar_from_json_schema(schema, defaults=_JSON_DEFAULTS)
+            case "regex":
+                text = lib.LLMatcher.grammar_from_regex(outputs.regex or "")
+            case "choice":
+                text = lib.grammar_from("choice", msgspec.json.encode(outputs.choice).decode())
+            case _:
+                try:
+                    text = lib.grammar_from("grammar", outputs.grammar or "")
+                except Exception as error:  # its converter from GBNF raises what it likes
+                    raise GrammarError(str(error)) from error
+        return text
+
+
+def ids_as_mask(ids: Any, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """A mask, [ceil(vocab / 32)], that allows these ids alone."""
+    mask = np.zeros(num_words(vocab_size), np.uint32)
+    for token_id in ids:
+        if token_id < vocab_size:
+            mask[token_id // 32] |= np.uint32(1 << token_id % 32)
+    return mask.view(np.int32)
+
+
+def num_words(vocab_size: int) -> int:
+    """Words of 32 bits to a mask."""
+    return -(-vocab_size // 32)
+
+
+def _first_of(error: object) -> str:
+    """What went wrong, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return brief(" ".join(lines)) or "the grammar library gives no reason"

@@ -1,0 +1,89 @@
+"""What a request may ask its answer to look like: the checks that need no grammar library.
+
+Owns: the limits of StructuredOutputs, and what goes together with it. Does not know: whether a
+grammar compiles, which only the core can tell.
+
+Rules:
+- The grammar alone says when an answer may end, and it does so by an id that ends streams: one of
+  the model's own, or one that the request names where it ignores those. So there must be such an
+  id, and a number of tokens under which the answer must not end (min_tokens) is refused.
+- What is refused here names `structured_outputs.FIELD`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import structs
+
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.messages import SamplingParams, StructuredOutputs
+
+MAX_SCHEMA_BYTES = 2**18
+MAX_REGEX_BYTES = 2**16
+MAX_GRAMMAR_BYTES = 2**16
+MAX_CHOICES = 4096
+MAX_CHOICE_BYTES = 2**18  # all of them together
+
+_LIMITS = {"json": MAX_SCHEMA_BYTES, "regex": MAX_REGEX_BYTES, "grammar": MAX_GRAMMAR_BYTES}
+_KINDS = "exactly one of json, regex, choice, grammar and json_object"
+
+
+def check_structured(outputs: StructuredOutputs, params: SamplingParams) -> None:
+    """BadRequest for the first field that is not allowed; the types are right already."""
+    kind_of(outputs)
+    for name, most in _LIMITS.items():
+        value = getattr(outputs, name)
+        if value is not None:
+            num_bytes = _num_bytes(name, value)
+            if num_bytes > most:
+                raise _bad(name, f"{num_bytes} bytes", f"at most {most}")
+    if outputs.choice is not None:
+        num = len(outputs.choice)
+        if not 1 <= num <= MAX_CHOICES:
+            raise _bad("choice", f"{num} strings", f"1 to {MAX_CHOICES}")
+        if not all(outputs.choice):
+            raise _bad("choice", "an empty string", "strings with something in them")
+        num_bytes = sum(_num_bytes("choice", each) for each in outputs.choice)
+        if num_bytes > MAX_CHOICE_BYTES:
+            raise _bad("choice", f"{num_bytes} bytes", f"at most {MAX_CHOICE_BYTES} in all")
+    if params.min_tokens > 0:
+        allowed = "0 with structured_outputs: the grammar says when an answer may end"
+        raise BadRequest("min_tokens", params.min_tokens, allowed)
+
+
+def check_ending(params: SamplingParams, stop_token_ids: tuple[int, ...]) -> None:
+    """BadRequest where an answer in a grammar could not end; the ids are all that would end it."""
+    if params.structured_outputs is not None and not stop_token_ids:
+        given = "ignore_eos" if params.ignore_eos else "a model without an end-of-sequence id"
+        allowed = "an id that ends the answer once its grammar is complete: give stop_token_ids"
+        raise BadRequest("structured_outputs", given, allowed)
+
+
+def kind_of(outputs: StructuredOutputs) -> str:
+    """The name of the one field that is given; BadRequest unless it is one."""
+    given = [name for name in outputs.__struct_fields__ if getattr(outputs, name) is not None]
+    if outputs.json_object is False:
+        given.remove("json_object")
+    if len(given) != 1:
+        raise BadRequest("structured_outputs", " and ".join(given) or "nothing", _KINDS)
+    return given[0]
+
+
+def json_as_text(outputs: StructuredOutputs) -> StructuredOutputs:
+    """The same with a schema that is an object written as text; the limits are checked already."""
+    if outputs.json is None or isinstance(outputs.json, str):
+        return outputs
+    return structs.replace(outputs, json=msgspec.json.encode(outputs.json).decode())
+
+
+def _num_bytes(name: str, value: object) -> int:
+    try:
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        return len(text.encode())
+    except (UnicodeEncodeError, TypeError, RecursionError, ValueError) as error:
+        given = f"a {type(value).__name__}"  # it may be too deep to be shown, too
+        raise _bad(name, given, f"what JSON and UTF-8 can hold ({error})") from error
+
+
+def _bad(name: str, given: object, allowed: str) -> BadRequest:
+    return BadRequest(f"structured_outputs.{name}", given, allowed)
