@@ -35,6 +35,7 @@ from slipstream_core.runner.loader import LoadedModel, load_model
 from slipstream_core.runner.native.kernels import kernels
 from slipstream_core.runner.plan import Logprobs, ModelInfo, StepFailed, StepPlan, StepResult
 from slipstream_core.runner.refusals import ModelLoadError
+from slipstream_core.runner.traced import Forward, eager, trace
 from slipstream_core.runner.sampler import RawLogprobs, sample
 from slipstream_ipc.trace import Span, Tracer, open_tracer
 
@@ -147,7 +148,6 @@ class TorchRunner:
         if model.device.type == "cuda":
             # it plans anew for every shape, on the host; decode steps bring new ones all the time
             torch.backends.cuda.enable_cudnn_sdp(False)
-        self._module = model.module
         self._device = model.device
         self._block_size = block_size
         self._layers = kv_cache.allocate(
@@ -161,6 +161,7 @@ class TorchRunner:
         widest = max(layer.key_blocks[0].nbytes for layer in self._layers)
         is_plain = model.device.type == "cpu" and model.dtype == torch.float32
         self._kernels = kernels() if native and is_plain else None
+        self._model = self._forward_of(model)
         self._blocks_per_bucket = scratch_bytes(model.device) // widest
         # [max_num_seqs] int64: by slot, the last token sampled
         self._last_token = torch.zeros(max_num_seqs, dtype=torch.int64, device=model.device)
@@ -170,6 +171,12 @@ class TorchRunner:
         self._thread: DeviceThread[StepResult] = DeviceThread(
             "device", partial(torch.set_num_threads, threads or torch.get_num_threads())
         )
+
+    def _forward_of(self, model: LoadedModel) -> Forward:
+        recorded = None
+        if self._kernels is not None:
+            recorded = trace(model.module, self._kernels, model.vocab_size)
+        return eager(model.module) if recorded is None else recorded
 
     def launch(self, plan: StepPlan) -> None:
         """Enqueue a step. Returns at once."""
@@ -232,15 +239,12 @@ class TorchRunner:
             rows, tokens, last = _as_they_come(plan)
         ids, sources = self._to(plan.token_ids[tokens]), self._to(plan.gather_slots[tokens])
         ids = torch.where(sources < 0, ids, self._last_token[sources.clamp(min=0)])
-        output = self._module(
-            input_ids=ids[None],
-            position_ids=self._to(plan.positions[tokens])[None],
-            use_cache=False,
-            logits_to_keep=self._to(last[plan.samples]),
-            paged=self._context(plan, rows, tokens),
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        return self._model(
+            ids[None],
+            self._to(plan.positions[tokens])[None],
+            self._to(last[plan.samples]),
+            self._context(plan, rows, tokens),
+        )[0]
 
     def _context(self, plan: StepPlan, rows: _Selector, tokens: _Selector) -> AttentionContext:
         """Where this step's rows and tokens lie, in the order in which the model sees them."""

@@ -87,14 +87,14 @@ class Kernels:
         return output
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up, both [rows, dim] with any row stride."""
-        rows, dim = gate.shape
-        output = gate.new_empty(rows, dim)
+        """silu(gate) * up, both [1, rows, dim] with any row stride."""
+        _, rows, dim = gate.shape
+        output = gate.new_empty(1, rows, dim)
         self._silu_mul(
             gate.data_ptr(),
-            gate.stride(0),
+            gate.stride(1),
             up.data_ptr(),
-            up.stride(0),
+            up.stride(1),
             output.data_ptr(),
             rows,
             dim,
