@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,4 +69,7 @@ def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     # Pages of an anonymous mapping are zeros made on first touch: a large cache costs neither
     # start-up time nor memory until it is used, where torch.zeros would write all of it.
     memory = mmap.mmap(-1, size * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # blocks lie anywhere, so that small pages would miss the processor's page table cache
+    with contextlib.suppress(AttributeError, OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype)

@@ -30,9 +30,12 @@ import torch
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner import kv_cache
 from slipstream_core.runner.attention.cpu import CpuAttention, Scratch, scratch_bytes
+from slipstream_core.runner.attention.interface import AttentionContext
+from slipstream_core.runner.attention.native import NativeContext
 from slipstream_core.runner.context import ForwardContext
 from slipstream_core.runner.device import DeviceThread
 from slipstream_core.runner.loader import LoadedModel, load_model
+from slipstream_core.runner.native.kernels import kernels
 from slipstream_core.runner.plan import (
     Int32s,
     Logprobs,
@@ -44,9 +47,13 @@ from slipstream_core.runner.plan import (
 from slipstream_core.runner.refusals import ModelLoadError
 from slipstream_core.runner.rule_keeper import RuleKeeper
 from slipstream_core.runner.sampler import RawLogprobs, sample
+from slipstream_core.runner.traced import Forward, eager, trace
 from slipstream_ipc.trace import Span, Tracer, open_tracer
 
 logger = logging.getLogger(__name__)
+
+
+_Selector = slice | npt.NDArray[np.int64]
 
 
 def load_runner(config: CoreConfig) -> TorchRunner:
@@ -126,8 +133,9 @@ class TorchRunner:
         max_num_seqs: int,
         threads: int | None = None,
         tracer: Tracer | None = None,
+        native: bool = True,
     ) -> None:
-        """`tracer` is for the device's thread alone."""
+        """`tracer` is for the device's thread alone; `native` False leaves our own kernels out."""
         if num_blocks < 2:
             raise ModelLoadError(
                 model.name,
@@ -149,7 +157,6 @@ class TorchRunner:
         if model.device.type == "cuda":
             # it plans anew for every shape, on the host; decode steps bring new ones all the time
             torch.backends.cuda.enable_cudnn_sdp(False)
-        self._module = model.module
         self._device = model.device
         self._block_size = block_size
         self._layers = kv_cache.allocate(
@@ -161,6 +168,9 @@ class TorchRunner:
         )
         self._scratch = Scratch(model.dtype, model.device)
         widest = max(layer.key_blocks[0].nbytes for layer in self._layers)
+        is_plain = model.device.type == "cpu" and model.dtype == torch.float32
+        self._kernels = kernels() if native and is_plain else None
+        self._model = self._forward_of(model)
         self._blocks_per_bucket = scratch_bytes(model.device) // widest
         # [max_num_seqs] int64: by slot, the last token sampled
         self._last_token = torch.zeros(max_num_seqs, dtype=torch.int64, device=model.device)
@@ -172,6 +182,12 @@ class TorchRunner:
         self._thread: DeviceThread[StepResult] = DeviceThread(
             "device", partial(torch.set_num_threads, threads or torch.get_num_threads())
         )
+
+    def _forward_of(self, model: LoadedModel) -> Forward:
+        recorded = None
+        if self._kernels is not None:
+            recorded = trace(model.module, self._kernels, model.vocab_size)
+        return eager(model.module) if recorded is None else recorded
 
     def launch(self, plan: StepPlan) -> None:
         """Enqueue a step. Returns at once."""
@@ -238,9 +254,33 @@ class TorchRunner:
 
     def _forward(self, plan: StepPlan) -> torch.Tensor:
         """Logits of the sampled rows' last tokens, [S, vocab] in the model's dtype."""
-        rows, tokens, last = _by_length(plan)
+        if self._kernels is None:
+            rows, tokens, last = _by_length(plan)
+        else:
+            rows, tokens, last = _as_they_come(plan)
         ids, sources = self._to(plan.token_ids[tokens]), self._to(plan.gather_slots[tokens])
         ids = torch.where(sources < 0, ids, self._last_token[sources.clamp(min=0)])
+        return self._model(
+            ids[None],
+            self._to(plan.positions[tokens])[None],
+            self._to(last[plan.samples]),
+            self._context(plan, rows, tokens),
+        )[0]
+
+    def _context(self, plan: StepPlan, rows: _Selector, tokens: _Selector) -> AttentionContext:
+        """Where this step's rows and tokens lie, in the order in which the model sees them."""
+        if self._kernels is not None:
+            return NativeContext(
+                self._kernels,
+                self._layers,
+                num_decodes=plan.num_decodes,
+                query_lens=plan.query_lens,
+                kv_lens=plan.kv_lens,
+                kv_slots=plan.kv_slots,
+                block_tables=plan.block_tables,
+                block_size=self._block_size,
+                scratch=self._scratch,
+            )
         attention = CpuAttention(
             num_decodes=plan.num_decodes,
             query_lens=plan.query_lens[rows],
@@ -251,20 +291,12 @@ class TorchRunner:
             scratch=self._scratch,
         )
         begun = _begun_blocks(plan, self._block_size)
-        output = self._module(
-            input_ids=ids[None],
-            position_ids=self._to(plan.positions[tokens])[None],
-            use_cache=False,
-            logits_to_keep=self._to(last[plan.samples]),
-            paged=ForwardContext(
-                self._layers,
-                self._to(plan.kv_slots[tokens]),
-                attention,
-                self._to(begun) if len(begun) else None,
-            ),
+        return ForwardContext(
+            self._layers,
+            self._to(plan.kv_slots[tokens]),
+            attention,
+            self._to(begun) if len(begun) else None,
         )
-        logits: torch.Tensor = output.logits[0]
-        return logits
 
     def _masks_of(self, plan: StepPlan) -> Int32s:
         """The masks of a plan, when the host has made them."""
@@ -291,9 +323,14 @@ def _begun_blocks(plan: StepPlan, block_size: int) -> npt.NDArray[np.int64]:
     return plan.block_tables[begun, numbers[begun]].astype(np.int64)
 
 
+def _as_they_come(plan: StepPlan) -> tuple[_Selector, _Selector, npt.NDArray[np.int64]]:
+    """As _by_length, for attention that asks for no order."""
+    return slice(None), slice(None), np.cumsum(plan.query_lens, dtype=np.int64) - 1
+
+
 def _by_length(
     plan: StepPlan,
-) -> tuple[slice | npt.NDArray[np.int64], slice | npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+) -> tuple[_Selector, _Selector, npt.NDArray[np.int64]]:
     """The order in which the model sees a step: decode rows by ascending length, as CpuAttention
     wants them. Attention then finds its buckets side by side in every layer, and the way back
     costs nothing, as the rows whose logits are kept are picked by index anyhow.

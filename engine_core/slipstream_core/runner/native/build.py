@@ -1,0 +1,115 @@
+"""kernels.c as a library of this machine: compiled once, kept in the user's cache.
+
+Owns the compiler's call and the file. Knows nothing of what the kernels do.
+
+Rules:
+- Nothing depends on it: no compiler, no room, a failure of any kind is one line in the log and
+  None, and torch's operators serve.
+- The file's name is a digest of the source, the flags, the compiler and the processor, so a cache
+  that is shared between machines holds one file for each.
+- Code is loaded from a folder that only its owner may write, and that is us.
+- It is linked to the OpenMP runtime by its soname, which torch has loaded already: one runtime,
+  one team of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_SOURCE = Path(__file__).with_name("kernels.c")
+_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-ffp-contract=fast",
+    "-shared",
+    "-fPIC",
+)
+_COMPILERS = ("gcc", "cc")
+_TIMEOUT_S = 60.0
+
+
+@functools.cache
+def library() -> Path | None:
+    """The compiled kernels, or None where they cannot be had; one attempt in each process."""
+    try:
+        return _build()
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        logger.warning("no kernels of our own, torch's serve: %s", said.strip()[-500:])
+        return None
+
+
+def _build() -> Path | None:
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        logger.info("no C compiler, so no kernels of our own: torch's serve, which is slower")
+        return None
+    source = _SOURCE.read_bytes()
+    recipe = "\0".join([compiler, *_FLAGS, platform.machine(), _processor()]).encode()
+    folder = _folder()
+    target = folder / f"kernels-{hashlib.sha256(recipe + source).hexdigest()[:32]}.so"
+    if _is_ours(target):
+        return target
+    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".so")
+    os.close(handle)
+    try:
+        subprocess.run(
+            [compiler, *_FLAGS, "-o", temporary, str(_SOURCE), "-lm"],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
+        Path(temporary).chmod(0o700)
+        ctypes.CDLL(temporary)  # what cannot be loaded is not kept
+        os.replace(temporary, target)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return target
+
+
+def _folder() -> Path:
+    """A folder that nobody else may write."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(base) if base else Path.home() / ".cache") / "slipstream" / "native"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _is_ours(folder) and os.access(folder, os.W_OK):
+            return folder
+    except OSError as error:
+        logger.info("%s cannot be used: %s", folder, error)
+    return Path(tempfile.mkdtemp(prefix="slipstream-native-"))
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it is there, ours, and nobody else may write it."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid == os.getuid() and not others_write and not stat.S_ISLNK(status.st_mode)
+
+
+def _processor() -> str:
+    """What -march=native looks at."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))

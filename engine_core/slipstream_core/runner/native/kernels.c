@@ -1,0 +1,260 @@
+/* Float32 kernels for CPUs: attention of decode rows over the paged cache, and the small
+ * operations of a decode step that cost more to dispatch than to compute.
+ *
+ * Compiled on the machine that runs it (build.py), so -march=native is right; GCC's and Clang's
+ * vector extensions keep it free of intrinsics. Threads are OpenMP's, and so torch's own team.
+ *
+ * Rules:
+ * - Nothing here allocates, waits or keeps state; every buffer is the caller's.
+ * - Exactly the tokens that a row sees are read: no padding, no mask, and the null block never.
+ */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define W 16
+#elif defined(__AVX__)
+#define W 8
+#else
+#define W 4
+#endif
+#define CHUNK 32     /* tokens that one pass takes: their keys stay in L1 or L2 */
+
+typedef float vec __attribute__((vector_size(W * 4), aligned(4), may_alias));
+typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
+
+static inline vec4 fold(vec x) {
+    vec4 parts[W / 4];
+    memcpy(parts, &x, sizeof x);
+    vec4 sum = parts[0];
+    for (int i = 1; i < W / 4; i++) sum += parts[i];
+    return sum;
+}
+
+/* The sums of four vectors' lanes, side by side. */
+static inline vec4 sums(vec4 a, vec4 b, vec4 c, vec4 d) {
+    vec4 ab = __builtin_shufflevector(a, b, 0, 4, 1, 5) + __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    vec4 cd = __builtin_shufflevector(c, d, 0, 4, 1, 5) + __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+}
+
+/* exp as in Cephes' expf, about 2 ulp; what lies beyond float's range is clamped, NaN stays. */
+static inline float exp_(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    x = x > 88.0f ? 88.0f : x;
+    int n = (int)(x * 1.44269504f + (x < 0 ? -0.5f : 0.5f));
+    float k = (float)n;
+    float r = x - k * 0.693359375f + k * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    union { int32_t bits; float value; } power = {(n + 127) << 23};
+    return p * power.value;
+}
+
+/* scores[i] = query . keys[i] * scale for n tokens; keys[] points at each token's key. */
+static void score(const float *query, const float *const *keys, int n, int dim, float scale,
+                  float *scores) {
+    int whole = dim - dim % W;
+    int t = 0;
+    for (; t + 4 <= n; t += 4) {
+        const float *k0 = keys[t], *k1 = keys[t + 1], *k2 = keys[t + 2], *k3 = keys[t + 3];
+        vec a = {0}, b = {0}, c = {0}, d = {0};
+        for (int i = 0; i < whole; i += W) {
+            vec q = *(const vec *)(query + i);
+            a += q * *(const vec *)(k0 + i);
+            b += q * *(const vec *)(k1 + i);
+            c += q * *(const vec *)(k2 + i);
+            d += q * *(const vec *)(k3 + i);
+        }
+        vec4 dots = sums(fold(a), fold(b), fold(c), fold(d));
+        for (int i = whole; i < dim; i++) {
+            vec4 rest = {k0[i], k1[i], k2[i], k3[i]};
+            dots += rest * query[i];
+        }
+        *(vec4 *)(scores + t) = dots * scale;
+    }
+    for (; t < n; t++) {
+        vec a = {0};
+        for (int i = 0; i < whole; i += W) a += *(const vec *)(query + i) * *(const vec *)(keys[t] + i);
+        vec4 lanes = fold(a);
+        float dot = lanes[0] + lanes[1] + lanes[2] + lanes[3];
+        for (int i = whole; i < dim; i++) dot += query[i] * keys[t][i];
+        scores[t] = dot * scale;
+    }
+}
+
+/* sum[:] += probs[i] * values[i][:] over n tokens. */
+static void gather(const float *probs, const float *const *values, int n, int dim, float *sum) {
+    int i = 0;
+    for (; i + 4 * W <= dim; i += 4 * W) {
+        vec *at = (vec *)(sum + i);
+        vec a = at[0], b = at[1], c = at[2], d = at[3];
+        for (int t = 0; t < n; t++) {
+            const vec *v = (const vec *)(values[t] + i);
+            a += probs[t] * v[0];
+            b += probs[t] * v[1];
+            c += probs[t] * v[2];
+            d += probs[t] * v[3];
+        }
+        at[0] = a, at[1] = b, at[2] = c, at[3] = d;
+    }
+    for (; i + W <= dim; i += W) {
+        vec a = *(vec *)(sum + i);
+        for (int t = 0; t < n; t++) a += probs[t] * *(const vec *)(values[t] + i);
+        *(vec *)(sum + i) = a;
+    }
+    for (; i < dim; i++)
+        for (int t = 0; t < n; t++) sum[i] += probs[t] * values[t][i];
+}
+
+typedef struct {
+    const float *key, *value; /* [tokens, kv_heads, dim]: the step's own, to be stored first */
+    int64_t key_token, key_head, value_token, value_head; /* strides in floats */
+    const int64_t *slots;                                 /* [tokens] */
+    int64_t tokens;
+    const float *query; /* [rows, heads, key_dim], strides in floats, the last one 1 */
+    int64_t query_row, query_head;
+    float *keys, *values;       /* [slots, kv_heads, dim] */
+    const int32_t *tables;      /* [rows, widest] */
+    int64_t widest;
+    const int32_t *lens; /* [rows], at least 1 */
+    float *output;       /* [rows, heads, value_dim] */
+    const float *sinks;  /* [heads] or NULL */
+    int64_t rows, heads, kv_heads, key_dim, value_dim, block_size;
+    int64_t window; /* tokens seen, 0 is all */
+    float scale, softcap; /* softcap 0 is none */
+} Decode;
+
+/* One row's query heads over key heads [first, last): softmax in one pass, chunk by chunk
+ * (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). */
+static void attend(const Decode *p, int64_t row, int64_t first, int64_t last) {
+    int group = (int)(p->heads / p->kv_heads), num_heads = (int)(last - first) * group;
+    int key_dim = (int)p->key_dim, value_dim = (int)p->value_dim;
+    int64_t len = p->lens[row], token = p->window && p->window < len ? len - p->window : 0;
+    const int32_t *table = p->tables + row * p->widest;
+    const float *sinks = p->sinks ? p->sinks + first * group : NULL;
+    float *output = p->output + (row * p->heads + first * group) * value_dim;
+    const float *query = p->query + row * p->query_row + first * group * p->query_head;
+    float most[num_heads], total[num_heads];
+    for (int h = 0; h < num_heads; h++) {
+        most[h] = sinks ? sinks[h] : -INFINITY;
+        total[h] = sinks ? 1.0f : 0.0f;
+    }
+    memset(output, 0, sizeof(float) * num_heads * value_dim);
+    while (token < len) {
+        const float *keys[CHUNK], *values[CHUNK];
+        float scores[CHUNK];
+        int n = 0;
+        while (n < CHUNK && token < len) {
+            int64_t offset = token % p->block_size;
+            int64_t slot = (int64_t)table[token / p->block_size] * p->block_size + offset;
+            for (; offset < p->block_size && n < CHUNK && token < len; offset++, slot++, token++) {
+                keys[n] = p->keys + (slot * p->kv_heads + first) * key_dim;
+                values[n++] = p->values + (slot * p->kv_heads + first) * value_dim;
+            }
+        }
+        for (int h = 0; h < num_heads; h++) {
+            score(query + h * p->query_head, keys, n, key_dim, p->scale, scores);
+            if (p->softcap != 0)
+                for (int t = 0; t < n; t++) scores[t] = p->softcap * tanhf(scores[t] / p->softcap);
+            float highest = most[h];
+            for (int t = 0; t < n; t++) highest = scores[t] > highest ? scores[t] : highest;
+            float *sum = output + h * value_dim;
+            if (highest > most[h]) {
+                float less = most[h] == -INFINITY ? 0.0f : exp_(most[h] - highest);
+                for (int i = 0; i < value_dim; i++) sum[i] *= less;
+                total[h] *= less;
+                most[h] = highest;
+            }
+            for (int t = 0; t < n; t++) scores[t] = exp_(scores[t] - highest);
+            float mass = 0;
+            for (int t = 0; t < n; t++) mass += scores[t];
+            total[h] += mass;
+            gather(scores, values, n, value_dim, sum);
+            if ((h + 1) % group == 0)
+                for (int t = 0; t < n; t++) keys[t] += key_dim, values[t] += value_dim;
+        }
+    }
+    for (int h = 0; h < num_heads; h++) {
+        float share = 1.0f / total[h];
+        for (int i = 0; i < value_dim; i++) output[h * value_dim + i] *= share;
+    }
+}
+
+static void store(const Decode *p) {
+#pragma omp parallel for schedule(static) if (p->tokens > 256)
+    for (int64_t t = 0; t < p->tokens; t++)
+        for (int64_t h = 0; h < p->kv_heads; h++) {
+            int64_t place = p->slots[t] * p->kv_heads + h;
+            memcpy(p->keys + place * p->key_dim, p->key + t * p->key_token + h * p->key_head,
+                   sizeof(float) * p->key_dim);
+            memcpy(p->values + place * p->value_dim,
+                   p->value + t * p->value_token + h * p->value_head,
+                   sizeof(float) * p->value_dim);
+        }
+}
+
+/* Store all tokens' keys and values, then let the decode rows attend. Rows are shared out among
+ * the threads; where they are few, their heads too. */
+void slipstream_attend(const Decode *p) {
+    store(p);
+    int64_t split = p->rows >= 8 ? 1 : p->kv_heads;
+    int64_t heads = p->kv_heads / split;
+#pragma omp parallel for schedule(dynamic, 1) if (p->rows * split > 1)
+    for (int64_t item = 0; item < p->rows * split; item++)
+        attend(p, item / split, item % split * heads, (item % split + 1) * heads);
+}
+
+/* y = weight * (x / sqrt(mean(x^2) + epsilon)) by row; x and y [rows, dim]. */
+void slipstream_rms_norm(const float *x, int64_t x_row, const float *weight, float *y,
+                         int64_t rows, int64_t dim, float epsilon) {
+#pragma omp parallel for schedule(static) if (rows * dim > 65536)
+    for (int64_t row = 0; row < rows; row++) {
+        const float *in = x + row * x_row;
+        float *out = y + row * dim;
+        float lanes[16] = {0}, total = 0;
+        int64_t i = 0;
+        for (; i + 16 <= dim; i += 16)
+            for (int lane = 0; lane < 16; lane++) lanes[lane] += in[i + lane] * in[i + lane];
+        for (int lane = 0; lane < 16; lane++) total += lanes[lane];
+        for (; i < dim; i++) total += in[i] * in[i];
+        float scale = 1.0f / sqrtf(total / (float)dim + epsilon);
+        for (i = 0; i < dim; i++) out[i] = weight[i] * (in[i] * scale);
+    }
+}
+
+/* y = silu(gate) * up by row; [rows, dim]. */
+void slipstream_silu_mul(const float *gate, int64_t gate_row, const float *up, int64_t up_row,
+                         float *y, int64_t rows, int64_t dim) {
+#pragma omp parallel for schedule(static) if (rows * dim > 16384)
+    for (int64_t row = 0; row < rows; row++) {
+        const float *g = gate + row * gate_row, *u = up + row * up_row;
+        float *out = y + row * dim;
+        for (int64_t i = 0; i < dim; i++) out[i] = g[i] / (1.0f + exp_(-g[i])) * u[i];
+    }
+}
+
+/* Rotary positions, halves rotated (GPT-NeoX's way): x [tokens, heads, dim] by strides, cosines
+ * and sines [tokens, dim], y [tokens, heads, dim]. */
+void slipstream_rotate(const float *x, int64_t x_token, int64_t x_head, const float *cosines,
+                       const float *sines, float *y, int64_t tokens, int64_t heads, int64_t dim) {
+    int64_t half = dim / 2;
+#pragma omp parallel for schedule(static) if (tokens * heads * dim > 65536)
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t h = 0; h < heads; h++) {
+            const float *a = x + t * x_token + h * x_head, *b = a + half;
+            const float *c = cosines + t * dim, *s = sines + t * dim;
+            float *out = y + (t * heads + h) * dim;
+            for (int64_t i = 0; i < half; i++) {
+                out[i] = a[i] * c[i] - b[i] * s[i];
+                out[half + i] = b[i] * c[half + i] + a[i] * s[half + i];
+            }
+        }
+}

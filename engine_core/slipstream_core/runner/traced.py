@@ -1,0 +1,159 @@
+"""A model's forward as a flat list of operator calls, for CPUs, where calling costs.
+
+A decode step of a small model spends most of its time between operators: modules, hooks, views.
+Owns the recording of a forward (make_fx), its use with any number of tokens, and the trial that
+it computes what the model computes. Knows no architecture; what operators may be joined is
+rewrite.py's to know.
+
+Rules:
+- The forward is recorded with fake tensors of TOKENS tokens, a number that no model has for
+  anything else: where it stands in an operator's arguments, the number of tokens is meant, and a
+  multiple of it is nothing we understand.
+- A recording that cannot be made (control flow by value, as in mixtures of experts), is not
+  understood, or differs from the model in the trial is not used: the model itself runs then.
+- The weights are the module's own; what rewriting joins, the module keeps as views.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from slipstream_core.runner.attention.interface import AttentionContext, AttentionParams
+from slipstream_core.runner.native.kernels import Kernels
+from slipstream_core.runner.rewrite import attend_by_context, by_number_of_tokens, join
+
+logger = logging.getLogger(__name__)
+
+# ids [1, T], positions [1, T], indices of the tokens whose logits are wanted [S], context
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionContext], torch.Tensor]
+
+TOKENS = 8191  # prime
+_KEPT = 127  # prime too
+_TRIALS = (1, 3, 40)  # tokens
+_TOLERANCE = 1e-4  # of the largest logit: sums are taken in another order
+
+_LIBRARY = torch.library.Library("slipstream", "FRAGMENT")  # a name for attention in a recording
+_LIBRARY.define(
+    "attend(Tensor query, Tensor key, Tensor value, int layer, float scale, int? window, "
+    "float? softcap, Tensor? sinks) -> Tensor"
+)
+_LIBRARY.impl(
+    "attend",
+    lambda query, key, value, *_: query.new_empty(*query.shape[:2], value.shape[2]),
+    "CompositeExplicitAutograd",
+)
+
+
+class _Recorder:
+    """An attention context that leaves a mark in the recording."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        """Shapes as in AttentionContext.attend."""
+        marked: torch.Tensor = torch.ops.slipstream.attend(query, key, value, layer, *params)
+        return marked
+
+
+class _OwnValue:
+    """An attention context for the trial: each token gets its own value, mixed with its query."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        """Shapes as in AttentionContext.attend."""
+        group = query.shape[1] // key.shape[1]
+        scores = (query * key.repeat_interleave(group, dim=1)).sum(-1, keepdim=True) * params.scale
+        return value.repeat_interleave(group, dim=1) * scores.tanh()
+
+
+def eager(module: Any) -> Forward:
+    """The module itself as a Forward."""
+
+    def forward(
+        ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, context: AttentionContext
+    ) -> torch.Tensor:
+        logits: torch.Tensor = module(
+            input_ids=ids,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=keep,
+            paged=context,
+        ).logits
+        return logits
+
+    return forward
+
+
+def trace(module: Any, kernels: Kernels, vocab_size: int) -> Forward | None:
+    """The module's forward, recorded and joined; None where the module has to run itself."""
+    started = time.monotonic()
+    plain = eager(module)
+    try:
+        graph = _record(plain)
+        by_number_of_tokens(graph, tokens=TOKENS, kept=_KEPT)
+        attend_by_context(graph)
+        join(graph, kernels)
+        traced = _compile(graph)
+        with torch.inference_mode():
+            for num_tokens in _TRIALS:
+                _try(plain, traced, num_tokens, vocab_size)
+    except Exception as error:
+        said = str(error).partition("\n")[0][:200]
+        logger.info("runs as it is, its forward is no list of operators: %s", said)
+        return None
+    logger.info("forward recorded in %.1f s", time.monotonic() - started)
+    return traced
+
+
+def _record(forward: Forward) -> torch.fx.GraphModule:
+    recorder = _Recorder()
+    with torch.no_grad():
+        graph: torch.fx.GraphModule = make_fx(
+            lambda ids, positions, keep: forward(ids, positions, keep, recorder),
+            tracing_mode="fake",
+            _allow_non_fake_inputs=True,
+        )(
+            torch.zeros(1, TOKENS, dtype=torch.int64),
+            torch.arange(TOKENS)[None],
+            torch.arange(_KEPT),
+        )
+    return graph
+
+
+def _compile(graph: torch.fx.GraphModule) -> Forward:
+    graph.graph.lint()
+    graph.recompile()
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":  # a module's own lookup of parameters is slow
+            graph.__dict__[node.target] = getattr(graph, node.target)
+    forward: Forward = graph.forward
+    return forward
+
+
+def _try(plain: Forward, traced: Forward, num_tokens: int, vocab_size: int) -> None:
+    """Raise ValueError where the two differ."""
+    ids = (torch.arange(num_tokens) * 7919 + 1)[None] % vocab_size
+    positions = torch.arange(num_tokens)[None] + 2
+    keep = torch.arange(0, num_tokens, 2)
+    expected, given = (forward(ids, positions, keep, _OwnValue()) for forward in (plain, traced))
+    if expected.shape != given.shape or expected.dtype != given.dtype:
+        raise ValueError(f"logits of {num_tokens} tokens have another shape")
+    if not (expected - given).abs().max() <= _TOLERANCE * expected.abs().max():
+        raise ValueError(f"logits of {num_tokens} tokens differ")
