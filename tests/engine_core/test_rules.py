@@ -288,7 +288,7 @@ def test_what_is_sampled_follows_the_distribution(it: Asked, truncation: dict[st
     batch, vocab = logits.expand(num, -1), torch.arange(VOCAB, dtype=torch.int32)
     for start in range(1, draws, num):
         rows = [Row(position=p, **truncation) for p in range(start, start + num)]
-        token_ids, _ = sample(batch, plan_of(rows), vocab, course.keeper.apply(batch, plan))
+        token_ids, _ = sample(batch, plan_of(rows), vocab, allowed=course.keeper.apply(batch, plan))
         counts += torch.bincount(token_ids, minlength=VOCAB)
     changed = torch.tensor(expected_logits(logits.tolist(), it, HISTORY))
     assert not torch.equal(changed, logits)
@@ -303,7 +303,9 @@ def test_log_probabilities_are_of_the_raw_logits() -> None:
     assert plan is not None
     vocab = torch.arange(VOCAB, dtype=torch.int32)
     rows = [Row(num_logprobs=2)]
-    token_ids, found = sample(logits, plan_of(rows), vocab, course.keeper.apply(logits, plan))
+    token_ids, found = sample(
+        logits, plan_of(rows), vocab, allowed=course.keeper.apply(logits, plan)
+    )
     assert token_ids.tolist() == [6]
     assert found is not None
     expected = logits.log_softmax(-1)[0]

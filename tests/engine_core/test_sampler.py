@@ -293,7 +293,7 @@ def test_masks_are_logits_that_were_never_there(seed: int, most: int, vocab_size
     vocab = torch.arange(vocab_size, dtype=torch.int32)
     plan = replace(plan_of(rows), grammar_rows=with_grammar)
     before = logits.clone()
-    token_ids, logprobs = sample(logits, plan, vocab, masks)
+    token_ids, logprobs = sample(logits, plan, vocab, masks=masks)
     assert torch.equal(logits, before)
     assert token_ids.tolist() == run(without, rows)[0]
     assert logprobs is not None

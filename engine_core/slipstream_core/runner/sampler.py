@@ -54,6 +54,7 @@ def sample(
     logits: torch.Tensor,
     plan: StepPlan,
     vocab: torch.Tensor,
+    *,
     allowed: torch.Tensor | None = None,
     masks: Int32s | None = None,
 ) -> tuple[torch.Tensor, RawLogprobs | None]:

@@ -242,7 +242,7 @@ class TorchRunner:
         masks = self._masks_of(plan) if plan.awaits_masks else None
         logits, rules = logits.float(), plan.rules
         allowed = None if rules is None else self._rules.apply(logits, rules)
-        token_ids, logprobs = sample(logits, plan, self._vocab, allowed, masks)
+        token_ids, logprobs = sample(logits, plan, self._vocab, allowed=allowed, masks=masks)
         if rules is not None:
             self._rules.sampled(token_ids)
         self._last_token.index_copy_(0, self._to(plan.slots[plan.samples]), token_ids)
