@@ -212,9 +212,7 @@ def new_states(
     for prompt, each in zip(prompts, params, strict=True):
         try:
             states.append(
-                new_state(
-                    io, prompt, each, kind="final", priority=priority, cache_salt=cache_salt
-                )
+                new_state(io, prompt, each, kind="final", priority=priority, cache_salt=cache_salt)
             )
         except BadRequestError as error:
             message = f"prompts[{len(states)}]: {error.fault.message}"

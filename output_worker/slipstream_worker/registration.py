@@ -15,7 +15,13 @@ from slipstream_ipc.codec import decode_params
 from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import Admit, ModelCard, Submit
-from slipstream_ipc.params import check_cache_salt, check_label, check_params, check_prompt, stop_strings
+from slipstream_ipc.params import (
+    check_cache_salt,
+    check_label,
+    check_params,
+    check_prompt,
+    stop_strings,
+)
 from slipstream_worker.detokenizer import DetokenizerFactory
 from slipstream_worker.output import StreamOutput
 from slipstream_worker.stop_strings import StopStrings

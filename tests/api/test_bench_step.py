@@ -15,9 +15,7 @@ from slipstream_core.runner import torch_runner
 
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
 def test_every_part_of_every_step_is_timed_and_every_token_arrives(enable_prefix_caching):
-    parts = CoreParts(
-        3, prompt_len=20, steps=40, enable_prefix_caching=enable_prefix_caching
-    )
+    parts = CoreParts(3, prompt_len=20, steps=40, enable_prefix_caching=enable_prefix_caching)
     try:
         for _ in range(40):
             parts.step()

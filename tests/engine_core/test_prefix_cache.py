@@ -88,7 +88,9 @@ class AgainstADict(RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(2, 10))
     def start(self, num_blocks: int) -> None:
         self.pool, self.cache = new(num_blocks)
-        self.held: dict[int, tuple[Prefix, list[int]]] = {}  # row -> what it has computed, and where
+        self.held: dict[
+            int, tuple[Prefix, list[int]]
+        ] = {}  # row -> what it has computed, and where
         self.content: dict[int, Prefix] = {}  # of blocks whose content is kept, by block
         self.num_rows = 0
 

@@ -49,9 +49,7 @@ def generate(model: Any, prompt: list[int]) -> list[int]:
     with torch.inference_mode():
         ids = torch.tensor([prompt])
         mask = torch.ones_like(ids)
-        out = model.generate(
-            ids, attention_mask=mask, max_new_tokens=NUM_OUTPUTS, do_sample=False
-        )
+        out = model.generate(ids, attention_mask=mask, max_new_tokens=NUM_OUTPUTS, do_sample=False)
     found: list[int] = out[0, len(prompt) :].tolist()
     return found
 

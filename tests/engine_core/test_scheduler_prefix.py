@@ -1,7 +1,7 @@
 """Scheduler and prefix cache against a device that is a dictionary: what each place holds.
 
-`Device` keeps, by (block, offset), the whole prefix that was computed there, or garbage where a step
-failed. A row's token counts only if every place that the row read held its own prefix.
+`Device` keeps, by (block, offset), the whole prefix that was computed there, or garbage where a
+step failed. A row's token counts only if every place that the row read held its own prefix.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class Device:
         """
         whole: Any = ()
         for position in range(length):
-            held = self.content.get((table[position // self.block_size], position % self.block_size))
+            held = self.content.get(
+                (table[position // self.block_size], position % self.block_size)
+            )
             if held is None or held == GARBAGE or held[:-1] != whole:
                 return None
             whole = held
@@ -113,7 +115,9 @@ class Harness:
     def add(self, prompt: list[int], max_tokens: int = 4, outputs: int = 0, **more: Any) -> int:
         row = min(set(range(MAX_ROWS)) - self.streams.keys())
         ids = list(prompt)
-        for _ in range(min(outputs, max_tokens - 1, self.limits["max_model_len"] - len(prompt) - 1)):
+        for _ in range(
+            min(outputs, max_tokens - 1, self.limits["max_model_len"] - len(prompt) - 1)
+        ):
             ids.append(next_token(tuple(ids)))
         request = NewRequest(
             row=row,
@@ -143,9 +147,7 @@ class Harness:
         """Who writes to a block that others read is the one who fills it, in this very step."""
         ends = np.cumsum(plan.query_lens)
         held = Counter(
-            block
-            for slot in range(self.limits["max_num_seqs"])
-            for block in self.table(slot)
+            block for slot in range(self.limits["max_num_seqs"]) for block in self.table(slot)
         )
         for i, end in enumerate(ends.tolist()):
             places = plan.kv_slots[end - int(plan.query_lens[i]) : end]

@@ -53,7 +53,9 @@ def add_step(parser: Parser) -> None:
         help="without the prefix cache",
     )
     group.add_argument(
-        "--model", metavar="PATH", help="a folder or hub id: its own parts of a step too, on the CPU"
+        "--model",
+        metavar="PATH",
+        help="a folder or hub id: its own parts of a step too, on the CPU",
     )
     group.add_argument("--threads", type=int, metavar="N", help="that compute the model")
     add_common(parser, runs=5)
