@@ -87,16 +87,16 @@ class RequestBlocks:
             for row in rows.tolist():
                 self._cache.close(row)
 
-    def find_room(self, row: int) -> Int32s | None:
+    def find_room(self, row: int, *, reserved: int = 0) -> Int32s | None:
         """The blocks that a waiting request would share, None where it does not fit.
 
         It fits where there is room for one token more than it has, lest it be preempted at its
-        first output. All of its tokens are on the host.
+        first output. All of its tokens are on the host. `reserved`: free blocks that others get.
         """
         known = int(self._requests.known[row])
         needed = -(-(known + 1) // self._block_size)
         shared = self._find(row, known)
-        if needed - len(shared) > self._pool.num_free - self._num_idle(shared):
+        if needed - len(shared) > self._pool.num_free - reserved - self._num_idle(shared):
             return None
         return shared
 

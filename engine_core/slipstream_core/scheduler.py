@@ -349,6 +349,17 @@ class Scheduler:
             budget -= count
         return chunks
 
+    def _can_admit(self, acked: Int64s, reserved: int) -> bool:
+        """Whether `_admit` might let somebody run once others have got `reserved` blocks."""
+        row = self._waiting.peek(0)
+        if row is None or not self._slots.num_free:
+            return False
+        if int(self._requests.known[row]) > self._tokens.length(row):
+            return False
+        if not self._may_run(np.array([row]), acked)[0]:
+            return True  # then those behind him may
+        return self._blocks.find_room(row, reserved=reserved) is not None
+
     def _next_on_probation(self, acked: Int64s) -> int | None:
         """The first of those on probation that may run."""
         rows = np.flatnonzero(self._requests.on_probation)
@@ -423,10 +434,8 @@ class Scheduler:
         """The next step of the same requests; None where it is not that simple."""
         if batch.rows is not self._slots.running() or not batch.may_run(acked):
             return None
-        if self._waiting and self._slots.num_free:
-            return None
         beginning = batch.beginning()
-        if len(beginning) > self._blocks.num_free:
+        if len(beginning) > self._blocks.num_free or self._can_admit(acked, len(beginning)):
             return None
         if len(beginning):
             self._blocks.grow(self._requests.slot.take(batch.rows.take(beginning)))
