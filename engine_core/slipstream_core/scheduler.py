@@ -239,9 +239,7 @@ class Scheduler:
         if record.on_probation and len(rows):
             self._requests.on_probation[rows] = False
             self._num_on_probation -= 1
-        lengths = self._tokens.lengths(rows)
-        self._blocks.completed(rows, lengths)
-        has_ended = lengths >= self._requests.limit.take(rows)
+        has_ended = self._tokens.lengths(rows) >= self._requests.limit.take(rows)
         ended = _NOBODY
         if has_ended.any():
             ended = rows[has_ended]
@@ -271,7 +269,6 @@ class Scheduler:
     def settle(self) -> None:
         """Do what can wait until the readers have what was sampled last."""
         self._tokens.settle()
-        self._blocks.settle()
 
     def reset_prefix_cache(self) -> None:
         """Let nothing be found in the cache that is there now."""

@@ -312,17 +312,6 @@ def test_the_next_turn_of_a_chat_finds_the_answer() -> None:
     harness.finish()
 
 
-def test_outputs_of_one_who_still_runs_are_found() -> None:
-    harness = Harness()
-    row = harness.add(PROMPT, 20)
-    harness.run(8, ahead=1)
-    harness.add(list(harness.streams[row].ids), 2)
-    plan = harness.launch()
-    assert plan is not None
-    assert plan.query_lens.tolist() == [1, len(harness.streams[row].ids) - 20]
-    harness.finish()
-
-
 def test_a_preempted_request_finds_its_blocks() -> None:
     harness = Harness(num_blocks=10, max_model_len=20)
     harness.add(PROMPT, 6)
