@@ -14,8 +14,7 @@ Rules:
   content has none, and is free for anything when it is released.
 - A block is registered when the step that fills it is planned, if its tokens are on the host by
   then: steps run in order, and every layer writes its keys before it attends, so even a row of the
-  same step may read it. Tokens that are sampled are on the host when that step is completed, and
-  their blocks are registered after that.
+  same step may read it. Blocks of sampled tokens are registered when their request gives them back.
 - A block that was handed out to somebody else loses its name lazily: the pool says that its content
   is not kept, and the name is taken off when the block gets the next one. So there are never more
   names than blocks.
@@ -103,27 +102,6 @@ class PrefixCache:
     def register(self, row: int, start: int, blocks: Int32s) -> None:
         """`blocks` are the request's from number `start` on, and filled; digests are there."""
         digests = self._chains[row][start + 1 : start + 1 + len(blocks)]
-        self._name(blocks.tolist(), digests)
-
-    def register_sampled(
-        self, rows: Sequence[int], numbers: Sequence[int], blocks: Int32s, token_ids: UInt32s
-    ) -> None:
-        """Of each of `rows` the block of this number is filled now, all before it are registered.
-
-        `blocks`: which it is, [n]; `token_ids`: what it holds, [n * block_size].
-        """
-        size = self._block_bytes
-        data = token_ids.astype("<u4", copy=False).tobytes()
-        chains = self._chains
-        digests: list[bytes] = []
-        start = 0
-        for row, number in zip(rows, numbers, strict=True):
-            chain = chains[row]
-            if len(chain) == number + 1:
-                block = data[start : start + size]
-                chain.append(blake2b(chain[-1] + block, digest_size=_DIGEST_BYTES).digest())
-            digests.append(chain[number + 1])
-            start += size
         self._name(blocks.tolist(), digests)
 
     def forget(self, blocks: Int32s) -> None:

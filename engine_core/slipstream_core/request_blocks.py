@@ -7,9 +7,9 @@ Rules:
 - A request shares only full blocks in front of the first token that it computes, and computes at
   least one: a shared block is never written.
 - Prompts and known outputs are registered when the step that fills their blocks is planned, which
-  `take_uses` hands over for the record of that step; what is sampled when the step after is
-  completed, as its ids are on the host only then (`completed`), and not before somebody has time
-  (`settle`) or blocks are given back.
+  `take_uses` hands over for the record of that step. What is sampled is not on the host by then: it
+  is registered when the request gives its blocks back, as far as completed steps have computed it.
+  So a decode step costs nothing more than without the cache.
 - What a step that failed was to write is forgotten: `forget`.
 """
 
@@ -53,8 +53,8 @@ class RequestBlocks:
         if enable_prefix_caching:
             self._cache = PrefixCache(self._pool, block_size, model_salt)
         self._uses: list[BlockUse] = []  # of the step that is being planned
-        # rows, their slots then, lengths; not yet registered
-        self._completed: list[tuple[Int64s, Int64s, Int64s]] = []
+        # by slot: blocks that were shared, or registered when they were planned
+        self._num_registered = np.zeros(len(slots.row), np.int64)
 
     @property
     def num_blocks(self) -> int:
@@ -87,16 +87,16 @@ class RequestBlocks:
             for row in rows.tolist():
                 self._cache.close(row)
 
-    def find_room(self, row: int) -> Int32s | None:
+    def find_room(self, row: int, *, reserved: int = 0) -> Int32s | None:
         """The blocks that a waiting request would share, None where it does not fit.
 
         It fits where there is room for one token more than it has, lest it be preempted at its
-        first output. All of its tokens are on the host.
+        first output. All of its tokens are on the host. `reserved`: free blocks that others get.
         """
         known = int(self._requests.known[row])
         needed = -(-(known + 1) // self._block_size)
         shared = self._find(row, known)
-        if needed - len(shared) > self._pool.num_free - self._num_idle(shared):
+        if needed - len(shared) > self._pool.num_free - reserved - self._num_idle(shared):
             return None
         return shared
 
@@ -113,6 +113,7 @@ class RequestBlocks:
         blocks = np.concatenate([shared, new]) if len(shared) else new
         requests.slot[row] = self._slots.take(row, blocks)
         requests.computed[row] = len(shared) * self._block_size
+        self._num_registered[requests.slot[row]] = len(shared)
         if self._cache is not None and requests.use_prefix_cache[row]:
             self._cache.count(known, len(shared) * self._block_size)
 
@@ -124,9 +125,8 @@ class RequestBlocks:
         start, stop = computed // self._block_size, (computed + count) // self._block_size
         if start == stop:
             return
-        blocks = self._slots.tables[self._requests.slot[row], start:stop].copy()
-        self._digest(row, stop)
-        self._cache.register(row, start, blocks)
+        blocks = self._register(row, start, stop)
+        self._num_registered[self._requests.slot[row]] = stop
         self._uses.append(BlockUse(row, int(self._requests.generation[row]), _NO_BLOCKS, blocks))
 
     def grow(self, slots: Int64s) -> None:
@@ -138,33 +138,10 @@ class RequestBlocks:
         uses, self._uses = self._uses, []
         return uses
 
-    def completed(self, rows: Int64s, lengths: Int64s) -> None:
-        """These rows have got a token each, and have `lengths` of them now."""
-        if self._cache is not None:
-            # Slots as of now: who is preempted, and admitted anew, computes his blocks once more.
-            self._completed.append((rows, self._requests.slot.take(rows), lengths))
-
-    def settle(self) -> None:
-        """Register the blocks whose last token has been computed, and is known."""
-        cache = self._cache
-        if cache is None or not self._completed:
-            return
-        size = self._block_size
-        completed, self._completed = self._completed, []
-        for rows, slots, lengths in completed:
-            computed = lengths - 1  # the newest token is not
-            full = np.flatnonzero(computed % size == 0)
-            full = full[slots[full] != NO_SLOT]
-            if len(full):
-                rows = rows[full]
-                numbers = computed[full] // size - 1
-                ids = self._tokens.gather_blocks(rows, numbers * size, size)
-                blocks = self._slots.tables[slots[full], numbers]
-                cache.register_sampled(rows.tolist(), numbers.tolist(), blocks, ids)
-
     def release(self, rows: Int64s) -> None:
         """Take slots and blocks from running requests, all different."""
-        self.settle()
+        if self._cache is not None:
+            self._register_sampled(rows)
         blocks = self._slots.give_back(self._requests.slot[rows])
         self._pool.release(blocks[::-1])  # a beginning is of more use to others than what follows
         self._requests.slot[rows] = NO_SLOT
@@ -176,9 +153,25 @@ class RequestBlocks:
 
     def reset_prefix_cache(self) -> None:
         """Forget what every block holds. Who runs goes on with what he has."""
-        self.settle()
         if self._cache is not None:
             self._cache.reset()
+
+    def _register_sampled(self, rows: Int64s) -> None:
+        """Let what completed steps have computed of running rows' outputs be found."""
+        slots = self._requests.slot[rows]
+        computed = np.minimum(self._tokens.lengths(rows) - 1, self._requests.computed[rows])
+        starts, stops = self._num_registered[slots], computed // self._block_size
+        news = np.flatnonzero(starts < stops)
+        for at in news.tolist():
+            self._register(int(rows[at]), int(starts[at]), int(stops[at]))
+
+    def _register(self, row: int, start: int, stop: int) -> Int32s:
+        """Name the row's blocks [start, stop), whose tokens are on the host; returns the blocks."""
+        assert self._cache is not None
+        blocks = self._slots.tables[self._requests.slot[row], start:stop].copy()
+        self._digest(row, stop)
+        self._cache.register(row, start, blocks)
+        return blocks
 
     def _find(self, row: int, known: int) -> Int32s:
         if self._cache is None or not self._requests.use_prefix_cache[row]:

@@ -239,9 +239,7 @@ class Scheduler:
         if record.on_probation and len(rows):
             self._requests.on_probation[rows] = False
             self._num_on_probation -= 1
-        lengths = self._tokens.lengths(rows)
-        self._blocks.completed(rows, lengths)
-        has_ended = lengths >= self._requests.limit.take(rows)
+        has_ended = self._tokens.lengths(rows) >= self._requests.limit.take(rows)
         ended = _NOBODY
         if has_ended.any():
             ended = rows[has_ended]
@@ -271,7 +269,6 @@ class Scheduler:
     def settle(self) -> None:
         """Do what can wait until the readers have what was sampled last."""
         self._tokens.settle()
-        self._blocks.settle()
 
     def reset_prefix_cache(self) -> None:
         """Let nothing be found in the cache that is there now."""
@@ -357,6 +354,17 @@ class Scheduler:
             budget -= count
         return chunks
 
+    def _can_admit(self, acked: Int64s, reserved: int) -> bool:
+        """Whether `_admit` might let somebody run once others have got `reserved` blocks."""
+        row = self._waiting.peek(0)
+        if row is None or not self._slots.num_free:
+            return False
+        if int(self._requests.known[row]) > self._tokens.length(row):
+            return False
+        if not self._may_run(np.array([row]), acked)[0]:
+            return True  # then those behind him may
+        return self._blocks.find_room(row, reserved=reserved) is not None
+
     def _next_on_probation(self, acked: Int64s) -> int | None:
         """The first of those on probation that may run."""
         rows = np.flatnonzero(self._requests.on_probation)
@@ -431,10 +439,8 @@ class Scheduler:
         """The next step of the same requests; None where it is not that simple."""
         if batch.rows is not self._slots.running() or not batch.may_run(acked):
             return None
-        if self._waiting and self._slots.num_free:
-            return None
         beginning = batch.beginning()
-        if len(beginning) > self._blocks.num_free:
+        if len(beginning) > self._blocks.num_free or self._can_admit(acked, len(beginning)):
             return None
         if len(beginning):
             self._blocks.grow(self._requests.slot.take(batch.rows.take(beginning)))

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_ipc.pages import PAGE_LEN, PageTable, Pool
+from slipstream_ipc.pages import PageTable, Pool
 
 Int64s = npt.NDArray[np.int64]
 
@@ -115,17 +115,6 @@ class PagedLog:
                 return values.astype(self._pool.dtype, copy=False)
             self.settle()
         return self._pool.read(self._table.find(rows, starts, counts))
-
-    def gather_blocks(self, rows: Int64s, starts: Int64s, size: int) -> npt.NDArray[Any]:
-        """`size` positions of each row from `starts[i]` on, which is a multiple of `size`.
-
-        What `gather` would return, and quicker where a page holds whole blocks of `size`.
-        """
-        if PAGE_LEN % size:
-            return self.gather(rows, starts, np.full(len(rows), size))
-        self.settle()
-        last = self._table.find(rows, starts + (size - 1), None)
-        return self._pool.read((last[:, None] + np.arange(1 - size, 1)).reshape(-1))
 
     def _write(self, places: Int64s, values: npt.NDArray[Any]) -> None:
         self._pool.reserve(self._table.num_places)

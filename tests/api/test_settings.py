@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ from slipstream import BadRequestError
 from slipstream.demo import MODEL_NAME, MODEL_PATH
 from slipstream.http.config import FrontConfig
 from slipstream.keys import make_folder
+from slipstream.options import add_settings, given_settings
 from slipstream.plan import model_and_tokenizer, plan_stack
 from slipstream.settings import StackSettings, allowed_values, description, settings_from
 from slipstream_core.config import CoreConfig
@@ -126,6 +128,16 @@ def test_every_option_reaches_a_process(tmp_path):
     core, worker = configs(tmp_path, **given)
     arrived = {**msgspec.structs.asdict(worker), **msgspec.structs.asdict(core)}
     assert {name: arrived[name] for name in given} == given
+
+
+@pytest.mark.parametrize(
+    "words", [["--no-enable-prefix-caching"], ["--enable-prefix-caching", "false"]]
+)
+def test_what_is_on_can_be_switched_off(words):
+    parser = argparse.ArgumentParser()
+    add_settings(parser)
+    assert given_settings(parser.parse_args(words)) == {"enable_prefix_caching": False}
+    assert given_settings(parser.parse_args([])) == {}
 
 
 def test_the_folder_of_keys_reaches_the_worker_and_no_key_does(tmp_path):

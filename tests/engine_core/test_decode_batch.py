@@ -140,6 +140,21 @@ def test_agrees_with_columns_made_anew(
     assert twins[1].num_again == 0
 
 
+def test_who_waits_for_blocks_does_not_break_it_up() -> None:
+    twin = Twin(anew=False, num_blocks=11, block_size=4, max_num_seqs=2)
+    acked = np.zeros(MAX_ROWS, np.int64)
+    for row, length in enumerate((5, 35)):
+        twin.add(row, length, max_tokens=4, worker_ends=False)
+    for _ in range(4):
+        twin.launch(acked)
+    assert twin.num_again == 2
+    while twin.in_flight:
+        twin.collect()
+    plan = twin.launch(acked)
+    assert plan is not None
+    assert plan.query_lens.tolist() == [35]
+
+
 def test_a_batch_that_stays_is_made_from_the_step_before() -> None:
     twin = Twin(anew=False, num_blocks=40, block_size=4, max_num_seqs=2)
     acked = np.zeros(MAX_ROWS, np.int64)

@@ -64,8 +64,10 @@ def test_who_comes_second_with_the_same_gets_no_name() -> None:
     pool, cache = new()
     for row in range(2):
         cache.open(row, "")
+        cache.extend(row, tokens(1, 2))
     first, second = pool.allocate(1), pool.allocate(1)
-    cache.register_sampled([0, 1], [0, 0], np.concatenate([first, second]), tokens(1, 2, 1, 2))
+    cache.register(0, 0, first)
+    cache.register(1, 0, second)
     assert cache.lookup(1, 1).tolist() == first.tolist()
     assert not pool.is_kept(int(second[0]))
 
@@ -101,9 +103,9 @@ class AgainstADict(RuleBasedStateMachine):
     @rule(
         salt=st.sampled_from(["", "", "x"]),
         ids=st.lists(st.integers(0, 1), max_size=8),
-        sampled=st.booleans(),
+        one_by_one=st.booleans(),
     )
-    def run(self, salt: str, ids: list[int], sampled: bool) -> None:
+    def run(self, salt: str, ids: list[int], one_by_one: bool) -> None:
         """A request takes what there is, and computes the rest."""
         row, self.num_rows = self.num_rows, self.num_rows + 1
         ids = ids[: len(ids) // SIZE * SIZE]
@@ -126,10 +128,9 @@ class AgainstADict(RuleBasedStateMachine):
         self.pool.share(shared)
         blocks = self.pool.allocate(len(prefixes) - len(want))
         self.forget_handed_out(blocks.tolist())
-        if sampled:
+        if one_by_one:
             for number, block in enumerate(blocks, len(want)):
-                its = tokens(*ids[number * SIZE : (number + 1) * SIZE])
-                self.cache.register_sampled([row], [number], block[None], its)
+                self.cache.register(row, number, block[None])
         else:
             self.cache.register(row, len(want), blocks)
         for block, prefix in zip(blocks.tolist(), prefixes[len(want) :], strict=True):

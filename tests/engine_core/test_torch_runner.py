@@ -21,6 +21,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from slipstream_core.config import CoreConfig
+from slipstream_core.runner import torch_runner
 from slipstream_core.runner.attention import cpu
 from slipstream_core.runner.loader import LoadedModel, load_model
 from slipstream_core.runner.plan import StepFailed, StepPlan, StepResult
@@ -422,6 +423,14 @@ def test_cache_size(llama: Path, llama_model: LoadedModel) -> None:
     small.close()
     with pytest.raises(ModelLoadError, match=r"room for 1 blocks .* needs 2"):
         TorchRunner(llama_model, num_blocks=1, block_size=16, max_num_seqs=2)
+
+
+def test_a_card_gives_its_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 9000))
+    card = torch.device("cuda", 0)
+    config = CoreConfig(model="", address="", gpu_memory_utilization=0.25, kv_cache_gib=1)
+    assert torch_runner._cache_bytes(config, card) == 250
+    assert torch_runner._cache_bytes(config, torch.device("cpu")) == 2**30
 
 
 def test_a_length_that_was_asked_for_is_kept_or_refused(

@@ -41,15 +41,6 @@ class AgainstLists(RuleBasedStateMachine):
         self.log.open(row)
         self.lists[row] = []
 
-    @rule(size=st.sampled_from([1, 3, 8, 16, 64]))
-    def gather_blocks(self, size: int) -> None:
-        some = [(row, len(values) // size - 1) for row, values in self.lists.items()]
-        some = [(row, number * size) for row, number in some if number >= 0]
-        rows, starts = np.array(some, np.int64).reshape(-1, 2).T
-        want = [self.lists[row][start : start + size] for row, start in some]
-        found = self.log.gather_blocks(rows, starts, size)
-        assert found.reshape(-1, self.width).tolist() == [value for each in want for value in each]
-
     @rule(row=st.integers(0, ROWS))
     def drop(self, row: int) -> None:
         if row in self.lists:

@@ -13,7 +13,7 @@ Rules:
   launch     what the core notes of it; handing it to the device
   complete   its tokens go into the histories
   publish    the message to the worker
-  settle     what was put off until that has left; blocks get their names here
+  settle     what was put off until that has left
 - Told apart and in no sum: `device`, what the simulated device computes when it is handed a step,
   which a real one does by itself.
 - CPU time of the thread, so that other work on the machine is not counted; what it does to the
