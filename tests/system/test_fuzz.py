@@ -52,10 +52,10 @@ def test_the_command_tells_and_writes_the_result(
 def test_an_error_that_the_worker_survives_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def failing(submit: object) -> None:
+    def failing(submit: object) -> object:
         if ErrorOnce.is_due():
             raise KeyError("made up")
-        check_submit(submit)  # type: ignore[arg-type]
+        return check_submit(submit)  # type: ignore[arg-type]
 
     monkeypatch.setattr("slipstream_worker.from_clients.check_submit", failing)
     ErrorOnce.num = 0

@@ -7,7 +7,8 @@ Rules:
 - As in vLLM: first the repetition penalty, over prompt and outputs (Keskar et al., 2019, CTRL),
   then frequency and presence, over outputs alone (as OpenAI defines them).
 - Only the logits of tokens that a row has seen are touched: the work grows with what it has seen,
-  not with the vocabulary. A token that is listed twice gets the same value twice.
+  not with the vocabulary. A token that is listed twice gets the same value twice; so a list is
+  filled up with its first token, or with 0 while a row has seen none, whose count is then 0.
 - Memory grows with the rows that have penalties at once, and is kept: 4 bytes a token of the
   vocabulary and row, and 8 for each token that one of them has seen.
 """

@@ -14,6 +14,9 @@ Rules:
 - A step that no device could run (a place outside of the cache, an id outside of the vocabulary,
   a write to the null block) fails alone, like one that raised in a model.
 - A plan that awaits masks is computed when they come; its time passes from its launch on.
+- There are no logits, so it takes no notice of what would change them, nor of a plan's `rules`:
+  temperatures above 0, truncation, penalties, biases, allowed ids and bad words. It keeps to the
+  ids that min_tokens masks, for those decide where a stream ends.
 - Whatever it measures is not a model's speed: its name always begins with `simulated:`.
 """
 

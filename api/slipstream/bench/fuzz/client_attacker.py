@@ -101,6 +101,12 @@ class ClientSpeech:
             params["top_k"], params["top_p"], params["min_p"] = 3, 0.5, 0.1
         if random.random() < 0.1:
             params["stream_interval"] = random.choice((1, 2, 100))
+        if random.random() < 0.1:
+            params["logit_bias"] = {random.randrange(self._vocab_size): 5.0}
+            params["bad_words"] = random.choice((("the",), ("é", "a b"), ()))
+            params["repetition_penalty"], params["presence_penalty"] = 1.1, -0.5
+        if random.random() < 0.03:
+            params["allowed_token_ids"] = tuple(range(random.choice((1, 300, 60_000))))
         if random.random() < 0.06:  # what is checked behind the decoder
             name, value = random.choice(_WRONG)
             params[name] = value
@@ -184,5 +190,11 @@ _WRONG: tuple[tuple[str, Any], ...] = (
     ("stream_interval", 0),
     ("seed", 2**64 - 1),
     ("unheard_of", 1),
+    ("logit_bias", {2**40: 1.0}),
+    ("logit_bias", {1: float("inf")}),
+    ("allowed_token_ids", ()),
+    ("bad_words", ("",)),
+    ("repetition_penalty", 0.0),
+    ("frequency_penalty", float("nan")),
     ("top_k", msgspec.msgpack.Ext(1, b"")),
 )
