@@ -190,8 +190,12 @@ class Engine:
         self._give_next_masks()
 
     def _give_next_masks(self) -> None:
-        """The step that is the oldest now may be waiting for what was collected last."""
+        """The step that is the oldest now may be waiting for what was collected last.
+
+        Its forward pass runs already, and readers wait for nothing else: they are served first.
+        """
         if self._in_flight and self._in_flight[0].awaits_masks:
+            self._publish()
             self._give_masks(self._in_flight[0])
 
     def _give_masks(self, plan: StepPlan) -> None:

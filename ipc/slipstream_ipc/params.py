@@ -21,6 +21,7 @@ from slipstream_ipc.messages import (
     Admit,
     ModelCard,
     SamplingParams,
+    StructuredOutputs,
 )
 from slipstream_ipc.structured import check_structured
 from slipstream_ipc.token_rules import check_known_ids, check_token_params, unpack_words
@@ -36,6 +37,9 @@ MAX_PRIORITY = 2**31 - 1
 
 def params_from(options: Mapping[str, Any]) -> SamplingParams:
     """SamplingParams of keyword options; BadRequest for an unknown name or a wrong type."""
+    wanted = options.get("structured_outputs")
+    if isinstance(wanted, StructuredOutputs):  # a Struct's constructor checks no types
+        options = {**options, "structured_outputs": msgspec.structs.asdict(wanted)}
     for name, value in options.items():
         if name not in SamplingParams.__struct_fields__:
             allowed = "one of " + ", ".join(sorted(SamplingParams.__struct_fields__))

@@ -28,7 +28,7 @@ from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Fault, ModelCard, SamplingParams
 from slipstream_worker.registration import register
 
-SHAPE = Shape(300, 20, 200, 4, has_http=True, vocab_size=4096)
+SHAPE = Shape(300, 20, 200, 4, has_http=True, vocab_size=4096, has_grammars=True)
 
 ANSWER = Answer(
     "one two",
@@ -83,6 +83,9 @@ def test_requests_are_of_every_kind():
     assert len({one.stream_id for one in requests}) == len(requests)
     assert {one.params.logprobs for one in requests} == {None, 0, 5}
     assert {one.params.stream_interval for one in requests} == {1, 4, 16}
+    grammars = [one.params for one in requests if one.params.structured_outputs is not None]
+    assert 30 < len(grammars) < 100
+    assert all(one.stop_token_ids and not one.min_tokens for one in grammars)
     for kind in ("text", "token_ids", "messages", "pauses"):
         assert 0 < sum(bool(getattr(one, kind)) for one in requests) < len(requests)
     for field in ("stop", "stop_token_ids", "min_tokens", "temperature", "top_k", "seed"):
@@ -315,6 +318,15 @@ def test_what_truncation_or_min_tokens_forbid_is_wrong():
     ended[0, 2] = 9.0  # the end of sequence
     assert margins_of(ended, [2], forbidden, 3, 3) == [float("inf")]
     assert margins_of(ended, [2], forbidden, 3, 4) == [0.0]
+
+
+def test_what_a_grammar_forbids_is_wrong():
+    logits = torch.tensor([[5.0, 4.0, 3.0], [5.0, 4.0, 3.0]])
+    grammar = torch.tensor([[True, True, True], [False, True, True]])
+    admit = admit_of(temperature=0.0)
+    assert margins_of(logits, [0, 1], admit, 3, 0, grammar) == [0.0, 0.0]
+    assert margins_of(logits, [0, 2], admit, 3, 0, grammar) == [0.0, 1.0]
+    assert margins_of(logits, [0, 0], admit, 3, 0, grammar)[1] == float("inf")
 
 
 # ---- the whole -------------------------------------------------------------------------------

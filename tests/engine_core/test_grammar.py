@@ -15,7 +15,14 @@ from tokenizers import Tokenizer
 
 from slipstream.demo import MODEL_PATH
 from slipstream_core.columns import NO_ROW
-from slipstream_core.grammar.library import GrammarError, Vocabulary, ids_as_mask, num_words
+from slipstream_core.grammar import library
+from slipstream_core.grammar.library import (
+    GrammarError,
+    Vocabulary,
+    fill_masks,
+    ids_as_mask,
+    num_words,
+)
 from slipstream_core.grammar.rows import GrammarRows
 from slipstream_core.grammar.state import GrammarBroken, GrammarState
 from slipstream_core.grammar.tokenizer_file import find_tokenizer
@@ -34,9 +41,10 @@ def start(outputs: StructuredOutputs, ends: tuple[int, ...] = EOS) -> GrammarSta
 
 
 def allowed(state: GrammarState) -> set[int]:
-    mask = np.zeros(num_words(VOCAB_SIZE), np.int32)
-    state.fill(mask)
-    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
+    masks = np.zeros((1, num_words(VOCAB_SIZE)), np.int32)
+    fill_masks([(state.matcher, 0)] if state.matcher is not None else [], masks)
+    state.finish(masks[0])
+    return set(np.flatnonzero(np.unpackbits(masks.view(np.uint8), bitorder="little")).tolist())
 
 
 def text_of(ids: list[int]) -> str:
@@ -307,6 +315,28 @@ def test_what_the_grammar_does_not_allow_is_said_without_quoting_it() -> None:
     with pytest.raises(GrammarBroken, match="output token 1 ") as caught:
         state.take([*TOKENIZER.encode("y").ids, *TOKENIZER.encode("secret").ids])
     assert "secret" not in str(caught.value)
+
+
+def test_a_grammar_beyond_the_librarys_limits_is_named_as_such() -> None:
+    fields = {f"f{i}": {"type": "integer"} for i in range(3000)}  # any of them may come first
+    state = start(StructuredOutputs(json={"type": "object", "properties": fields}))
+    with pytest.raises(GrammarBroken, match=r"too complex to follow: .* items"):
+        state.take(TOKENIZER.encode("{").ids)
+
+
+def test_threads_fill_the_same_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    import llguidance
+
+    words = StructuredOutputs(regex="([a-z]{1,9} )*")
+    states = [start(words) for _ in range(9)]
+    for i, state in enumerate(states):
+        state.take(TOKENIZER.encode("a word or two " * i).ids[: 2 * i])
+    masks = [np.zeros((len(states), num_words(VOCAB_SIZE)), np.int32) for _ in range(2)]
+    for executor, filled in zip((None, llguidance.LLExecutor(2)), masks, strict=True):
+        monkeypatch.setattr(library, "_executor", lambda executor=executor: executor)
+        fill_masks([(state.matcher, i) for i, state in enumerate(states)], filled)
+    assert np.array_equal(*masks)
+    assert masks[0].any(axis=1).all()
 
 
 def test_rows_follow_their_histories_and_fail_alone() -> None:

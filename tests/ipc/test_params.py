@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from slipstream_ipc.codec import decode_params, encode_params
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.messages import ModelCard, SamplingParams
+from slipstream_ipc.messages import ModelCard, SamplingParams, StructuredOutputs
 from slipstream_ipc.params import (
     MAX_LOGPROBS,
     MAX_SEED,
@@ -93,7 +93,15 @@ WRONG_TYPES: dict[str, list[Any]] = {
     "logit_bias": [[1], {"a": 1.0}, {"1": 1.0}, {1: "1"}, {1: None}, {1.5: 1.0}],
     "allowed_token_ids": [1, "1", ["1"], [1.0], [None]],
     "bad_words": ["a", [1], [None], [["a"]]],
-    "structured_outputs": [1, "a", [], {"regex": 1}, {"choice": "a"}, {"jason": {}}],
+    "structured_outputs": [
+        StructuredOutputs(regex=1),
+        1,
+        "a",
+        [],
+        {"regex": 1},
+        {"choice": "a"},
+        {"jason": {}},
+    ],
 }
 
 GOOD_VALUES: dict[str, list[Any]] = {
@@ -142,7 +150,7 @@ def assert_names(error: BadRequest, field: str, value: Any) -> None:
     assert ", allowed: " in str(error)
     assert len(str(error)) < 400
     shown = repr(value)
-    assert shown[:20] in str(error) or isinstance(value, list | str | dict)
+    assert shown[:20] in str(error) or isinstance(value, list | str | dict | StructuredOutputs)
     assert (error.fault.code, error.fault.field) == ("bad_request", field)
     assert error.fault.message == str(error)
 

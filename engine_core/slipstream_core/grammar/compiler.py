@@ -101,7 +101,7 @@ class GrammarCompiler:
             if self._closing:
                 continue
             try:
-                done = Compiled(admit, self._state(admit))
+                done = Compiled(admit, self.start(admit))
             except GrammarBroken as error:
                 done = Compiled(admit, None, Fault("diverged", f"{_FIELD}: {error}", _FIELD))
             except GrammarError as error:
@@ -113,7 +113,11 @@ class GrammarCompiler:
             self._done.put(done)
             os.eventfd_write(self._done_fd, 1)
 
-    def _state(self, admit: Admit) -> GrammarState:
+    def start(self, admit: Admit) -> GrammarState:
+        """A registration's state, which has seen its outputs; in the thread, or without one.
+
+        Raises GrammarError, GrammarBroken.
+        """
         outputs = admit.params.structured_outputs
         assert outputs is not None
         if self._vocabulary is None:

@@ -11,17 +11,23 @@ Rules:
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from slipstream_ipc.errors import brief
 from slipstream_ipc.messages import StructuredOutputs
 from slipstream_ipc.structured import kind_of
 
 _JSON_DEFAULTS = {"whitespace_pattern": r" |\n[ \t]{0,40}"}
+_WORTH_THREADS = 4  # masks
+_MAX_THREADS = 16
 _ANY_OBJECT = '{"type": "object"}'
 
 
@@ -90,6 +96,33 @@ class Vocabulary:
                 except Exception as error:  # its converter from GBNF raises what it likes
                     raise GrammarError(str(error)) from error
         return text
+
+
+def fill_masks(matchers: Sequence[tuple[Any, int]], masks: npt.NDArray[np.int32]) -> None:
+    """Let each matcher fill its row of `masks` [G, words], which lies in one piece.
+
+    Several at once, on half of the cores, where there are enough of both. A matcher that fails says
+    so afterwards.
+    """
+    executor = _executor() if len(matchers) >= _WORTH_THREADS else None
+    if executor is None:
+        for matcher, row in matchers:
+            matcher.unsafe_compute_mask_ptr(masks[row].ctypes.data, masks[row].nbytes)
+    else:
+        executor.unsafe_compute_mask_ptr(
+            list(matchers), masks.ctypes.data, masks.strides[0], len(masks)
+        )
+
+
+@cache
+def _executor() -> Any | None:
+    """The library's threads, made when they are first wanted: one set for the process."""
+    num_threads = min(len(os.sched_getaffinity(0)) // 2, _MAX_THREADS)
+    if num_threads < 2:
+        return None
+    import llguidance
+
+    return llguidance.LLExecutor(num_threads)
 
 
 def ids_as_mask(ids: Any, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

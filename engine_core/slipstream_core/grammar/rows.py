@@ -6,19 +6,19 @@ compiled, who is in which step.
 Rules:
 - A state is brought up to its row's history when its mask is wanted.
 - One stream's trouble is its own: its mask allows everything, and it is named.
-- Masks of one step are filled one after another; each call of the library gives the interpreter's
-  lock up. (Its own pool of threads would compete with a model on the CPU for the cores.)
+- The library gives the interpreter's lock up while it fills masks.
 """
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.columns import NO_ROW
-from slipstream_core.grammar.library import num_words
+from slipstream_core.grammar.library import fill_masks, num_words
 from slipstream_core.grammar.state import GrammarBroken, GrammarState
 from slipstream_ipc.log import PagedLog
 
@@ -58,25 +58,39 @@ class GrammarRows:
         """
         masks = np.empty((len(rows), self._num_words), np.int32)
         broken: list[tuple[int, str]] = []
+        states: list[tuple[int, int, GrammarState]] = []
+        to_fill: list[tuple[Any, int]] = []
         for i, row in enumerate(rows.tolist()):
             if row == NO_ROW:
                 masks[i] = _EVERYTHING
                 continue
             try:
-                self._fill(row, masks[i])
-            except GrammarBroken as error:
-                broken.append((row, f"structured_outputs: {error}"))
-                masks[i] = _EVERYTHING
+                state = self._brought_up(row)
+                if state.matcher is not None:
+                    to_fill.append((state.matcher, i))
+                states.append((i, row, state))
             except Exception as error:
-                logger.exception("a grammar failed")
-                why = f"structured_outputs: {type(error).__name__} while its grammar was followed"
-                broken.append((row, why))
+                broken.append((row, _why(error)))
+                masks[i] = _EVERYTHING
+        fill_masks(to_fill, masks)
+        for i, row, state in states:
+            try:
+                state.finish(masks[i])
+            except Exception as error:
+                broken.append((row, _why(error)))
                 masks[i] = _EVERYTHING
         return masks, broken
 
-    def _fill(self, row: int, mask: Int32s) -> None:
+    def _brought_up(self, row: int) -> GrammarState:
         state, prompt_len = self._states[row]
         begin, end = prompt_len + state.num_taken, self._tokens.length(row)
         if begin < end:
             state.take(self._tokens.read(row, begin, end).tolist())
-        state.fill(mask)
+        return state
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, GrammarBroken):
+        return f"structured_outputs: {error}"
+    logger.error("a grammar failed", exc_info=error)
+    return f"structured_outputs: {type(error).__name__} while its grammar was followed"

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_ipc.errors import brief
+
 Int32s = npt.NDArray[np.int32]
 
 
@@ -49,21 +51,31 @@ class GrammarState:
             if token_id in self._end_ids:
                 self._is_over = True
             elif not self._matcher.consume_token(token_id):
-                place = f"output token {self.num_taken}"
-                raise GrammarBroken(f"the grammar does not allow {place} of the stream")
+                raise self._broken(f"does not allow output token {self.num_taken} of the stream")
             self.num_taken += 1
 
-    def fill(self, mask: Int32s) -> None:
-        """Write what may come next. Raises GrammarBroken where that is nothing.
+    def _broken(self, otherwise: str) -> GrammarBroken:
+        """What the library says of its limits; what it says of a token would quote it."""
+        why = self._matcher.get_error().partition("\n")[0]
+        if not why or "satisfy the grammar" in why:
+            return GrammarBroken(f"the grammar {otherwise}")
+        return GrammarBroken(brief(f"the grammar became too complex to follow: {why}"))
 
-        `mask` [ceil(vocab / 32)] lies in one piece.
+    @property
+    def matcher(self) -> Any | None:
+        """What is to fill the next mask; None where nothing but an end may follow."""
+        return None if self._is_over else self._matcher
+
+    def finish(self, mask: Int32s) -> None:
+        """Make of what the matcher has filled what may come next; without one, of nothing.
+
+        Raises GrammarBroken where that is no token at all.
         """
         if self._is_over:
             mask[:] = self._end_mask
             return
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._matcher.is_error():
-            raise GrammarBroken("the grammar became too complex to follow")
+            raise self._broken("cannot be followed")
         mask &= self._grammars_own
         if self._matcher.is_accepting():
             mask |= self._end_mask

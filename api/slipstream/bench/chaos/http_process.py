@@ -31,7 +31,7 @@ _PAUSE_S = 0.1  # before it asks again
 _OURS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids")
 _OURS_TOO = (
     *("include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens"),
-    "stream_interval",
+    *("stream_interval", "structured_outputs"),
 )
 
 

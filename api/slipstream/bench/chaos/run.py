@@ -23,6 +23,7 @@ from slipstream.bench.chaos.reference import undisturbed
 from slipstream.bench.chaos.report import ChaosResult, count
 from slipstream.bench.chaos.schedule import Place, Round, make_schedule
 from slipstream.bench.chaos.workload import ChaosRequest, Shape, make_requests
+from slipstream.demo import MODEL_PATH
 from slipstream.plan import SIMULATED
 from slipstream.stack import Stack
 from slipstream_ipc.messages import ModelCard
@@ -32,7 +33,7 @@ SERVER_EXITS = (  # whose gaps are the run's
     *("exit of worker", f"exit of worker{NO_SPARE}", "exit of core", f"exit of core{NO_SPARE}"),
     "burst",
 )
-_SIMULATED = "simulated:step_ms={},prefill_us=20,mode=chain"
+_SIMULATED = f"simulated:step_ms={{}},prefill_us=20,mode=chain,tokenizer={MODEL_PATH}"
 _STEP_MS = 25.0  # as long as it takes for all requests to last until all blows have fallen
 _CLIENT_TIMEOUT_S = 120.0
 
@@ -194,7 +195,13 @@ def _shape(options: Options, card: ModelCard) -> Shape:
         options.num_clients,
         "front" in options.kill + options.stop,
         card.vocab_size,
+        has_grammars=_has_grammars(options),
     )
+
+
+def _has_grammars(options: Options) -> bool:
+    model = options.model
+    return model is None or not model.startswith(SIMULATED) or "tokenizer=" in model
 
 
 def _clients(

@@ -29,6 +29,8 @@ from slipstream_worker.registration import register
 if TYPE_CHECKING:
     import torch
 
+    from slipstream.bench.chaos.grammar_masks import GrammarMasks
+
 TOLERANCE = 1e-4
 _POSITIONS = 128  # at a time: a row of logits may be large
 
@@ -50,6 +52,7 @@ class Teacher:
         from transformers import AutoModelForCausalLM
 
         self._card = card
+        self._grammars: GrammarMasks | None = None
         model = AutoModelForCausalLM.from_pretrained(card.path, dtype=torch.float32)
         self._model = model.eval()  # type: ignore[no-untyped-call]
 
@@ -63,6 +66,7 @@ class Teacher:
             return []
         submit = new_submit(request.prompt, request.params, stream_id=request.stream_id)
         admit = register(submit, pack_u32(list(prompt_ids)), b"", self._card)
+        allowed = self._allowed(admit, token_ids)
         with torch.inference_mode():
             hidden = torch.tensor([[*prompt_ids, *token_ids[:-1]]])
             logits = self._model(hidden, logits_to_keep=len(token_ids)).logits[0].float()
@@ -70,8 +74,19 @@ class Teacher:
             for begin in range(0, len(token_ids), _POSITIONS):
                 part = token_ids[begin : begin + _POSITIONS]
                 rows = logits[begin : begin + len(part)]
-                found += margins_of(rows, part, admit, len(prompt_ids), begin)
+                mask = None if allowed is None else allowed[begin : begin + len(part)]
+                found += margins_of(rows, part, admit, len(prompt_ids), begin, mask)
         return found
+
+    def _allowed(self, admit: Admit, token_ids: Sequence[int]) -> torch.Tensor | None:
+        """What the request's grammar lets each token be, bool [N, vocab], if it has one."""
+        if admit.params.structured_outputs is None:
+            return None
+        from slipstream.bench.chaos.grammar_masks import GrammarMasks
+
+        if self._grammars is None:
+            self._grammars = GrammarMasks(self._card)
+        return self._grammars.allowed(admit, token_ids)
 
 
 def margins_of(
@@ -80,10 +95,11 @@ def margins_of(
     admit: Admit,
     prompt_len: int,
     num_before: int,
+    grammar: torch.Tensor | None = None,
 ) -> list[float]:
     """Margins of N output tokens from the raw logits [N, vocab] at their places; pure.
 
-    num_before: outputs before the first of them.
+    num_before: outputs before the first of them. grammar: what it allows, bool [N, vocab].
     """
     import torch
 
@@ -95,6 +111,8 @@ def margins_of(
     allowed = logits.clone()
     num_masked = max(0, min(num, params.min_tokens - num_before))
     allowed[:num_masked, list(admit.stop_token_ids)] = -torch.inf
+    if grammar is not None:
+        allowed.masked_fill_(~grammar, -torch.inf)
     if params.temperature == 0:
         return _below(allowed, allowed, ids)
     scaled = allowed / max(params.temperature, 1e-5)

@@ -9,6 +9,8 @@ Rules:
 - Top-p and min-p come with a top-k that the sampler's candidates hold, so that one forward pass
   tells which token was right (`teacher`).
 - Requests over HTTP have a seed: their front draws the stream ids itself.
+- A grammar's answer ends by the model's own end, or by one that the request names: a simulated
+  model has none.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from slipstream.bench.datasets import as_words
 from slipstream.requests import Prompt
-from slipstream_ipc.messages import ChatMessage, SamplingParams
+from slipstream_ipc.messages import ChatMessage, SamplingParams, StructuredOutputs
 
 Via = Literal["client", "http"]
 Choice = TypeVar("Choice")
@@ -31,6 +33,26 @@ _LAST_ID = 999
 _WORDS = 60  # `as_words` knows more different ones
 _SIGNS = ("naïve café", "漢字とかな", "🙂🙃", "x := [1, 2]", "Ünïcödé")
 _STOPS = ("()", "ly ", "\n\n", "e o", "}", ". ", "ould", "zx")  # of random text: often to never
+_GRAMMARS = (
+    StructuredOutputs(
+        json={
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 40},
+                "sizes": {"type": "array", "items": {"type": "integer"}, "maxItems": 5},
+                "is_new": {"type": "boolean"},
+            },
+            "required": ["name", "sizes"],
+            "additionalProperties": False,
+        }
+    ),
+    StructuredOutputs(regex=r"([a-z]{2,8} [0-9]{3}[;,] ){3,30}"),
+    StructuredOutputs(choice=("yes, certainly", "no, not at all", "naïve 漢字 🙂")),
+    StructuredOutputs(grammar='start: "(" (word | start)* ")"\nword: /[a-z]{1,6}/ " "'),
+    StructuredOutputs(json_object=True),
+)
+_GRAMMAR_SHARE = 0.2
+_END_ID = 1  # of the bundled tokenizer, which writes nothing for it
 _HTTP_SHARE = 0.12
 _SLOW_SHARE = 0.1
 _LONG_PROMPT = 500  # tokens, more than one step takes beside others
@@ -67,7 +89,8 @@ class ChaosRequest(Struct, frozen=True):
 class Shape(Struct, frozen=True):
     """What a run's requests look like, all together.
 
-    min_len, max_len: of the outputs, in tokens. vocab_size: of the model.
+    min_len, max_len: of the outputs, in tokens. vocab_size: of the model. has_grammars: whether it
+    has a tokenizer that grammars can be compiled for.
     """
 
     num_requests: int
@@ -77,6 +100,7 @@ class Shape(Struct, frozen=True):
     has_http: bool
     vocab_size: int
     has_chat: bool = True
+    has_grammars: bool = False
 
 
 def make_requests(seed: int, shape: Shape) -> list[ChaosRequest]:
@@ -127,7 +151,7 @@ def _params(random: np.random.Generator, shape: Shape, *, is_http: bool) -> Samp
     has_stops, has_ids = random.random() < 0.5, random.random() < 0.2
     is_silent = not has_stops and not is_http and random.random() < 0.05
     last_id = min(_LAST_ID, shape.vocab_size - 1)
-    return SamplingParams(
+    params = SamplingParams(
         temperature=temperature,
         top_k=_pick(random, (5, 40)) if is_cut else 0,
         top_p=_pick(random, (1.0, 0.9)) if is_cut else 1.0,
@@ -147,6 +171,15 @@ def _params(random: np.random.Generator, shape: Shape, *, is_http: bool) -> Samp
         skip_special_tokens=random.random() < 0.8,
         detokenize=not is_silent,
         stream_interval=_pick(random, (1, 1, 1, 4, 16)),
+    )
+    if not shape.has_grammars or random.random() >= _GRAMMAR_SHARE:
+        return params
+    return structs.replace(
+        params,
+        structured_outputs=_pick(random, _GRAMMARS),
+        stop_token_ids=(_END_ID,),
+        ignore_eos=False,
+        min_tokens=0,
     )
 
 
