@@ -35,8 +35,8 @@ from slipstream_core.runner.loader import LoadedModel, load_model
 from slipstream_core.runner.native.kernels import kernels
 from slipstream_core.runner.plan import Logprobs, ModelInfo, StepFailed, StepPlan, StepResult
 from slipstream_core.runner.refusals import ModelLoadError
-from slipstream_core.runner.traced import Forward, eager, trace
 from slipstream_core.runner.sampler import RawLogprobs, sample
+from slipstream_core.runner.traced import Forward, eager, trace
 from slipstream_ipc.trace import Span, Tracer, open_tracer
 
 logger = logging.getLogger(__name__)
