@@ -40,6 +40,7 @@ _CORE_OPTIONS = (
     "kv_cache_gib",
     "num_blocks",
     "threads",
+    "native",
     "max_waiting",
     "step_timeout_s",
     "trust_remote_code",

@@ -14,6 +14,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     `served_model_name` is what clients are told; by default `model`.
     `kv_cache_gib` bounds the cache on the CPU; `num_blocks` overrides it (tests).
+    `native` lets a CPU compute float32 models with kernels of our own, where there is a C compiler,
+    and with a recording of the model's forward, where one can be made.
     `runtime_dir` is the stack's own folder: the core notes there which streams its steps compute,
     and where its predecessor `died_within` (an exception, a fatal signal that nobody sent), it
     reads what that one noted. None: nothing is noted.
@@ -35,6 +37,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kv_cache_gib: Annotated[float, Meta(gt=0)] = 1.0
     num_blocks: Positive | None = None
     threads: Positive | None = None
+    native: bool = True
     max_waiting: Positive = 16384
     step_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
     trust_remote_code: bool = False
