@@ -42,6 +42,7 @@ _CORE_OPTIONS = (
     "enable_prefix_caching",
     "num_blocks",
     "threads",
+    "native",
     "max_waiting",
     "step_timeout_s",
     "trust_remote_code",

@@ -74,6 +74,9 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     threads: Annotated[
         Annotated[int, Meta(ge=1)] | None, _about("threads that compute on the CPU")
     ] = None
+    native: Annotated[
+        bool, _about("on the CPU, in float32: kernels of our own and a recorded forward")
+    ] = True
     trust_remote_code: Annotated[
         bool, _about("let code from the model's folder run, with all that a program may do")
     ] = False

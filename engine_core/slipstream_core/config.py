@@ -16,6 +16,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `kv_cache_gib` bounds the cache on the CPU, `gpu_memory_utilization` is the share of what is
     free on a card once the model is loaded; `num_blocks` overrides both (tests).
     `enable_prefix_caching` lets requests share the blocks of equal beginnings.
+    `native` lets a CPU compute float32 models with kernels of our own, where there is a C compiler,
+    and with a recording of the model's forward, where one can be made.
     `runtime_dir` is the stack's own folder: the core notes there which streams its steps compute,
     and where its predecessor `died_within` (an exception, a fatal signal that nobody sent), it
     reads what that one noted. None: nothing is noted.
@@ -37,6 +39,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kv_cache_gib: Annotated[float, Meta(gt=0)] = 1.0
     num_blocks: Positive | None = None
     threads: Positive | None = None
+    native: bool = True
     max_waiting: Positive = 16384
     step_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
     trust_remote_code: bool = False

@@ -115,6 +115,7 @@ def test_every_option_reaches_a_process(tmp_path):
         "num_blocks": 99,
         "block_size": 32,
         "threads": 3,
+        "native": False,
         "trust_remote_code": True,
         "stream_interval": 5,
         "client_timeout_s": 1.5,

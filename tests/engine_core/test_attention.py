@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 from slipstream_core.runner import kv_cache
 from slipstream_core.runner.attention.cpu import CpuAttention, Scratch
 from slipstream_core.runner.attention.interface import AttentionParams, paged_attention
+from slipstream_core.runner.attention.native import NativeContext
 from slipstream_core.runner.context import ForwardContext
 from slipstream_core.runner.geometry import LayerGeometry
 from slipstream_core.runner.kv_cache import LayerCache
+from slipstream_core.runner.native.kernels import Kernels, kernels
 
 torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
 
@@ -57,7 +60,7 @@ CASES = st.builds(
 class Step:
     """A case made concrete: every sequence's keys and values, and this step's part of them."""
 
-    context: ForwardContext
+    context: Any  # an AttentionContext
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
@@ -65,7 +68,7 @@ class Step:
     expected: torch.Tensor
 
 
-def make_step(case: Case, num_layers: int = 1) -> Step:
+def make_step(case: Case, num_layers: int = 1, kernels: Kernels | None = None) -> Step:
     torch.manual_seed(case.seed)
     rng = np.random.default_rng(case.seed)
     num_heads = case.num_kv_heads * case.group
@@ -124,7 +127,19 @@ def make_step(case: Case, num_layers: int = 1) -> Step:
         blocks_per_bucket=case.blocks_per_bucket,
         scratch=Scratch(torch.float32, torch.device("cpu")),
     )
-    context = ForwardContext(layers, torch.cat(slots), attention)
+    context: Any = ForwardContext(layers, torch.cat(slots), attention)
+    if kernels is not None:
+        context = NativeContext(
+            kernels,
+            layers,
+            num_decodes=len(case.decode_lens),
+            query_lens=np.array(counts, np.int32),
+            kv_lens=kv_lens,
+            kv_slots=torch.cat(slots).numpy(),
+            block_tables=tables,
+            block_size=case.block_size,
+            scratch=Scratch(torch.float32, torch.device("cpu")),
+        )
     return Step(
         context, query, torch.cat(keys), torch.cat(values), params, torch.stack(expected).float()
     )
@@ -156,6 +171,66 @@ def test_equals_token_by_token(case: Case) -> None:
     for layer in (0, 1, 1):  # the step's masks and buckets serve every layer
         output = step.context.attend(layer, step.query, step.key, step.value, step.params)
         torch.testing.assert_close(output, step.expected, atol=2e-5, rtol=1e-4)
+
+
+needs_compiler = pytest.mark.skipif(kernels() is None, reason="there is no C compiler")
+
+
+@needs_compiler
+@given(CASES, st.booleans())
+@settings(deadline=None, max_examples=200)
+def test_the_kernel_equals_token_by_token(case: Case, turned: bool) -> None:
+    step = make_step(case, num_layers=2, kernels=kernels())
+    tensors = step.query, step.key, step.value
+    if turned:  # as models hand them over: heads first, in memory
+        tensors = tuple(t.transpose(0, 1).contiguous().transpose(0, 1) for t in tensors)  # type: ignore[assignment]
+    for layer in (0, 1, 1):
+        output = step.context.attend(layer, *tensors, step.params)
+        torch.testing.assert_close(output, step.expected, atol=2e-5, rtol=1e-4)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dim", [3, 12, 64, 80, 100])
+@pytest.mark.parametrize("lens", [[1], [33, 300, 70], [5] * 11])
+def test_the_kernel_takes_any_head_and_any_length(dim: int, lens: list[int]) -> None:
+    case = Case(3, 2, dim, dim + 1, 16, sorted(lens), [], 1000, None, None, False, 1)
+    step = make_step(case, kernels=kernels())
+    output = step.context.attend(0, step.query, step.key, step.value, step.params)
+    torch.testing.assert_close(output, step.expected, atol=2e-5, rtol=1e-4)
+
+
+@needs_compiler
+def test_the_kernel_reads_nothing_behind_a_row() -> None:
+    """So its blocks need not be cleared: what others left there may be no number at all."""
+    case = Case(2, 2, 16, 16, 16, [3, 17, 40], [(7, 5)], 20, None, None, False, 0)
+    step = make_step(case, kernels=kernels())
+    plain = make_step(case)
+    cache = step.context._layers[0]
+    written = torch.zeros(len(cache.keys), dtype=torch.bool)
+    tables, lens = step.context._columns[1:]
+    for table, length in zip(tables, lens, strict=True):
+        positions = np.arange(length)
+        written[table[positions // 16].astype(np.int64) * 16 + positions % 16] = True
+    cache.keys[~written] = torch.nan
+    cache.values[~written] = torch.nan
+    output = step.context.attend(0, step.query, step.key, step.value, step.params)
+    torch.testing.assert_close(output, plain.expected, atol=2e-5, rtol=1e-4)
+
+
+@needs_compiler
+def test_rows_may_share_blocks() -> None:
+    step = make_step(Case(2, 2, 16, 16, 4, [9, 9], [], 20, None, None, False, 0), kernels=kernels())
+    before = step.context.attend(0, step.query, step.key, step.value, step.params)
+    tables = step.context._columns[1]
+    shared = step.context._layers[0]
+    first, second = tables[:, 0].astype(np.int64) * 4
+    shared.keys[second : second + 4] = shared.keys[first : first + 4]
+    shared.values[second : second + 4] = shared.values[first : first + 4]
+    copied = step.context.attend(0, step.query, step.key, step.value, step.params)
+    tables[1, 0] = tables[0, 0]
+    named = step.context.attend(0, step.query, step.key, step.value, step.params)
+    assert torch.equal(copied, named)
+    assert not torch.equal(before, named)
 
 
 def test_layers_of_one_step_may_differ() -> None:

@@ -64,9 +64,11 @@ def llama_model(llama: Path) -> LoadedModel:
     return load_model(str(llama), device="cpu")
 
 
-@pytest.fixture
-def runner(llama_model: LoadedModel) -> Iterator[TorchRunner]:
-    runner = TorchRunner(llama_model, num_blocks=400, block_size=BLOCK, max_num_seqs=16)
+@pytest.fixture(params=[True, False], ids=["native", "torch"])
+def runner(llama_model: LoadedModel, request: pytest.FixtureRequest) -> Iterator[TorchRunner]:
+    runner = TorchRunner(
+        llama_model, num_blocks=400, block_size=BLOCK, max_num_seqs=16, native=request.param
+    )
     yield runner
     runner.close()
 
@@ -286,12 +288,15 @@ def test_what_others_left_in_the_cache_never_shows(
     assert [r.output for r in requests] == expected
 
 
-def test_sliding_window_equals_generate(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_sliding_window_equals_generate(
+    tmp_path_factory: pytest.TempPathFactory, native: bool
+) -> None:
     folder = save_model(tmp_path_factory.mktemp("mistral"), "mistral")
     expected = generate(folder, PROMPTS, NUM_TOKENS)
     model = load_model(str(folder), device="cpu")
     assert [layer.window for layer in model.geometry] == [7, 7, 7]
-    runner = TorchRunner(model, num_blocks=400, block_size=BLOCK, max_num_seqs=16)
+    runner = TorchRunner(model, num_blocks=400, block_size=BLOCK, max_num_seqs=16, native=native)
     requests = [Request(prompt, NUM_TOKENS) for prompt in PROMPTS]
     Driver(runner, budget=24).run(requests)
     runner.close()
@@ -460,7 +465,9 @@ def test_scratch_holds_a_row_longer_than_itself(
     llama_model: LoadedModel, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu, "SCRATCH_BYTES", 1024)
-    runner = TorchRunner(llama_model, num_blocks=400, block_size=BLOCK, max_num_seqs=16)
+    runner = TorchRunner(
+        llama_model, num_blocks=400, block_size=BLOCK, max_num_seqs=16, native=False
+    )
     request = Request(PROMPTS[5], NUM_TOKENS)
     Driver(runner).run([request])
     runner.close()

@@ -15,7 +15,8 @@ Rules:
   are the mapping itself; so such a file must not be rewritten in place while it is served (a new
   file under the old name does no harm). In another dtype each tensor is converted out of the
   mapping, whose clean pages the kernel takes back when it needs them; for another device the
-  parameters move one by one. Only experts are put together a layer at a time.
+  parameters move one by one. Only experts are put together a layer at a time. (What a runner
+  does with them later is its own: traced.py lays some anew, one by one.)
 """
 
 from __future__ import annotations

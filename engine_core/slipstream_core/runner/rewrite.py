@@ -22,9 +22,24 @@ from torch.fx import Graph, GraphModule, Node
 from slipstream_core.runner.attention.interface import AttentionContext, AttentionParams
 from slipstream_core.runner.native.kernels import Kernels
 
+AnyNode = Any  # torch.fx.Node, whose own annotations would want a cast at every argument
+
 _aten = torch.ops.aten
 _linear = torch.nn.functional.linear
 _SIZES = (_aten.view.default, _aten._unsafe_view.default, _aten.expand.default)
+
+# The same operators by the names that cost least to call: half of what a name in torch.ops does.
+_SHORT_NAMES = {
+    _aten.add.Tensor: torch.add,
+    _aten.cat.default: torch.cat,
+    _aten.mul.Tensor: torch.mul,
+    _aten.neg.default: torch.neg,
+    _aten.select.int: torch.select,
+    _aten.split_with_sizes.default: torch.split_with_sizes,
+    _aten.transpose.int: torch.transpose,
+    _aten.unsqueeze.default: torch.unsqueeze,
+    _aten.view.default: torch.Tensor.view,
+}
 _SLICES_TO_END = 2**63 - 1
 
 
@@ -105,21 +120,24 @@ def join(graph: GraphModule, kernels: Kernels) -> None:
     nodes.eliminate_dead_code()
     _join_weights(graph)
     nodes.eliminate_dead_code()
+    for node in nodes.nodes:
+        if node.op == "call_function" and not node.kwargs:
+            node.target = _SHORT_NAMES.get(node.target, node.target)
 
 
 def _is(node: Any, target: Any) -> bool:
     return isinstance(node, Node) and node.op == "call_function" and node.target is target
 
 
-def _shape(node: Node) -> tuple[int, ...]:
+def _shape(node: AnyNode) -> tuple[int, ...]:
     return tuple(node.meta["val"].shape)
 
 
-def _only_user(node: Node) -> Node | None:
+def _only_user(node: AnyNode) -> AnyNode:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _replace(nodes: Graph, old: Node, target: Any, arguments: tuple[Any, ...]) -> Node:
+def _replace(nodes: Graph, old: AnyNode, target: Any, arguments: tuple[Any, ...]) -> AnyNode:
     with nodes.inserting_before(old):
         new = nodes.call_function(target, arguments)
     new.meta = dict(old.meta)
@@ -127,7 +145,7 @@ def _replace(nodes: Graph, old: Node, target: Any, arguments: tuple[Any, ...]) -
     return new
 
 
-def _as_linear(nodes: Graph, node: Node) -> None:
+def _as_linear(nodes: Graph, node: AnyNode) -> None:
     """view, t, mm, view back: one call."""
     bias, (flat, turned) = None, node.args[-2:]
     if node.target is _aten.addmm.default:
@@ -139,10 +157,10 @@ def _as_linear(nodes: Graph, node: Node) -> None:
         return
     if back is None or not (_is(back, _aten._unsafe_view.default) or _is(back, _aten.view.default)):
         return
-    x, weight = flat.args[0], turned.args[0]  # type: ignore[union-attr]
+    x, weight = flat.args[0], turned.args[0]
     if not _is_weight(weight):
         return
-    if _shape(back) == (*_shape(x)[:-1], _shape(node)[-1]) and _shape(x)[-1] == _shape(flat)[-1]:  # type: ignore[arg-type]
+    if _shape(back) == (*_shape(x)[:-1], _shape(node)[-1]) and _shape(x)[-1] == _shape(flat)[-1]:
         _replace(nodes, back, _linear, (x, weight, bias))
 
 
@@ -150,65 +168,65 @@ def _is_weight(node: Any) -> bool:
     return isinstance(node, Node) and node.op == "get_attr"
 
 
-def _as_norm(graph: GraphModule, rsqrt: Node, kernels: Kernels) -> None:
+def _as_norm(graph: GraphModule, rsqrt: AnyNode, kernels: Kernels) -> None:
     """weight * (x * rsqrt(mean(x ** 2) + epsilon))."""
     added = rsqrt.args[0]
-    if not _is(added, _aten.add.Tensor) or not isinstance(added.args[1], float):  # type: ignore[union-attr]
+    if not _is(added, _aten.add.Tensor) or not isinstance(added.args[1], float):
         return
-    mean, epsilon = added.args  # type: ignore[union-attr]
-    if not _is(mean, _aten.mean.dim) or mean.args[1:] != ([-1], True):  # type: ignore[union-attr]
+    mean, epsilon = added.args
+    if not _is(mean, _aten.mean.dim) or mean.args[1:] != ([-1], True):
         return
-    power = mean.args[0]  # type: ignore[union-attr]
-    if not _is(power, _aten.pow.Tensor_Scalar) or power.args[1] != 2:  # type: ignore[union-attr]
+    power = mean.args[0]
+    if not _is(power, _aten.pow.Tensor_Scalar) or power.args[1] != 2:
         return
-    x, scaled = power.args[0], _only_user(rsqrt)  # type: ignore[union-attr]
-    if not _is(scaled, _aten.mul.Tensor) or set(scaled.args) != {x, rsqrt}:  # type: ignore[union-attr]
+    x, scaled = power.args[0], _only_user(rsqrt)
+    if not _is(scaled, _aten.mul.Tensor) or set(scaled.args) != {x, rsqrt}:
         return
-    product = _only_user(scaled)  # type: ignore[arg-type]
+    product = _only_user(scaled)
     if not _is(product, _aten.mul.Tensor):
         return
-    weight = next((each for each in product.args if each is not scaled), None)  # type: ignore[union-attr]
+    weight: AnyNode = next((each for each in product.args if each is not scaled), None)
     if not _is_weight(weight):
         return
-    tensor = getattr(graph, weight.target)  # type: ignore[union-attr]
-    if tensor.dim() == 1 and len(tensor) == _shape(x)[-1] and tensor.is_contiguous():  # type: ignore[arg-type]
-        _replace(graph.graph, product, kernels.rms_norm, (x, weight, epsilon))  # type: ignore[arg-type]
+    tensor = getattr(graph, weight.target)
+    if tensor.dim() == 1 and len(tensor) == _shape(x)[-1] and tensor.is_contiguous():
+        _replace(graph.graph, product, kernels.rms_norm, (x, weight, epsilon))
 
 
-def _with_product(nodes: Graph, silu: Node, kernels: Kernels) -> None:
+def _with_product(nodes: Graph, silu: AnyNode, kernels: Kernels) -> None:
     """silu(gate) * up, both [1, T, dim]."""
     product = _only_user(silu)
     if not _is(product, _aten.mul.Tensor):
         return
-    gate, up = silu.args[0], next((each for each in product.args if each is not silu), None)  # type: ignore[union-attr]
+    gate, up = silu.args[0], next((each for each in product.args if each is not silu), None)
     if not isinstance(up, Node) or not isinstance(gate, Node):
         return
     if _shape(up) == _shape(gate) and len(_shape(up)) == 3 and _shape(up)[0] == 1:
-        _replace(nodes, product, kernels.silu_mul, (gate, up))  # type: ignore[arg-type]
+        _replace(nodes, product, kernels.silu_mul, (gate, up))
 
 
-def _tokens_first(nodes: Graph, call: Node, place: int, kernels: Kernels) -> None:
+def _tokens_first(nodes: Graph, call: AnyNode, place: int, kernels: Kernels) -> None:
     """What attention gets, [1, T, heads, dim] turned, turned back and perhaps rotated between."""
     turned = call.args[place]
-    if not _is(turned, _aten.transpose.int) or turned.args[1:] != (0, 1):  # type: ignore[union-attr]
+    if not _is(turned, _aten.transpose.int) or turned.args[1:] != (0, 1):
         return
-    selected = turned.args[0]  # type: ignore[union-attr]
-    if not _is(selected, _aten.select.int) or selected.args[1:] != (0, 0):  # type: ignore[union-attr]
+    selected = turned.args[0]
+    if not _is(selected, _aten.select.int) or selected.args[1:] != (0, 0):
         return
-    source = selected.args[0]  # type: ignore[union-attr]
+    source = selected.args[0]
     rotation = _rotation(source)
     if rotation is not None:
         source = rotation[0]
-    if not _is(source, _aten.transpose.int) or source.args[1:] != (1, 2):  # type: ignore[union-attr]
+    if not _is(source, _aten.transpose.int) or source.args[1:] != (1, 2):
         return
     with nodes.inserting_before(call):
-        plain = nodes.call_function(_aten.select.int, (source.args[0], 0, 0))  # type: ignore[union-attr]
+        plain = nodes.call_function(_aten.select.int, (source.args[0], 0, 0))
         if rotation is not None:
             plain = nodes.call_function(kernels.rotate, (plain, *rotation[1:]))
     call.update_arg(place, plain)
 
 
-def _rotation(node: Any) -> tuple[Node, Node, Node] | None:
+def _rotation(node: Any) -> tuple[AnyNode, AnyNode, AnyNode] | None:
     """x, cos, sin where node is x * cos + cat(-x's second half, x's first half) * sin."""
     if not _is(node, _aten.add.Tensor) or len(node.args) != 2 or node.kwargs:
         return None
@@ -240,7 +258,7 @@ def _join_weights(graph: GraphModule) -> None:
     """Products of one input become one; wide matrices are laid by column."""
     nodes = graph.graph
     shared = _shared(graph)
-    groups: dict[Node, list[Node]] = defaultdict(list)
+    groups: dict[Any, list[AnyNode]] = defaultdict(list)
     for node in nodes.find_nodes(op="call_function", target=_linear):
         groups[node.args[0]].append(node)
     for x, members in groups.items():
@@ -255,7 +273,7 @@ def _join_weights(graph: GraphModule) -> None:
 
 def _shared(graph: GraphModule) -> set[str]:
     """Names of weights that are used in more than one way or place."""
-    nodes_of: dict[int, list[Node]] = defaultdict(list)
+    nodes_of: dict[int, list[AnyNode]] = defaultdict(list)
     for node in graph.graph.nodes:
         if node.op == "get_attr":
             nodes_of[getattr(graph, node.target).data_ptr()].append(node)
@@ -267,7 +285,7 @@ def _shared(graph: GraphModule) -> set[str]:
     }
 
 
-def _join_products(graph: GraphModule, x: Node, members: list[Node]) -> None:
+def _join_products(graph: GraphModule, x: AnyNode, members: list[AnyNode]) -> None:
     sizes = [_shape(node)[-1] for node in members]
     matrix = _lay(graph, [node.args[1].target for node in members])
     name = f"joined_{members[0].args[1].target}"
@@ -284,7 +302,7 @@ def _join_products(graph: GraphModule, x: Node, members: list[Node]) -> None:
 
 def _lay(graph: GraphModule, names: list[str]) -> torch.Tensor:
     """Make one matrix of these weights [n, k], of which they become views."""
-    weights = [getattr(graph, name) for name in names]
+    weights: list[torch.Tensor] = [getattr(graph, name) for name in names]
     num_outputs, num_inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
     if len(weights) == 1 and num_outputs <= num_inputs:
         return weights[0]

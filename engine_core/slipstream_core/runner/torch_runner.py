@@ -84,6 +84,7 @@ def load_runner(config: CoreConfig) -> TorchRunner:
         max_num_seqs=config.max_num_seqs,
         threads=threads,
         tracer=open_tracer(config.trace, "device"),
+        native=config.native,
     )
 
 

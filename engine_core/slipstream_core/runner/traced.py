@@ -16,9 +16,10 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -38,7 +39,9 @@ _KEPT = 127  # prime too
 _TRIALS = (1, 3, 40)  # tokens
 _TOLERANCE = 1e-4  # of the largest logit: sums are taken in another order
 
-_LIBRARY = torch.library.Library("slipstream", "FRAGMENT")  # a name for attention in a recording
+# a name for attention in a recording; torch's annotations leave these out
+_library: Any = torch.library
+_LIBRARY = _library.Library("slipstream", "FRAGMENT")
 _LIBRARY.define(
     "attend(Tensor query, Tensor key, Tensor value, int layer, float scale, int? window, "
     "float? softcap, Tensor? sinks) -> Tensor"
@@ -124,7 +127,7 @@ def trace(module: Any, kernels: Kernels, vocab_size: int) -> Forward | None:
 
 def _record(forward: Forward) -> torch.fx.GraphModule:
     recorder = _Recorder()
-    with torch.no_grad():
+    with _quiet(), torch.no_grad():
         graph: torch.fx.GraphModule = make_fx(
             lambda ids, positions, keep: forward(ids, positions, keep, recorder),
             tracing_mode="fake",
@@ -135,6 +138,18 @@ def _record(forward: Forward) -> torch.fx.GraphModule:
             torch.arange(_KEPT),
         )
     return graph
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the traceback that torch logs where an operator has no fake form."""
+    talker = logging.getLogger("torch._subclasses.fake_tensor")
+    level = talker.level
+    talker.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        talker.setLevel(level)
 
 
 def _compile(graph: torch.fx.GraphModule) -> Forward:

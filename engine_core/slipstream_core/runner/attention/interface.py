@@ -61,7 +61,7 @@ class AttentionContext(Protocol):
         """Store T tokens' keys and values, attend with their queries.
 
         query [T, num_heads, key_dim], key [T, num_kv_heads, key_dim], value [T, num_kv_heads,
-        value_dim]; returns [T, num_heads, value_dim].
+        value_dim]; returns [T, num_heads, value_dim], dense: recorded forwards rely on it.
         """
 
 

@@ -21,7 +21,7 @@ import torch
 from slipstream_core.runner.attention.cpu import CpuAttention, Scratch
 from slipstream_core.runner.attention.interface import AttentionParams
 from slipstream_core.runner.kv_cache import LayerCache
-from slipstream_core.runner.native.kernels import Decode, Kernels
+from slipstream_core.runner.native.kernels import Decode, Kernels, dense_rows
 from slipstream_core.runner.plan import Int32s, Int64s
 
 
@@ -82,7 +82,7 @@ class NativeContext:
     ) -> torch.Tensor:
         """Store, then attend; shapes as in AttentionContext.attend."""
         cache = self._layers[layer]
-        query, key, value = _with_dense_rows(query), _with_dense_rows(key), _with_dense_rows(value)
+        query, key, value = dense_rows(query), dense_rows(key), dense_rows(value)
         num_tokens, num_heads, key_dim = query.shape
         num_kv_heads, value_dim = value.shape[1:]
         output = query.new_empty(num_tokens, num_heads, value_dim)
@@ -106,7 +106,3 @@ class NativeContext:
             rest = slice(self._num_decodes, None)
             output[rest] = self._chunks.attend(query[rest], key[rest], value[rest], cache, params)
         return output
-
-
-def _with_dense_rows(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

@@ -66,7 +66,17 @@ class Kernels:
         self._silu_mul = holding.slipstream_silu_mul
         self._silu_mul.argtypes = (_Pointer, _Int, _Pointer, _Int, _Pointer, _Int, _Int)
         self._rotate = holding.slipstream_rotate
-        self._rotate.argtypes = (*[_Pointer, _Int, _Int], *[_Pointer] * 3, *[_Int] * 3)
+        self._rotate.argtypes = (
+            _Pointer,
+            _Int,
+            _Int,
+            _Pointer,
+            _Pointer,
+            _Pointer,
+            _Int,
+            _Int,
+            _Int,
+        )
         for function in (self._rms_norm, self._silu_mul, self._rotate):
             function.restype = None
 
@@ -88,6 +98,7 @@ class Kernels:
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up, both [1, rows, dim] with any row stride."""
+        gate, up = dense_rows(gate), dense_rows(up)
         _, rows, dim = gate.shape
         output = gate.new_empty(1, rows, dim)
         self._silu_mul(
@@ -102,7 +113,8 @@ class Kernels:
         return output
 
     def rotate(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-        """x * cos + rotate_half(x) * sin; x [T, heads, dim] by strides, cos, sin [T, dim] dense."""
+        """x * cos + rotate_half(x) * sin; x [T, heads, dim], cos and sin [..., T, dim]."""
+        x, cosines, sines = dense_rows(x), dense(cosines), dense(sines)
         tokens, heads, dim = x.shape
         output = x.new_empty(tokens, heads, dim)
         self._rotate(
@@ -122,6 +134,11 @@ class Kernels:
 def dense(x: torch.Tensor) -> torch.Tensor:
     """The same values without gaps."""
     return x if x.is_contiguous() else x.contiguous()
+
+
+def dense_rows(x: torch.Tensor) -> torch.Tensor:
+    """The same values, with stride 1 in the last dimension."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 @functools.cache
