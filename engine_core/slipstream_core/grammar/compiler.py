@@ -32,7 +32,7 @@ from slipstream_ipc.structured import kind_of
 
 logger = logging.getLogger(__name__)
 
-_MAX_KEPT = 256
+_MAX_KEPT = 64
 _MAX_KEPT_BYTES = 2**22
 _FIELD = "structured_outputs"
 

@@ -26,6 +26,7 @@ from slipstream_ipc.messages import StructuredOutputs
 from slipstream_ipc.structured import kind_of
 
 _JSON_DEFAULTS = {"whitespace_pattern": r" |\n[ \t]{0,40}"}
+_MAX_LEXER_STATES = 50_000  # of one grammar, 1 to 2 KB each
 _WORTH_THREADS = 4  # masks
 _MAX_THREADS = 16
 _ANY_OBJECT = '{"type": "object"}'
@@ -69,7 +70,8 @@ class Vocabulary:
             text = self._text(kind, outputs)
         except (ValueError, RecursionError) as error:
             raise GrammarError(_first_of(error)) from error
-        matcher = self._lib.LLMatcher(self._tokenizer, text, log_level=0)
+        limits = self._lib.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES)
+        matcher = self._lib.LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(_first_of(matcher.get_error()))
         matcher.compute_bitmask()  # the first one is the dearest
