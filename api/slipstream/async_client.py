@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from slipstream.bells import LoopBell
-from slipstream.client import DEFAULT_TIMEOUT_S, close_with, open_io
+from slipstream.client import DEFAULT_TIMEOUT_S, close_with, open_io, refuse_for_several
 from slipstream.client_io import ClientIO
 from slipstream.endpoints import server_endpoint
 from slipstream.errors import ConnectionLostError, RequestError
@@ -30,6 +30,7 @@ from slipstream.reading import (
     new_states,
     params_for_each,
     resumed_state,
+    with_others,
 )
 from slipstream.requests import Prompt, checked_params
 from slipstream.stream_table import StreamState
@@ -212,10 +213,15 @@ class AsyncClient:
         cache_salt: str | None = None,
         **options: Any,
     ) -> Completion:
-        """Run one request to its end. Arguments and errors: see `Client.stream`."""
-        opened = self._open(
-            prompt, params, "final", label, priority, stream_id, cache_salt, options
-        )
+        """Run one request to its end. Arguments and errors: see `Client.generate`."""
+        checked = checked_params(params, options)
+        if checked.n > 1:
+            refuse_for_several(label, stream_id)
+            [found] = await self.generate_many(
+                [prompt], checked, priority=priority, cache_salt=cache_salt
+            )
+            return found
+        opened = self._open(prompt, checked, "final", label, priority, stream_id, cache_salt, {})
         async with opened as stream:
             return await _completion(stream)
 
@@ -245,7 +251,7 @@ class AsyncClient:
 
         tasks = [asyncio.ensure_future(run(state)) for state in states]
         try:
-            return await asyncio.gather(*tasks)
+            return with_others(await asyncio.gather(*tasks), every)
         finally:
             for task in tasks:
                 task.cancel()

@@ -30,6 +30,7 @@ from slipstream.reading import (
     new_states,
     params_for_each,
     resumed_state,
+    with_others,
 )
 from slipstream.requests import Prompt, checked_params
 from slipstream.stream_table import StreamState
@@ -248,10 +249,18 @@ class Client:
         cache_salt: str | None = None,
         **options: Any,
     ) -> Completion:
-        """Run one request to its end. Arguments and errors are those of `stream`."""
-        opened = self._open(
-            prompt, params, "final", label, priority, stream_id, cache_salt, options
-        )
+        """Run one request to its end. Arguments and errors are those of `stream`.
+
+        n: several answers, which are the `choices` of the completion.
+        """
+        checked = checked_params(params, options)
+        if checked.n > 1:
+            refuse_for_several(label, stream_id)
+            [found] = self.generate_many(
+                [prompt], checked, priority=priority, cache_salt=cache_salt
+            )
+            return found
+        opened = self._open(prompt, checked, "final", label, priority, stream_id, cache_salt, {})
         with opened as stream:
             while not stream._state.is_over:
                 stream._wait()
@@ -267,10 +276,11 @@ class Client:
         on_done: Callable[[Completion], None] | None = None,
         **options: Any,
     ) -> list[Completion]:
-        """Run many requests to their ends; completions in the order of the prompts.
+        """Run many requests to their ends; completions in the order of the prompts, one to each:
+        where `n` are asked for, they are its `choices`.
 
         params: one for all, or one for each; or fields as keyword options, for all.
-        on_done: called with each completion as it comes, in the calling thread.
+        on_done: called with each answer as it comes, in the calling thread.
 
         Raises: as `stream`; the first error aborts the others.
         """
@@ -295,7 +305,8 @@ class Client:
         finally:
             for stream in running.values():
                 stream.close()
-        return [completions[index] for index in range(len(completions))]
+        answers = [completions[index] for index in range(len(completions))]
+        return with_others(answers, every)
 
     def stream_many(
         self,
@@ -306,7 +317,9 @@ class Client:
         cache_salt: str | None = None,
         **options: Any,
     ) -> Streams:
-        """Run many requests and read them together: iterate for (index of the prompt, delta).
+        """Run many requests and read them together: iterate for (index of the answer, delta).
+
+        The answers are counted prompt by prompt, and are as many as `n` says to each.
 
         Deltas come in the order they arrive in, each stream's own in theirs; the last one of a
         stream has a finish_reason. This costs a third of what a `Stream` to each request does.
@@ -334,6 +347,13 @@ def open_io(endpoint: Endpoint, timeout_s: float, trace: str | None = None) -> C
         raise bad_request(BadRequest("timeout_s", timeout_s, "a number of seconds > 0"))
     tracer = open_tracer(trace, "client")
     return ClientIO(endpoint.address, timeout_s, tracer, access=endpoint.access)
+
+
+def refuse_for_several(label: str | None, stream_id: str | None) -> None:
+    """BadRequestError for what names one stream, where there are several."""
+    for field, value in (("label", label), ("stream_id", stream_id)):
+        if value is not None:
+            raise bad_request(BadRequest(field, value, "None where n is more than 1"))
 
 
 def close_with(client: object, io: ClientIO) -> weakref.finalize[..., object]:

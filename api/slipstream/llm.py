@@ -35,7 +35,7 @@ _STREAM_INTERVAL = 64  # nobody reads along, so the answers travel in large piec
 
 
 class CompletionOutput(msgspec.Struct, frozen=True):
-    """An answer. `index`: which of its prompt's answers; there is one to each, so 0."""
+    """An answer. `index`: which of its prompt's answers, of which `n` were asked for."""
 
     index: int
     text: str
@@ -46,7 +46,7 @@ class CompletionOutput(msgspec.Struct, frozen=True):
 
 
 class RequestOutput(msgspec.Struct, frozen=True):
-    """A prompt and its answer. `prompt` is None where it was not given as text."""
+    """A prompt and its answers. `prompt` is None where it was not given as text."""
 
     request_id: str
     prompt: str | None
@@ -123,7 +123,10 @@ class LLM:
         coarse = _coarse(SamplingParams() if params is None else params)
         begin, num_tokens = time.monotonic(), 0
         with tqdm(
-            total=len(prompts), desc="prompts", dynamic_ncols=True, disable=not use_tqdm
+            total=_num_answers(len(prompts), coarse),
+            desc="answers",
+            dynamic_ncols=True,
+            disable=not use_tqdm,
         ) as bar:
 
             def on_done(completion: Completion) -> None:
@@ -145,6 +148,13 @@ class LLM:
         ]
 
 
+def _num_answers(num_prompts: int, params: Any) -> int:
+    """How many are to come; whatever is no params is the client's to refuse."""
+    if isinstance(params, Sequence):
+        return sum(getattr(each, "n", 1) for each in params)
+    return num_prompts * getattr(params, "n", 1)
+
+
 def _is_one_prompt(prompts: Any) -> bool:
     if isinstance(prompts, str | np.ndarray):
         return True
@@ -162,17 +172,20 @@ def _coarse(params: Any) -> Any:
 
 
 def _output(request_id: str, prompt: object, completion: Completion) -> RequestOutput:
-    answer = CompletionOutput(
-        0,
-        completion.text,
-        completion.token_ids,
-        completion.logprobs,
-        completion.finish_reason,
-        completion.stop_reason,
-    )
+    answers = [
+        CompletionOutput(
+            index,
+            each.text,
+            each.token_ids,
+            each.logprobs,
+            each.finish_reason,
+            each.stop_reason,
+        )
+        for index, each in enumerate(completion.choices)
+    ]
     return RequestOutput(
         request_id,
         prompt if isinstance(prompt, str) else None,
         completion.prompt_token_ids,
-        [answer],
+        answers,
     )

@@ -82,7 +82,7 @@ class Delta(Struct, frozen=True, gc=False, eq=False, repr_omit_defaults=True):
 
 
 class Completion(Struct, frozen=True, eq=False):
-    """A whole answer. Slipstream makes these.
+    """A whole answer; where several were asked for, the first of them. Slipstream makes these.
 
     id: the stream's id, 32 hexadecimal digits. label: the caller's own name for the request.
     """
@@ -92,6 +92,12 @@ class Completion(Struct, frozen=True, eq=False):
     text: str
     _whole: Delta
     _prompt_ids: bytes
+    _others: tuple[Completion, ...] = ()
+
+    @property
+    def choices(self) -> tuple[Completion, ...]:
+        """All `n` answers to the prompt, this one first."""
+        return (self, *self._others)
 
     @property
     def num_tokens(self) -> int:

@@ -7,6 +7,7 @@ threads, event loops, the wire.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -14,7 +15,13 @@ import msgspec
 from slipstream.client_io import ClientIO
 from slipstream.errors import BadRequestError, bad_request
 from slipstream.outputs import Completion, Delta, Position, end_of, join
-from slipstream.requests import Prompt, checked_params, new_resume, new_submit
+from slipstream.requests import (
+    Prompt,
+    checked_params,
+    new_resume,
+    new_submit,
+    params_of_answers,
+)
 from slipstream.stream_table import StreamState
 from slipstream_ipc.columns import u32
 from slipstream_ipc.errors import BadRequest
@@ -206,20 +213,33 @@ def new_states(
     kind: OutputKind = "final",
     cache_salt: str | None = None,
 ) -> list[StreamState]:
-    """Streams, one for each prompt. `params`: checked ones, as many.
+    """Streams, for each prompt as many as its params ask for. `params`: checked ones, as many.
 
     Raises: BadRequestError, which says which prompt is meant.
     """
     states: list[StreamState] = []
-    for prompt, each in zip(prompts, params, strict=True):
+    for index, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
         try:
-            states.append(
-                new_state(io, prompt, each, kind=kind, priority=priority, cache_salt=cache_salt)
-            )
+            states += [
+                new_state(io, prompt, one, kind=kind, priority=priority, cache_salt=cache_salt)
+                for one in params_of_answers(each)
+            ]
         except BadRequestError as error:
-            message = f"prompts[{len(states)}]: {error.fault.message}"
+            message = f"prompts[{index}]: {error.fault.message}"
             raise BadRequestError(msgspec.structs.replace(error.fault, message=message)) from None
     return states
+
+
+def with_others(
+    answers: Sequence[Completion], params: Sequence[SamplingParams]
+) -> list[Completion]:
+    """One completion to a prompt, where `answers` are those of all prompts, `n` to each."""
+    rest = iter(answers)
+    found = []
+    for each in params:
+        first, *others = islice(rest, each.n)
+        found.append(msgspec.structs.replace(first, _others=tuple(others)) if others else first)
+    return found
 
 
 def params_for_each(

@@ -77,6 +77,17 @@ def checked_params(params: SamplingParams | None, options: Mapping[str, Any]) ->
     return found
 
 
+def params_of_answers(params: SamplingParams) -> list[SamplingParams]:
+    """Of each of a prompt's `n` answers. `params`: checked ones."""
+    if params.n == 1:
+        return [params]
+    one = msgspec.structs.replace(params, n=1)
+    if params.seed is None:
+        return [one] * params.n
+    seeds = [(params.seed + index + 2**63) % 2**64 - 2**63 for index in range(params.n)]
+    return [msgspec.structs.replace(one, seed=seed) for seed in seeds]
+
+
 def new_submit(
     prompt: Prompt,
     params: SamplingParams,
@@ -99,6 +110,9 @@ def new_submit(
             raise BadRequest("label", label, "a string, or None")
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise BadRequest("priority", priority, "a 32-bit integer; lower runs first")
+        if params.n != 1:
+            allowed = "1 for a stream; `generate`, `generate_many` and `stream_many` take more"
+            raise BadRequest("n", params.n, allowed)
         check_label(label or "", priority)
         if not isinstance(cache_salt, str | None):
             raise BadRequest("cache_salt", type(cache_salt).__name__, "a string, or None")

@@ -104,6 +104,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     allowed_token_ids: nothing else is sampled; no stop id either that is not among them.
     bad_words: strings whose tokens are not output in a row, with a blank in front or without.
     structured_outputs: what the answer is made to look like; None is anything.
+    n: answers to the prompt, each a stream of its own; the i-th has the seed `seed` + i. Clients
+    ask for them one by one, so in a Submit it is 1.
     """
 
     temperature: float = 1.0
@@ -128,6 +130,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] | None = None
     structured_outputs: StructuredOutputs | None = None
+    n: int = 1
 
 
 class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):

@@ -27,6 +27,7 @@ from slipstream_ipc.structured import check_structured
 from slipstream_ipc.token_rules import check_known_ids, check_token_params, unpack_words
 
 MAX_LOGPROBS = 20
+MAX_N = 128
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
@@ -72,6 +73,7 @@ def check_params(params: SamplingParams) -> None:
     if params.logprobs is not None:
         allowed = f"an integer in [0, {MAX_LOGPROBS}], or None"
         _integer("logprobs", params.logprobs, 0, MAX_LOGPROBS, allowed)
+    _integer("n", params.n, 1, MAX_N, f"an integer in [1, {MAX_N}]")
     _integer("stream_interval", params.stream_interval, 1, 2**31 - 1, "an integer >= 1")
     _check_stops(params)
     check_token_params(params)

@@ -41,6 +41,8 @@ def check_submit(submit: Submit) -> SamplingParams:
     check_cache_salt(submit.cache_salt)
     params = decode_params(submit.params)
     check_params(params)
+    if params.n != 1:
+        raise BadRequest("n", params.n, "1: a stream is one answer")
     given = (submit.text is not None) + bool(submit.token_ids) + bool(submit.messages)
     if given != 1:
         raise BadRequest("prompt", f"{given} prompts", "one of text, token_ids and messages")

@@ -17,6 +17,7 @@ from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import ModelCard, SamplingParams, StructuredOutputs
 from slipstream_ipc.params import (
     MAX_LOGPROBS,
+    MAX_N,
     MAX_SEED,
     MAX_STOP_CHARS,
     MAX_STOP_TOKEN_IDS,
@@ -68,6 +69,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     ],
     "allowed_token_ids": [[], [-1], [0, 2**32], [1] * (MAX_ALLOWED_TOKEN_IDS + 1)],
     "bad_words": [[""], ["a", ""], ["a"] * (MAX_BAD_WORDS + 1), ["a" * (MAX_BAD_WORD_CHARS + 1)]],
+    "n": [0, -1, MAX_N + 1],
     "structured_outputs": [{}, {"json_object": False}, {"regex": "a", "choice": ["b"]}],
 }
 
@@ -93,6 +95,7 @@ WRONG_TYPES: dict[str, list[Any]] = {
     "logit_bias": [[1], {"a": 1.0}, {"1": 1.0}, {1: "1"}, {1: None}, {1.5: 1.0}],
     "allowed_token_ids": [1, "1", ["1"], [1.0], [None]],
     "bad_words": ["a", [1], [None], [["a"]]],
+    "n": ["1", None, 1.5, [1]],
     "structured_outputs": [
         StructuredOutputs(regex=1),
         1,
@@ -126,6 +129,7 @@ GOOD_VALUES: dict[str, list[Any]] = {
     "logit_bias": [None, {}, {0: -100, 2**32 - 1: 100.0}],
     "allowed_token_ids": [None, [0], [5, 2**32 - 1], [2**32 - 1] * MAX_ALLOWED_TOKEN_IDS],
     "bad_words": [None, [], ["a", " b"], ["é" * MAX_BAD_WORD_CHARS] * MAX_BAD_WORDS],
+    "n": [1, 2, MAX_N],
     "structured_outputs": [None, {"json": {"type": "null"}}, {"choice": ["a"]}, {"regex": "a+"}],
 }
 
@@ -179,7 +183,7 @@ def test_every_field_is_tested() -> None:
     assert set(WRONG_TYPES) == set(GOOD_VALUES) == set(SamplingParams.__struct_fields__)
 
 
-@pytest.mark.parametrize("name", ["temprature", "", "n", "Temperature", "__class__"])
+@pytest.mark.parametrize("name", ["temprature", "", "N", "Temperature", "__class__"])
 def test_an_unknown_name_is_answered_with_all_there_are(name: str) -> None:
     with pytest.raises(BadRequest) as caught:
         params_from({"top_k": 1, name: 3})

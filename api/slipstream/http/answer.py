@@ -111,7 +111,8 @@ class _Running:
     def usage(self) -> Usage:
         """Of all streams; they have ended."""
         states = self.ask.states
-        num_prompt = sum(len(state.prompt_ids or b"") // 4 for state in states)
+        once = states[:: len(states) // self.ask.num_prompts]  # of a prompt's answers, the first
+        num_prompt = sum(len(state.prompt_ids or b"") // 4 for state in once)
         num_output = sum(state.end.num_tokens for state in states if state.end is not None)
         return Usage(num_prompt, num_output, num_prompt + num_output)
 

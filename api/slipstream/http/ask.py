@@ -43,6 +43,7 @@ _SAMPLING = (
     "allowed_token_ids",
     "bad_words",
     "structured_outputs",
+    "n",
 )
 
 
@@ -81,6 +82,7 @@ class Ask:
     is_stream: bool
     with_usage: bool  # at a stream's end
     num_logprobs: int | None  # the likeliest so many, beside the sampled one
+    num_prompts: int = 1  # that the streams answer, as many each
     param_names: dict[str, str] = field(default_factory=dict)  # the caller's, by ours
 
     @property

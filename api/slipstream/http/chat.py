@@ -24,7 +24,7 @@ from slipstream.http.responses import (
     Logprobs,
 )
 from slipstream.http.token_texts import TokenTexts
-from slipstream.requests import new_submit
+from slipstream.requests import new_submit, params_of_answers
 from slipstream.stream_table import StreamState
 from slipstream_ipc.messages import ChatMessage as Turn
 from slipstream_ipc.messages import ModelCard
@@ -52,14 +52,17 @@ def ask_chat(body: ChatRequest, model: ModelCard) -> Ask:
     if not body.messages:
         raise bad_field("messages", "messages: got none, allowed: one or more")
     turns = tuple(_turn(index, message) for index, message in enumerate(body.messages))
-    submit = new_submit(
-        turns, params, priority=body.priority or 0, cache_salt=body.cache_salt, model=model
-    )
+    submits = [
+        new_submit(
+            turns, each, priority=body.priority or 0, cache_salt=body.cache_salt, model=model
+        )
+        for each in params_of_answers(params)
+    ]
     return Ask(
-        id=f"chatcmpl-{submit.stream_id.hex()}",
+        id=f"chatcmpl-{submits[0].stream_id.hex()}",
         model=model.name,
         created=int(time.time()),
-        states=[StreamState(submit, wants_whole=not body.stream)],
+        states=[StreamState(submit, wants_whole=not body.stream) for submit in submits],
         shape=ChatShape(),
         is_stream=bool(body.stream),
         with_usage=wants_usage(body),

@@ -19,11 +19,12 @@ from slipstream.http.logprobs import TextPlace, completion_logprobs
 from slipstream.http.requests import CompletionRequest
 from slipstream.http.responses import Choice, CompletionChoice, Logprobs
 from slipstream.http.token_texts import TokenTexts
-from slipstream.requests import Prompt, new_submit
+from slipstream.requests import Prompt, new_submit, params_of_answers
 from slipstream.stream_table import StreamState
 from slipstream_ipc.messages import ModelCard
 
 MAX_PROMPTS = 1024  # of one request
+MAX_ANSWERS = 4096  # to all of them
 _DEFAULT_MAX_TOKENS = 16
 _KINDS = "text, token ids, or a list of several of either"
 _PARAM_NAMES = {"prompt_token_ids": "prompt"}
@@ -43,18 +44,23 @@ def ask_completion(body: CompletionRequest, model: ModelCard) -> Ask:
     params = sampling_params(
         body, model.default_sampling, max_tokens=max_tokens, num_logprobs=body.logprobs
     )
+    prompts, answers = _prompts(body.prompt), params_of_answers(params)
+    if len(prompts) * len(answers) > MAX_ANSWERS:
+        given = f"{len(prompts)} prompts with {len(answers)} answers each"
+        raise bad_field("n", f"n: got {given}, allowed: {MAX_ANSWERS} answers in all")
     states = [
         StreamState(
             new_submit(
                 prompt,
-                params,
+                each,
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
                 model=model,
             ),
             wants_whole=not body.stream,
         )
-        for prompt in _prompts(body.prompt)
+        for prompt in prompts
+        for each in answers
     ]
     return Ask(
         id=f"cmpl-{states[0].stream_id.hex()}",
@@ -65,6 +71,7 @@ def ask_completion(body: CompletionRequest, model: ModelCard) -> Ask:
         is_stream=bool(body.stream),
         with_usage=wants_usage(body),
         num_logprobs=body.logprobs,
+        num_prompts=len(prompts),
         param_names={**_PARAM_NAMES, **names_of(body)},
     )
 

@@ -66,6 +66,7 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stream_interval: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -84,7 +85,6 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
 
-    n: NotYet = None
     length_penalty: NotYet = None
     use_beam_search: NotYet = None
     prompt_logprobs: NotYet = None
@@ -154,7 +154,6 @@ class ChatRequest(Request, frozen=True, kw_only=True):
 
 # What a field that is not supported yet may say, besides null: what is the case without it.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "length_penalty": (1,),
     "use_beam_search": (False,),

@@ -423,7 +423,7 @@ def test_a_connection_ends_when_it_is_asked_to(front):
         ("POST /v1/completions", b'{"prompt": "\xff"}', 400),
         ("POST /v1/completions", b'{"prompt": 7}', 400),
         ("POST /v1/completions", b'{"prompt": "x", "nonsense": 1}', 400),
-        ("POST /v1/completions", b'{"prompt": "x", "n": 2}', 400),
+        ("POST /v1/completions", b'{"prompt": "x", "best_of": 2}', 400),
         ("POST /v1/completions", b'{"prompt": "x", "model": "gpt-4"}', 404),
         ("POST /v1/completions", b'{"prompt": [1, 1000]}', 400),
         ("POST /v1/chat/completions", b'{"messages": "x"}', 400),

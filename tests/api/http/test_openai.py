@@ -118,6 +118,34 @@ def test_a_chat_goes_on_to_the_models_length(client):
     assert short.usage.completion_tokens == 3
 
 
+def test_several_answers(client, native):
+    options = {"model": MODEL, "temperature": 1, "seed": 2**63 - 2, "max_tokens": 12, "n": 3}
+    alone = [
+        native.generate("Once upon", temperature=1, seed=seed, max_tokens=12).text
+        for seed in (2**63 - 2, 2**63 - 1, -(2**63))
+    ]
+    answer = client.completions.create(prompt="Once upon", **options)
+    assert [(choice.index, choice.text) for choice in answer.choices] == list(enumerate(alone))
+    one = client.completions.create(prompt="Once upon", **{**options, "n": 1})
+    assert answer.usage.prompt_tokens == one.usage.prompt_tokens
+    assert answer.usage.completion_tokens == 36
+    both = client.completions.create(prompt=["Once upon", "A list is"], **options)
+    assert [choice.index for choice in both.choices] == list(range(6))
+    assert [choice.text for choice in both.choices[:3]] == alone
+    texts = ["", "", ""]
+    for chunk in client.completions.create(prompt="Once upon", stream=True, **options):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == alone
+    chat = client.chat.completions.create(messages=TURNS, **options)
+    assert [choice.index for choice in chat.choices] == [0, 1, 2]
+    texts = ["", "", ""]
+    for chunk in client.chat.completions.create(messages=TURNS, stream=True, **options):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [choice.message.content for choice in chat.choices]
+
+
 def test_stops(client):
     whole = client.completions.create(prompt="Once", **GREEDY).choices[0].text
     stop = whole[9:13]
@@ -204,7 +232,7 @@ def test_64_streams_at_once_say_what_they_say_alone(stack, client):
     [
         ({"max_tokens": 5000}, openai.BadRequestError, "max_tokens"),
         ({"prompt": "word " * 5000}, openai.BadRequestError, "prompt"),
-        ({"n": 2}, openai.BadRequestError, "n"),
+        ({"n": 0}, openai.BadRequestError, "n"),
         ({"temperature": -1}, openai.BadRequestError, "temperature"),
         ({"extra_body": {"nonsense": 1}}, openai.BadRequestError, "nonsense"),
         ({"model": "gpt-4"}, openai.NotFoundError, "model"),
