@@ -38,6 +38,7 @@ PUBLIC = {
     "Stream",
     "StreamLostError",
     "Streams",
+    "StructuredOutputs",
     "SupersededError",
     "UnknownStreamError",
 }

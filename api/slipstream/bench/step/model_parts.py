@@ -5,8 +5,8 @@ its functions for as long as it is measured. Does not know: how the parts work.
 
 Rules:
 - Wall time on the device's thread: the parts use several threads.
-- The parts: `attention` over the cache, all layers; `matmul`, which is the rest of the forward pass
-  (projections, norms, the logits); `sampling`; `device`, the whole step.
+- The parts: `attention`, storing into the cache and reading it, all layers; `matmul`, which is the
+  rest of the forward pass (projections, norms, the logits); `sampling`; `device`, the whole step.
 - Steps that compute prompts are not counted.
 """
 
@@ -22,7 +22,8 @@ import numpy as np
 from slipstream.bench.gpu_check.drive import Wanted, new_scheduler, random_prompts
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner import torch_runner
-from slipstream_core.runner.attention.cpu import CpuAttention
+from slipstream_core.runner.attention.native import NativeContext
+from slipstream_core.runner.context import ForwardContext
 from slipstream_core.runner.torch_runner import TorchRunner
 
 PARTS = ("attention", "matmul", "sampling", "device")
@@ -94,7 +95,8 @@ def _clocks() -> Iterator[dict[str, int]]:
     timed: tuple[tuple[Any, str], ...] = (
         (TorchRunner, "_step"),
         (TorchRunner, "_forward"),
-        (CpuAttention, "attend"),
+        (ForwardContext, "attend"),
+        (NativeContext, "attend"),
         (torch_runner, "sample"),
     )
     originals = [getattr(owner, name) for owner, name in timed]
