@@ -214,7 +214,10 @@ def _read(path: Path) -> dict[str, bytes]:
         with path.open("rb") as file:
             text = file.read(_MAX_FILE_BYTES)
     except FileNotFoundError:
-        allowed = "a folder that `slipstream keys` made, or a client's secret file in one"
+        allowed = (
+            f"a folder that `slipstream keys` made, with {path.name} in it, or a client's secret "
+            "file in one"
+        )
         raise BadRequest("keys", str(path), allowed) from None
     found: dict[str, bytes] = {}
     for line in text.splitlines():

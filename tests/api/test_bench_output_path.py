@@ -159,6 +159,7 @@ def test_a_stopwatch_counts_what_a_stage_leaves_to_the_collector():
 # ---- the command ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_tells_a_row_for_each_batch_variant_and_way_of_reading(tmp_path, capsys):
     json_file, png_file = tmp_path / "rows.json", tmp_path / "rows.png"
     words = ["--batches", "1,3", "--variants", "plain,logprobs5", "--steps", "12", "--runs", "2"]

@@ -167,6 +167,7 @@ def test_the_last_position_can_be_reached(model: Any, tokenizer: Any) -> None:
     assert torch.isfinite(logits).all()
 
 
+@pytest.mark.slow
 def test_corpus_is_a_function_of_its_seed_and_mixes_documents_with_chats() -> None:
     topics, others = corpus.topic_entries(), corpus.docstrings()
     documents, chats = corpus.epoch(topics, others, Random(7))

@@ -33,6 +33,7 @@ def run_script(*arguments: str, python: str = sys.executable) -> subprocess.Comp
     )
 
 
+@pytest.mark.slow
 def test_dry_run_on_the_cpu(tmp_path: Path) -> None:
     done = run_script("--device", "cpu", "--quick", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -94,6 +95,7 @@ def test_a_folder_that_is_not_named_is_asked_for() -> None:
     assert "--out needs a folder" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it is about a machine without a card")
 def test_a_part_that_fails_stops_no_other_and_is_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -70,6 +70,7 @@ def test_there_is_something_to_test() -> None:
     assert len(PYTHON) >= 4
 
 
+@pytest.mark.slow
 def test_launch_names_each_process_and_a_command_to_try(launched: str) -> None:
     assert re.search(r"^core ready ", launched, re.MULTILINE)
     assert re.search(r"^worker ready ", launched, re.MULTILINE)
@@ -77,6 +78,7 @@ def test_launch_names_each_process_and_a_command_to_try(launched: str) -> None:
     assert "ipc://" in launched
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("launched")
 @pytest.mark.parametrize("block", PYTHON)
 def test_python_block(block: str, environment: dict[str, str], port: str) -> None:
@@ -93,6 +95,7 @@ def test_python_block(block: str, environment: dict[str, str], port: str) -> Non
     assert done.stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("launched")
 @pytest.mark.parametrize(
     "command", [c for c in COMMANDS if not c.startswith(("scripts/launch", "scripts/test"))]

@@ -201,10 +201,10 @@ def test_a_request_that_no_step_survives_ends_alone(make_stack, expected, monkey
     poison = [9] * 57  # its length gives it away
     execute = SimulatedRunner._execute
 
-    def raises(self, plan):
+    def raises(self, plan, masks):
         if (plan.prompt_lens == len(poison)).any():
             raise ValueError("index out of bounds: 55434")
-        return execute(self, plan)
+        return execute(self, plan, masks)
 
     monkeypatch.setattr(SimulatedRunner, "_execute", raises)
     stack = make_stack(grace_s=0.0)

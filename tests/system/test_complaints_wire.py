@@ -84,7 +84,7 @@ def test_pickles_to_a_server_are_refused_cve_2024_11041_2025_32444_2026_3059_306
         return len(answers)
 
     if is_attached:
-        socket.send(msgspec.msgpack.encode(Frame(1, 0, 0, Hello(1, b"somebody"))))
+        socket.send(msgspec.msgpack.encode(Frame(1, 0, 0, Hello(PROTOCOL_VERSION, b"somebody"))))
         stack.until(lambda: num_answers() > 0 and isinstance(answers.pop(0), Welcome))
     made = tmp_path / "made"
     sent = 0
@@ -135,6 +135,7 @@ def test_pickles_from_a_server_are_refused_cve_2025_30165(
     assert not made.exists()
 
 
+@pytest.mark.slow
 def test_pickles_in_the_cache_folder_are_compiled_anew_cve_2026_3989(tmp_path, tokenizer) -> None:
     """There a file that somebody had left was unpickled; the table of tokens is our only one."""
     made = tmp_path / "made"

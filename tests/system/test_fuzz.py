@@ -20,6 +20,7 @@ MESSAGES = 20_000
 MIB = 2**20
 
 
+@pytest.mark.slow
 def test_twenty_thousand_messages_harm_nobody() -> None:
     result = fuzz(MESSAGES, seed=1)
     assert result.messages == MESSAGES

@@ -106,6 +106,7 @@ def test_a_second_death_before_there_is_another_spare(stack, plain):
         assert texts(client, kill_twice) == plain
 
 
+@pytest.mark.slow
 def test_a_long_prefill_is_no_hang():
     with Stack("simulated:step_ms=4000", hang_timeout_s=1) as stack, stack.client() as client:
         pids = stack.pids
@@ -129,6 +130,7 @@ def test_a_device_that_never_ends_a_step_is_replaced_and_named():
         del stream
 
 
+@pytest.mark.slow
 def test_a_front_that_dies_comes_back_at_its_port():
     def ask(connection: http.client.HTTPConnection) -> int:
         body = json.dumps({"prompt": "a", "max_tokens": 3})
@@ -154,6 +156,7 @@ def test_a_front_that_dies_comes_back_at_its_port():
 # ---- draining ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_signal_lets_what_runs_finish_and_refuses_what_is_new():
     with Stack("simulated:step_ms=5,mode=chain", drain_s=60) as stack, stack.client() as client:
         whole = client.generate("a", max_tokens=300, temperature=0, ignore_eos=True).text
@@ -184,6 +187,7 @@ def test_an_idle_stack_does_not_wait(http_port):
         assert ended(stack) == 0
 
 
+@pytest.mark.slow
 def test_a_front_lets_its_answers_finish():
     with Stack("simulated:step_ms=5", drain_s=60, http_port=0) as stack:
         where = urlsplit(stack.http_address)

@@ -101,6 +101,7 @@ def test_auto_sends_first_tokens_and_ends_to_a_reader_that_has_no_room(make_stac
     assert first.num_deltas < 350
 
 
+@pytest.mark.slow
 def test_abort_races_submit_tokenising_preemption_and_final_one_end(make_stack) -> None:
     for num_steps in range(0, 60, 2):
         stack = make_stack(num_blocks=34, max_num_batched_tokens=64, grace_s=0.0)
@@ -204,7 +205,7 @@ def test_a_step_that_raises_ends_its_requests_and_no_others(make_stack, monkeypa
     runner = stack.core.runner
     real = runner._sample
 
-    def raises(plan: object) -> object:
+    def raises(plan: object, masks: object) -> object:
         monkeypatch.setattr(runner, "_sample", real)
         raise ValueError("the device is unwell")
 

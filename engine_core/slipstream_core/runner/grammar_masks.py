@@ -19,6 +19,6 @@ def apply_masks(logits: torch.Tensor, rows: Int64s, masks: Int32s) -> torch.Tens
     device = logits.device
     words = torch.from_numpy(masks).to(device, non_blocking=True)
     bits = torch.arange(32, dtype=torch.int32, device=device)
-    allowed = (words[:, :, None] >> bits & 1).view(len(rows), -1)[:, : logits.shape[1]].bool()
+    allowed = (words[:, :, None] >> bits & 1).flatten(1)[:, : logits.shape[1]].bool()
     index = torch.from_numpy(rows).to(device, non_blocking=True)
     return logits.index_copy(0, index, logits[index].masked_fill_(~allowed, -torch.inf))
