@@ -32,6 +32,7 @@ class Group:
     """Streams by index, in the order in which they were asked for."""
 
     def __init__(self, states: Sequence[StreamState]) -> None:
+        """`states`: not asked for yet."""
         self.states = states
         self.unread: deque[Items] = deque()
         self.num_over = 0
@@ -41,6 +42,7 @@ class Group:
         self.wake: Callable[[], None] | None = None  # hangs here while the reader waits
         self._is_over = [False] * len(states)
         for index, state in enumerate(states):
+            assert state.handle < 0, "a group is made before its streams are asked for"
             state.group, state.index, state.bell = self, index, self
             state.deltas = _Forward(self, index)
 

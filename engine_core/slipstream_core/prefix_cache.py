@@ -22,7 +22,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -101,8 +101,16 @@ class PrefixCache:
 
     def register(self, row: int, start: int, blocks: Int32s) -> None:
         """`blocks` are the request's from number `start` on, and filled; digests are there."""
-        digests = self._chains[row][start + 1 : start + 1 + len(blocks)]
-        self._name(blocks.tolist(), digests)
+        self.register_all([(row, start, blocks.tolist())])
+
+    def register_all(self, filled: Iterable[tuple[int, int, Sequence[int]]]) -> None:
+        """The same for many requests: (row, start, blocks) of each."""
+        blocks: list[int] = []
+        digests: list[bytes] = []
+        for row, start, some in filled:
+            blocks += some
+            digests += self._chains[row][start + 1 : start + 1 + len(some)]
+        self._name(blocks, digests)
 
     def forget(self, blocks: Int32s) -> None:
         """These blocks, all different, do not hold what their names say."""

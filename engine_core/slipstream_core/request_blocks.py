@@ -162,8 +162,20 @@ class RequestBlocks:
         computed = np.minimum(self._tokens.lengths(rows) - 1, self._requests.computed[rows])
         starts, stops = self._num_registered[slots], computed // self._block_size
         news = np.flatnonzero(starts < stops)
-        for at in news.tolist():
-            self._register(int(rows[at]), int(starts[at]), int(stops[at]))
+        if len(news):
+            self._digest_all(rows[news], stops[news])
+            tables = self._slots.tables
+            assert self._cache is not None
+            self._cache.register_all(
+                (row, start, tables[slot, start:stop].tolist())
+                for row, slot, start, stop in zip(
+                    rows[news].tolist(),
+                    slots[news].tolist(),
+                    starts[news].tolist(),
+                    stops[news].tolist(),
+                    strict=True,
+                )
+            )
 
     def _register(self, row: int, start: int, stop: int) -> Int32s:
         """Name the row's blocks [start, stop), whose tokens are on the host; returns the blocks."""
@@ -187,6 +199,23 @@ class RequestBlocks:
             size = self._block_size
             ids = self._tokens.read(row, start * size, num_blocks * size)
             self._cache.extend(row, ids)
+
+    def _digest_all(self, rows: Int64s, num_blocks: Int64s) -> None:
+        """The same for many rows: reading a history costs as much for one as for a thousand."""
+        assert self._cache is not None
+        size = self._block_size
+        begins = np.array([self._cache.num_named(row) for row in rows.tolist()], np.int64)
+        lacking = np.flatnonzero(begins < num_blocks)
+        if not len(lacking):
+            return
+        rows, begins = rows[lacking], begins[lacking]
+        counts = (num_blocks[lacking] - begins) * size
+        ids = self._tokens.gather(rows, begins * size, counts)
+        ends = np.cumsum(counts)
+        for row, begin, end in zip(
+            rows.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True
+        ):
+            self._cache.extend(row, ids[begin:end])
 
     def _num_idle(self, blocks: Int32s) -> int:
         """How many of these blocks nobody holds."""

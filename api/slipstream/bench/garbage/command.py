@@ -169,8 +169,10 @@ class _Product:
             detokenizers_of(tokenizer),
             tokenizer.get_vocab_size(with_added_tokens=True),
             Stopwatch(CollectionWatch()),
+            is_together=True,
         )
-        self._reader = TogetherReader(self._path.states, is_materialised=False)
+        assert self._path.group is not None
+        self._reader = TogetherReader(self._path.group, is_materialised=False)
 
     def step(self, _ids: Int64s) -> None:
         """Its workload has ids of its own: such as make text."""

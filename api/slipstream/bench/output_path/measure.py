@@ -54,6 +54,7 @@ def measure(setting: Setting, batch: int, variant: Variant, read: Read) -> Row:
             setting.detokenizers,
             setting.vocab_size,
             watch,
+            is_together=read in ("columns", "materialised"),
         )
         try:
             if read == "async_for":
@@ -103,10 +104,10 @@ def _by_process(num_tracked: Counter[str], steps: int) -> Row:
 def _run(path: OutputPath, watch: Stopwatch, collections: CollectionWatch, read: Read) -> int:
     """The deltas that were read."""
     reader: StreamsReader | TogetherReader
-    if read == "streams":
+    if path.group is None:
         reader = StreamsReader(path.io, path.states)
     else:
-        reader = TogetherReader(path.states, is_materialised=read == "materialised")
+        reader = TogetherReader(path.group, is_materialised=read == "materialised")
     gc.collect()
     with collections:
         watch.clear()

@@ -36,6 +36,7 @@ from slipstream.bench.output_path.stopwatch import BETWEEN, Stopwatch
 from slipstream.bench.output_path.workload import Workload
 from slipstream.client_io import ClientIO
 from slipstream.client_session import ClientSession
+from slipstream.group import Group
 from slipstream.reading import new_state
 from slipstream.stream_table import StreamState
 from slipstream_core.assembly import assemble_core
@@ -70,8 +71,12 @@ class OutputPath:
         detokenizers: DetokenizerFactory,
         vocab_size: int,
         watch: Stopwatch,
+        *,
+        is_together: bool = False,
     ) -> None:
-        """params: of every request but for its seed. watch: where each step's CPU time goes."""
+        """params: of every request but for its seed. watch: where each step's CPU time goes.
+        is_together: one reader reads all of the streams, see `group`.
+        """
         prompt_len = workload.prompts.shape[1]
         self._num_steps: int = workload.outputs.shape[1]
         assert params.max_tokens == self._num_steps
@@ -107,7 +112,9 @@ class OutputPath:
             # a step's plan says the seeds of its rows: by them we know which request is meant
             seeded = structs.replace(params, seed=index)
             self.states.append(new_state(self.io, prompt, seeded, kind="delta"))
-            self._session.submit(self.states[-1], time.monotonic())
+        self.group = Group(self.states) if is_together else None
+        for state in self.states:
+            self._session.submit(state, time.monotonic())
         self._until(lambda: all(state.prompt_ids is not None for state in self.states))
         self._until(lambda: self._core.scheduler.num_waiting == batch)
         context.tap = self._sent

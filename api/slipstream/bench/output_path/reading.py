@@ -33,8 +33,8 @@ READS: tuple[Read, ...] = get_args(Read)
 class TogetherReader:
     """Takes what is there of all streams, in the caller's thread."""
 
-    def __init__(self, states: Sequence[StreamState], *, is_materialised: bool) -> None:
-        self._group = Group(states)
+    def __init__(self, group: Group, *, is_materialised: bool) -> None:
+        self._group = group
         self._is_materialised = is_materialised
         self.num_deltas = 0
         self.num_chars = 0
