@@ -11,7 +11,8 @@ Rules:
 - A bell may ring without cause: who wakes looks again.
 - An event loop is woken once for all of a batch's streams, not once for each; and a bell whose ring
   it has not come to yet is not rung again, or a loop that is held up would find a heap of them.
-- A bell knows no stream but the one it is handed, so a stream that nobody holds is collected.
+- A bell knows no stream but the one it is handed, so a stream that nobody holds is collected. A
+  `group` knows its streams, and is not what the caller holds.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ Rules (STREAMS II):
   had arrived over it has been read: a peer that died is not waited for. So does an unanswered
   Hello, after `welcome_within_s` at first and then ever later, or an accepting end that is slower
   than our patience would always answer a socket that is gone.
+- `Starting` is a sign of life, no answer: the Hello is repeated, without haste.
 - A handshake that fails is no break: the next attach waits its turn. One that was refused for good
   is told as a Refusal, the others lie in `trouble` for whoever reports the server's absence.
 - An ipc:// peer is trusted for its folder, which is looked at before the first attach and again

@@ -177,7 +177,6 @@ class TorchRunner:
         self._last_token = torch.zeros(max_num_seqs, dtype=torch.int64, device=model.device)
         self._rules = RuleKeeper(model.vocab_size, model.device)
         self._vocab = torch.arange(model.vocab_size, dtype=torch.int32, device=model.device)
-        self._closed = False
         self._masks: SimpleQueue[tuple[int, Int32s] | None] = SimpleQueue()  # of which step
         self._tracer = tracer
         self._thread: DeviceThread[StepResult] = DeviceThread(
