@@ -39,7 +39,9 @@ from typing import Any
 
 warnings.simplefilter("ignore")
 
-import transformers.processing_utils  # noqa: F401  (before the stand-ins: it looks for them)
+# What looks for triton and its like comes before the stand-ins.
+import torch._inductor.compile_fx  # noqa: F401
+import transformers.processing_utils  # noqa: F401
 import without_cuda
 
 without_cuda.install()
