@@ -11,21 +11,25 @@ Rules:
 - For a reader that does not keep up deltas are left where they are, where they are merged
   (`unread`), and go out in few chunks when there is room; so it costs what its answer costs, and
   holds up nobody. It is dropped when that is too much, or for too long (`connection`).
-- When the client leaves, or one stream fails, all of the request's streams are abandoned.
+- When the client leaves, or one stream fails, all of the request's streams are abandoned. Those of
+  a client that is told where it is (`event_ids`) run on for a while, unread: it may come back.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Protocol
 
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from slipstream.batch import TokenLogprobs
 from slipstream.errors import SlipstreamError
 from slipstream.http.ask import Ask
+from slipstream.http.config import Limits
 from slipstream.http.connection import Exchange
 from slipstream.http.errors import ApiError, error_of
+from slipstream.http.event_ids import EventIds, Place, Told
 from slipstream.http.logprobs import TextPlace
 from slipstream.http.responses import NULL, Answer, Choice, Logprobs, Usage
 from slipstream.http.token_texts import TokenTexts
@@ -49,13 +53,13 @@ class Engine(Protocol):
         """End it: nobody reads it any more."""
 
 
-def start(ask: Ask, exchange: Exchange, engine: Engine, texts: TokenTexts, held_bytes: int) -> None:
+def start(ask: Ask, exchange: Exchange, engine: Engine, texts: TokenTexts, limits: Limits) -> None:
     """Run what is asked for; the exchange gets its answer. Nothing runs for who has left."""
     if not exchange.is_open:
         return
-    running = _Running(ask, exchange, engine, texts)
+    running = _Running(ask, exchange, engine, texts, limits)
     if ask.is_stream:
-        choices = [_Streamed(running, index, held_bytes) for index in range(len(ask.states))]
+        choices = [_Streamed(running, index) for index in range(len(ask.states))]
 
         def flush() -> None:
             for choice in choices:
@@ -75,13 +79,36 @@ def start(ask: Ask, exchange: Exchange, engine: Engine, texts: TokenTexts, held_
 class _Running:
     """What both kinds of answers share: the streams, their failure, their usage."""
 
-    def __init__(self, ask: Ask, exchange: Exchange, engine: Engine, texts: TokenTexts) -> None:
+    def __init__(
+        self, ask: Ask, exchange: Exchange, engine: Engine, texts: TokenTexts, limits: Limits
+    ) -> None:
         self.ask = ask
+        self.id = str(ask.id)
         self.exchange = exchange
         self.texts = texts
+        self.limits = limits
         self.num_left = len(ask.states)
+        self.event_ids: EventIds | None = None
+        if ask.is_resumable:
+            places = tuple([self.place(index) for index in range(len(ask.states))])
+            self.event_ids = EventIds(
+                Told(ask.id, ask.created, ask.num_logprobs, ask.with_usage, places)
+            )
         self._engine = engine
-        exchange.on_gone = self.abandon
+        exchange.on_gone = self._leave
+
+    def place(self, index: int) -> Place:
+        """How much of a stream the client had beforehand."""
+        if self.ask.places:
+            return self.ask.places[index]
+        return Place(has_begun=self.ask.shape.first(index) is None)
+
+    def _leave(self) -> None:
+        """The client has gone."""
+        if self.event_ids is None:
+            self.abandon()
+        else:
+            asyncio.get_running_loop().call_later(self.limits.resume_s, self.abandon)
 
     def abandon(self) -> None:
         """End every stream that is not over."""
@@ -111,7 +138,7 @@ class _Running:
     def usage(self) -> Usage:
         """Of all streams; they have ended."""
         states = self.ask.states
-        once = states[:: len(states) // self.ask.num_prompts]  # of a prompt's answers, the first
+        once = states[:: self.ask.id.num_answers]  # of a prompt's answers, the first
         num_prompt = sum(len(state.prompt_ids or b"") // 4 for state in once)
         num_output = sum(state.end.num_tokens for state in states if state.end is not None)
         return Usage(num_prompt, num_output, num_prompt + num_output)
@@ -150,7 +177,7 @@ class _Whole:
                 logprobs = ask.shape.logprobs(entries, ask.num_logprobs, running.texts, TextPlace())
             choices.append(ask.shape.whole(index, whole.text, logprobs, state.end.reason))
         answer = Answer(
-            ask.id, ask.shape.whole_object, ask.created, ask.model, choices, running.usage()
+            running.id, ask.shape.whole_object, ask.created, ask.model, choices, running.usage()
         )
         running.exchange.respond(json_response(200, answer))
 
@@ -158,19 +185,22 @@ class _Whole:
 class _Streamed:
     """The bell of one stream, and one choice of a streamed answer."""
 
-    def __init__(self, running: _Running, index: int, held_bytes: int) -> None:
+    def __init__(self, running: _Running, index: int) -> None:
         ask = running.ask
+        place = running.place(index)
         self.state = ask.states[index]
         self._running = running
         self._exchange = running.exchange
         self._index = index
-        self._most_held_bytes = held_bytes
         self._is_plain = ask.num_logprobs is None
-        chunk = self._event(ask.shape.chunk(index, Raw(_HOLE), NULL, None))
+        chunk = event(self._answer(ask.shape.chunk(index, Raw(_HOLE), NULL, None)))
         self._before, self._after = chunk.split(_HOLE)
         num_candidates = 0 if ask.num_logprobs is None else 1 + ask.num_logprobs
         self._token_bytes = 4 + _CANDIDATE_BYTES * num_candidates
-        self._place = TextPlace()  # where the next token begins
+        self._place = TextPlace(place.text_offset, place.pending)  # where the next token begins
+        self._event_ids = running.event_ids
+        self._num_chars, self._num_tokens = place.num_chars, place.num_tokens  # told
+        self._was_told_end = place.has_ended  # before it came back
         self._has_ended = False  # and the client has been told
 
     def ring(self, state: StreamState) -> None:
@@ -180,16 +210,22 @@ class _Streamed:
             return
         try:
             if exchange.is_paused:
-                if self._held_bytes() > self._most_held_bytes:
+                if self._held_bytes() > self._running.limits.held_bytes:
                     name = self._running.ask.log_name
                     _logger.warning("%s: dropped, its reader does not read", name)
                     exchange.drop()
             elif self._is_plain and not state.is_over and len(state.deltas) == 1:
-                text = state.deltas.popleft().text
+                delta = state.deltas.popleft()
+                text = delta.text
+                if self._event_ids is not None:
+                    self._num_tokens += delta.num_tokens
                 if text:
                     if not exchange.has_begun:
                         self._begin()
-                    exchange.write(self._before + json_text(text) + self._after)
+                    before = self._before
+                    if self._event_ids is not None:
+                        before = self._move(text) + before
+                    exchange.write(before + json_text(text) + self._after)
             else:
                 self._flush()
         except (ApiError, SlipstreamError) as error:
@@ -223,13 +259,10 @@ class _Streamed:
         self._has_ended = True
         running = self._running
         running.num_left -= 1
-        self._write(text, entries, state.end.reason)
+        if not self._was_told_end:
+            self._write(text, entries, state.end.reason)
         if not running.num_left:
-            last = DONE_EVENT
-            if running.ask.with_usage:
-                last = self._event(None, running.usage()) + last
-            self._exchange.write(last)
-            self._exchange.finish()
+            self._finish()
 
     def _take(self) -> tuple[str, list[TokenLogprobs]]:
         """The text and the log-probabilities of what waits longest."""
@@ -240,6 +273,7 @@ class _Streamed:
         while deltas and num_bytes < _PORTION_BYTES:
             delta = deltas.popleft()
             texts.append(delta.text)
+            self._num_tokens += delta.num_tokens
             num_bytes += len(delta.text)
             if not self._is_plain:
                 more = delta.logprobs or []
@@ -255,24 +289,56 @@ class _Streamed:
             logprobs = ask.shape.logprobs(entries, ask.num_logprobs, texts, self._place)
         if not self._exchange.has_begun:
             self._begin()
-        self._exchange.write(self._event(ask.shape.chunk(self._index, text, logprobs, reason)))
+        choice = ask.shape.chunk(self._index, text, logprobs, reason)
+        mark = self._move(text, has_ended=reason is not None)
+        self._exchange.write(mark + event(self._answer(choice)))
+
+    def _finish(self) -> None:
+        """What follows the end of the last stream."""
+        running, exchange = self._running, self._exchange
+        if not exchange.has_begun:
+            self._begin()
+        last = b""
+        if running.ask.with_usage and not running.ask.is_usage_told:
+            if self._event_ids is not None:
+                self._event_ids.tell_usage()
+            last = self._mark() + event(self._answer(None, running.usage()))
+        exchange.write(last + self._mark() + DONE_EVENT)
+        exchange.finish()
 
     def _begin(self) -> None:
         """The head of the stream, and what precedes each choice's first text."""
         ask = self._running.ask
         self._exchange.begin_stream()
-        firsts = [ask.shape.first(index) for index in range(len(ask.states))]
-        events = b"".join([self._event(first) for first in firsts if first is not None])
+        events: list[bytes] = []
+        for index in range(len(ask.states)):
+            first = ask.shape.first(index)
+            if first is not None and not self._running.place(index).has_begun:
+                if self._event_ids is not None:
+                    self._event_ids.move(index, Place())
+                events += [self._mark(), event(self._answer(first))]
         if events:
-            self._exchange.write(events)
+            self._exchange.write(b"".join(events))
 
-    def _event(self, choice: Choice | None, usage: Usage | None = None) -> bytes:
-        ask = self._running.ask
+    def _move(self, text: str, *, has_ended: bool = False) -> bytes:
+        """The stream has been told so much further; where the client is then, as a line."""
+        self._num_chars += len(text)
+        if self._event_ids is None:
+            return b""
+        place = self._place
+        told = Place(self._num_chars, self._num_tokens, place.offset, place.pending, has_ended)
+        self._event_ids.move(self._index, told)
+        return self._event_ids.line()
+
+    def _mark(self) -> bytes:
+        """Where the client is now, as a line."""
+        return b"" if self._event_ids is None else self._event_ids.line()
+
+    def _answer(self, choice: Choice | None, usage: Usage | None = None) -> Answer:
+        running, ask = self._running, self._running.ask
         choices = [] if choice is None else [choice]
-        answer = Answer(ask.id, ask.shape.chunk_object, ask.created, ask.model, choices)
-        if ask.with_usage:
-            answer = Answer(ask.id, ask.shape.chunk_object, ask.created, ask.model, choices, usage)
-        return event(answer)
+        shown = usage if ask.with_usage else UNSET
+        return Answer(running.id, ask.shape.chunk_object, ask.created, ask.model, choices, shown)
 
 
 def _is_whole(state: StreamState) -> bool:

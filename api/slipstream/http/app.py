@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from urllib.parse import unquote
 
@@ -22,10 +23,14 @@ from slipstream.http.ask import Ask
 from slipstream.http.auth import Keys
 from slipstream.http.chat import ask_chat, read_chat
 from slipstream.http.completions import ask_completion, read_completion
+from slipstream.http.config import Limits
 from slipstream.http.connection import Exchange
 from slipstream.http.errors import ApiError, error_of, not_ready, unknown_model
+from slipstream.http.event_ids import MAX_PLACES
 from slipstream.http.parsing import Request
 from slipstream.http.responses import Health, Model, Models
+from slipstream.http.resuming import PREFIX as STREAMS
+from slipstream.http.resuming import ask_again, ask_for_stream, last_event, wants_events
 from slipstream.http.token_texts import TokenTexts
 from slipstream.http.wire import json_response
 from slipstream.loop_io import LoopIO
@@ -40,11 +45,11 @@ Handler = Callable[[Request, Exchange], None]
 class App:
     """The handlers, over one connection to the worker."""
 
-    def __init__(self, io: LoopIO, keys: Keys, texts: TokenTexts, held_bytes: int) -> None:
+    def __init__(self, io: LoopIO, keys: Keys, texts: TokenTexts, limits: Limits) -> None:
         self._io = io
         self._keys = keys
         self._texts = texts
-        self._held_bytes = held_bytes
+        self._limits = limits
         self._started = int(time.time())
         self._handlers: dict[str, dict[str, Handler]] = {
             "/health": {"GET": self._health},
@@ -52,6 +57,10 @@ class App:
             "/v1/models": {"GET": self._models},
             "/v1/completions": {"POST": self._completions},
             "/v1/chat/completions": {"POST": self._chat},
+        }
+        self._below: dict[str, dict[str, Handler]] = {  # paths that begin so
+            _MODEL: {"GET": self._model},
+            STREAMS: {"GET": self._streams},
         }
 
     def check_head(self, request: Request) -> ApiError | None:
@@ -91,8 +100,9 @@ class App:
             exchange.respond(error_of(error, {}).response())
 
     def _methods(self, path: str) -> dict[str, Handler] | None:
-        if path.startswith(_MODEL):
-            return {"GET": self._model}
+        for beginning, methods in self._below.items():
+            if path.startswith(beginning):
+                return methods
         return self._handlers.get(path)
 
     # ---- handlers ----------------------------------------------------------------------------
@@ -120,16 +130,31 @@ class App:
         model = self._served()
         body = read_completion(request.body)
         _check_model(body.model, model)
-        self._start(ask_completion(body, model), exchange)
+        event_id = last_event(request)
+        if event_id is not None:
+            self._start(ask_again(event_id, "cmpl", model), request, exchange)
+        else:
+            self._start(ask_completion(body, model), request, exchange)
 
     def _chat(self, request: Request, exchange: Exchange) -> None:
         model = self._served()
         body = read_chat(request.body)
         _check_model(body.model, model)
-        self._start(ask_chat(body, model), exchange)
+        event_id = last_event(request)
+        if event_id is not None:
+            self._start(ask_again(event_id, "chatcmpl", model), request, exchange)
+        else:
+            self._start(ask_chat(body, model), request, exchange)
 
-    def _start(self, ask: Ask, exchange: Exchange) -> None:
-        start = partial(answer.start, ask, exchange, self._io, self._texts, self._held_bytes)
+    def _streams(self, request: Request, exchange: Exchange) -> None:
+        if request.method == "HEAD":  # it would take the stream from its reader
+            raise ApiError(405, "method: got HEAD, allowed: GET", headers=((b"allow", b"GET"),))
+        self._start(ask_for_stream(request, self._served()), request, exchange)
+
+    def _start(self, ask: Ask, request: Request, exchange: Exchange) -> None:
+        if ask.is_stream and wants_events(request) and ask.id.num_streams <= MAX_PLACES:
+            ask = replace(ask, is_resumable=True)
+        start = partial(answer.start, ask, exchange, self._io, self._texts, self._limits)
         if ask.num_logprobs is None:
             start()
         else:

@@ -12,6 +12,7 @@ from msgspec import Raw
 
 from slipstream.batch import TokenLogprobs
 from slipstream.http.errors import bad_field
+from slipstream.http.event_ids import AnswerId, Place
 from slipstream.http.logprobs import TextPlace
 from slipstream.http.requests import Request, ResponseFormat
 from slipstream.http.responses import Choice, Logprobs
@@ -74,7 +75,7 @@ class Shape(Protocol):
 class Ask:
     """Streams that are one request, each of them one choice of the answer."""
 
-    id: str
+    id: AnswerId
     model: str
     created: int  # seconds
     states: list[StreamState]
@@ -82,8 +83,11 @@ class Ask:
     is_stream: bool
     with_usage: bool  # at a stream's end
     num_logprobs: int | None  # the likeliest so many, beside the sampled one
-    num_prompts: int = 1  # that the streams answer, as many each
     param_names: dict[str, str] = field(default_factory=dict)  # the caller's, by ours
+
+    places: tuple[Place, ...] = ()  # what the client has of each stream; none: it asks for it first
+    is_usage_told: bool = False
+    is_resumable: bool = False  # the client may come back for the rest: events have ids
 
     @property
     def log_name(self) -> str:

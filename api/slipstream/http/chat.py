@@ -5,6 +5,7 @@ Owns: what messages may be. Does not know: chat templates (the worker renders), 
 
 from __future__ import annotations
 
+import secrets
 import time
 
 from msgspec import Raw
@@ -13,6 +14,7 @@ from slipstream.batch import TokenLogprobs
 from slipstream.http.ask import Ask, names_of, sampling_params, wants_usage
 from slipstream.http.decoding import BodyDecoder, refuse_unsupported
 from slipstream.http.errors import bad_field
+from slipstream.http.event_ids import AnswerId
 from slipstream.http.logprobs import TextPlace, chat_logprobs
 from slipstream.http.requests import ChatRequest, Message
 from slipstream.http.responses import (
@@ -52,14 +54,21 @@ def ask_chat(body: ChatRequest, model: ModelCard) -> Ask:
     if not body.messages:
         raise bad_field("messages", "messages: got none, allowed: one or more")
     turns = tuple(_turn(index, message) for index, message in enumerate(body.messages))
+    answers = params_of_answers(params)
+    answer_id = AnswerId("chatcmpl", secrets.token_bytes(16), num_answers=len(answers))
     submits = [
         new_submit(
-            turns, each, priority=body.priority or 0, cache_salt=body.cache_salt, model=model
+            turns,
+            each,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt,
+            model=model,
+            stream_id=stream_id,
         )
-        for each in params_of_answers(params)
+        for stream_id, each in zip(answer_id.stream_ids(), answers, strict=True)
     ]
     return Ask(
-        id=f"chatcmpl-{submits[0].stream_id.hex()}",
+        id=answer_id,
         model=model.name,
         created=int(time.time()),
         states=[StreamState(submit, wants_whole=not body.stream) for submit in submits],

@@ -5,6 +5,7 @@ Owns: the kinds of prompts. Does not know: how streams run or are written.
 
 from __future__ import annotations
 
+import secrets
 import time
 from typing import Any
 
@@ -15,6 +16,7 @@ from slipstream.batch import TokenLogprobs
 from slipstream.http.ask import Ask, names_of, sampling_params, wants_usage
 from slipstream.http.decoding import BodyDecoder, refuse_unsupported
 from slipstream.http.errors import bad_field
+from slipstream.http.event_ids import AnswerId
 from slipstream.http.logprobs import TextPlace, completion_logprobs
 from slipstream.http.requests import CompletionRequest
 from slipstream.http.responses import Choice, CompletionChoice, Logprobs
@@ -48,6 +50,8 @@ def ask_completion(body: CompletionRequest, model: ModelCard) -> Ask:
     if len(prompts) * len(answers) > MAX_ANSWERS:
         given = f"{len(prompts)} prompts with {len(answers)} answers each"
         raise bad_field("n", f"n: got {given}, allowed: {MAX_ANSWERS} answers in all")
+    answer_id = AnswerId("cmpl", secrets.token_bytes(16), len(prompts), len(answers))
+    asked = [(prompt, each) for prompt in prompts for each in answers]
     states = [
         StreamState(
             new_submit(
@@ -56,14 +60,14 @@ def ask_completion(body: CompletionRequest, model: ModelCard) -> Ask:
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
                 model=model,
+                stream_id=stream_id,
             ),
             wants_whole=not body.stream,
         )
-        for prompt in prompts
-        for each in answers
+        for stream_id, (prompt, each) in zip(answer_id.stream_ids(), asked, strict=True)
     ]
     return Ask(
-        id=f"cmpl-{states[0].stream_id.hex()}",
+        id=answer_id,
         model=model.name,
         created=int(time.time()),
         states=states,
@@ -71,7 +75,6 @@ def ask_completion(body: CompletionRequest, model: ModelCard) -> Ask:
         is_stream=bool(body.stream),
         with_usage=wants_usage(body),
         num_logprobs=body.logprobs,
-        num_prompts=len(prompts),
         param_names={**_PARAM_NAMES, **names_of(body)},
     )
 

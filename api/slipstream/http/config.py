@@ -21,6 +21,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     body_s: float = 120.0  # from there to the end of its body
     stall_s: float = 60.0  # a reader may leave a full buffer unread
     linger_s: float = 2.0  # a refused request's rest is read, so that its refusal arrives
+    resume_s: float = 10.0  # streams run on for a client that left and may come back for the rest
     drain_s: float = 1.0  # at the end, until the last answers have left
 
 

@@ -27,9 +27,16 @@ _LEAST = -9999.0
 class TextPlace:
     """How many characters of a text its tokens so far have completed."""
 
-    def __init__(self) -> None:
-        self.offset = 0
+    def __init__(self, offset: int = 0, pending: bytes = b"") -> None:
+        """pending: of a character that the tokens before have begun."""
+        self.offset = offset
         self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._decoder.decode(pending)
+
+    @property
+    def pending(self) -> bytes:
+        """Of a character that the tokens so far have begun."""
+        return self._decoder.getstate()[0]
 
     def advance(self, raw: bytes) -> None:
         """Behind the token that is these bytes."""

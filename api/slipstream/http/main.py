@@ -70,7 +70,7 @@ async def _serve(config: FrontConfig, stop: StopSignal, commands: Commands, beat
     loop.add_reader(commands.fileno(), on_command)
     beat()
     io = LoopIO(config.client_address, config.timeout_s, open_tracer(config.trace, "http"))
-    app = App(io, Keys(config.api_keys), TokenTexts(config.tokenizer), config.limits.held_bytes)
+    app = App(io, Keys(config.api_keys), TokenTexts(config.tokenizer), config.limits)
     server = Server(app, config.limits)
     try:
         try:

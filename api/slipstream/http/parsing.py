@@ -30,6 +30,7 @@ class Request:
 
     method: str = ""
     path: str = ""
+    query: str = ""
     version: str = "1.1"
     headers: dict[bytes, bytes] = field(default_factory=dict)
     body: bytes = b""
@@ -169,8 +170,9 @@ class RequestParser:
 
     def _path_refusal(self) -> ApiError | None:
         try:
-            path = httptools.parse_url(self._url).path
-            self._request.path = path.decode("ascii")
+            url = httptools.parse_url(self._url)
+            self._request.path = url.path.decode("ascii")
+            self._request.query = (url.query or b"").decode("ascii")
         except (httptools.HttpParserInvalidURLError, AttributeError, UnicodeDecodeError):
             return ApiError(400, "the request's target is no path")
         if not self._request.path.startswith("/"):

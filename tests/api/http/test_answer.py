@@ -11,6 +11,7 @@ from tests.api.http.conftest import events_of
 
 from slipstream.http import answer
 from slipstream.http.completions import ask_completion, read_completion
+from slipstream.http.config import Limits
 from slipstream.http.connection import Exchange
 from slipstream.http.parsing import Request
 from slipstream.http.token_texts import TokenTexts
@@ -42,7 +43,7 @@ def test_nothing_runs_for_who_left_before_it_could_begin(is_stream: bytes) -> No
     connection: Any = SimpleNamespace()
     exchange, engine = Exchange(Request(), connection), Engine()
     exchange.leave()
-    answer.start(ask, exchange, engine, TokenTexts("nowhere"), 1000)
+    answer.start(ask, exchange, engine, TokenTexts("nowhere"), Limits(held_bytes=1000))
     assert engine.submitted == []
 
 
@@ -113,7 +114,7 @@ def streamed(
     request = Request()
     request.version, request.keep_alive = "1.0", True  # without chunks around the events
     wire.exchange = Exchange(request, wire)  # type: ignore[arg-type]
-    answer.start(ask, wire.exchange, table, TokenTexts("nowhere"), held_bytes)
+    answer.start(ask, wire.exchange, table, TokenTexts("nowhere"), Limits(held_bytes=held_bytes))
     return ask.states[0]
 
 

@@ -1,0 +1,168 @@
+"""By what a client finds its answer again: the answer's id, and the ids of its stream's events.
+
+Owns: how both are written and read. Does not know: streams that run, HTTP.
+
+Rules:
+- The id of an answer (`id` in its body) names all of its streams: `cmpl-` or `chatcmpl-`, the first
+  stream's id, and where there are several, `.PxN`: P prompts with N answers each. The other
+  streams' ids follow from the first one's by a hash, so that whoever knows the answer's id, and
+  nobody else, can read them.
+- The id of an event is the answer's id, how the answer is written, and how far each stream has been
+  told: whoever has it can be given the rest by any front, also by one that has never heard of it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+from slipstream.http.errors import ApiError, bad_field
+
+MAX_PLACES = 128  # an answer of more streams has no ids: each would be longer than its event
+_ANSWER = re.compile(r"(cmpl|chatcmpl)-([0-9a-f]{32})(?:\.([1-9]\d{0,3})x([1-9]\d{0,3}))?")
+_NUMBER = r"(0|[1-9]\d{0,9})"
+_OPTIONS = re.compile(_NUMBER + r"(?:l(0|[1-9]\d{0,6}))?(uU?)?")
+_OFFSET = rf"\.{_NUMBER}\.((?:[0-9a-f]{{2}}){{0,3}})"
+_PLACE = re.compile(rf"{_NUMBER}\.{_NUMBER}(?:{_OFFSET})?(e)?")
+_NOTHING = b"-"
+_SYNTAX = "an id as a stream's events have it"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerId:
+    """kind: `cmpl` or `chatcmpl`. first: the first stream's id."""
+
+    kind: str
+    first: bytes
+    num_prompts: int = 1
+    num_answers: int = 1  # to each prompt
+
+    @property
+    def num_streams(self) -> int:
+        """How many choices the answer has."""
+        return self.num_prompts * self.num_answers
+
+    def stream_ids(self) -> list[str]:
+        """Of all its streams, 32 hexadecimal digits each."""
+        rest = range(1, self.num_streams)
+        return [self.first.hex(), *(_following(self.first, number).hex() for number in rest)]
+
+    def __str__(self) -> str:
+        several = f".{self.num_prompts}x{self.num_answers}" if self.num_streams > 1 else ""
+        return f"{self.kind}-{self.first.hex()}{several}"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How much of a stream has been told, in characters and tokens.
+
+    has_begun: what precedes its text has been told, where something does.
+    """
+
+    num_chars: int = 0
+    num_tokens: int = 0
+    text_offset: int = 0  # where the next token's text begins, as completions count it
+    pending: bytes = b""  # of a character that the tokens so far have begun
+    has_ended: bool = False  # and its end has been told
+    has_begun: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What somebody has of an answer, and how it is written."""
+
+    answer: AnswerId
+    created: int  # seconds
+    num_logprobs: int | None
+    with_usage: bool
+    places: tuple[Place, ...]
+    is_usage_told: bool = False
+
+
+class EventIds:
+    """The ids of one answer's events, as it goes on."""
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+        self._places = [_place_text(place, told) for place in told.places]
+        self._prefix = self._new_prefix()
+
+    def move(self, index: int, place: Place) -> None:
+        """So much of this stream has been told."""
+        self._places[index] = _place_text(place, self._told)
+
+    def tell_usage(self) -> None:
+        """The usage has been told, too."""
+        self._told = replace(self._told, is_usage_told=True)
+        self._prefix = self._new_prefix()
+
+    def line(self) -> bytes:
+        """The id of what is told next, as a line of its event."""
+        return self._prefix + b",".join(self._places) + b"\n"
+
+    def _new_prefix(self) -> bytes:
+        told = self._told
+        logprobs = "" if told.num_logprobs is None else f"l{told.num_logprobs}"
+        usage = "u" * told.with_usage + "U" * told.is_usage_told
+        return f"id: {told.answer}/{told.created}{logprobs}{usage}/".encode()
+
+
+def parse_answer_id(text: str) -> AnswerId:
+    """Raises: ApiError."""
+    found = _ANSWER.fullmatch(text)
+    if found is None:
+        allowed = "the `id` of an answer: cmpl-… or chatcmpl-…"
+        raise bad_field("id", f"id: got {text[:100]!r}, allowed: {allowed}")
+    kind, first, num_prompts, num_answers = found.groups("1")
+    return AnswerId(kind, bytes.fromhex(first), int(num_prompts), int(num_answers))
+
+
+def parse_event_id(text: str) -> Told:
+    """Raises: ApiError."""
+    parts = text.split("/")
+    if len(parts) != 3:
+        raise _wrong(text)
+    answer = parse_answer_id(parts[0])
+    options = _OPTIONS.fullmatch(parts[1])
+    places = [_parse_place(part) for part in parts[2].split(",")]
+    told = tuple([place for place in places if place is not None])
+    if options is None or len(told) != len(places) or len(told) != answer.num_streams:
+        raise _wrong(text)
+    created, num_logprobs, usage = options.groups()
+    return Told(
+        answer,
+        int(created),
+        int(num_logprobs) if num_logprobs is not None else None,
+        with_usage=usage is not None,
+        places=told,
+        is_usage_told=usage == "uU",
+    )
+
+
+def _following(first: bytes, number: int) -> bytes:
+    return blake2b(first + number.to_bytes(4, "little"), digest_size=16).digest()
+
+
+def _parse_place(text: str) -> Place | None:
+    if text == _NOTHING.decode():
+        return Place(has_begun=False)
+    found = _PLACE.fullmatch(text)
+    if found is None:
+        return None
+    chars, tokens, offset, pending, end = found.groups("")
+    return Place(int(chars), int(tokens), int(offset or 0), bytes.fromhex(pending), bool(end))
+
+
+def _place_text(place: Place, told: Told) -> bytes:
+    if not place.has_begun:
+        return _NOTHING
+    end = b"e" if place.has_ended else b""
+    if told.num_logprobs is None:
+        return b"%d.%d%b" % (place.num_chars, place.num_tokens, end)
+    numbers = (place.num_chars, place.num_tokens, place.text_offset)
+    return b"%d.%d.%d.%b%b" % (*numbers, place.pending.hex().encode(), end)
+
+
+def _wrong(text: str) -> ApiError:
+    return bad_field("last-event-id", f"last-event-id: got {text[:200]!r}, allowed: {_SYNTAX}")

@@ -1,0 +1,121 @@
+"""The rest of an answer, for a client that has a part of it: requests that name an event, or an
+answer, to streams that go on where the client is.
+
+Owns: what such a request may say. Does not know: how ids are written (`event_ids`), how streams
+run.
+
+Rules:
+- The id of the client's last event says all there is to know: what was asked for need not be said
+  again, and where it is, nothing of it is used.
+- Without one the answer is told from its beginning, written as the query says.
+"""
+
+from __future__ import annotations
+
+import time
+from urllib.parse import parse_qs, unquote
+
+from slipstream.http.ask import Ask, Shape
+from slipstream.http.chat import ChatShape
+from slipstream.http.completions import CompletionShape
+from slipstream.http.errors import bad_field
+from slipstream.http.event_ids import (
+    MAX_PLACES,
+    Place,
+    Told,
+    parse_answer_id,
+    parse_event_id,
+)
+from slipstream.http.parsing import Request
+from slipstream.requests import new_resume
+from slipstream.stream_table import StreamState
+from slipstream_ipc.messages import ModelCard
+
+PREFIX = "/v1/streams/"
+_SHAPES: dict[str, Shape] = {"cmpl": CompletionShape(), "chatcmpl": ChatShape()}
+_QUERY = ("include_usage", "logprobs", "last_event_id")
+
+
+def wants_events(request: Request) -> bool:
+    """Whether the client says that it reads server-sent events as their standard has them."""
+    return b"text/event-stream" in request.headers.get(b"accept", b"").lower()
+
+
+def last_event(request: Request) -> str | None:
+    """The id of the last event that the client has, if it says so."""
+    given = request.headers.get(b"last-event-id")
+    return given.decode("latin-1").strip() if given else None
+
+
+def ask_again(event_id: str, kind: str, model: ModelCard) -> Ask:
+    """The rest of an answer of this kind, behind the event. Raises: ApiError."""
+    told = parse_event_id(event_id)
+    if told.answer.kind != kind:
+        given = f"one of {told.answer}"
+        raise bad_field("last-event-id", f"last-event-id: got {given}, allowed: one of this path's")
+    return _ask(told, model, is_begun=True)
+
+
+def ask_for_stream(request: Request, model: ModelCard) -> Ask:
+    """What GET /v1/streams/ID asks for. Raises: ApiError."""
+    answer = parse_answer_id(unquote(request.path.removeprefix(PREFIX)))
+    query = _query(request.query)
+    event_id = last_event(request) or query.get("last_event_id")
+    if event_id is not None:
+        told = parse_event_id(event_id)
+        if told.answer != answer:
+            what = f"last-event-id: got one of {told.answer}, allowed: one of {answer}"
+            raise bad_field("last-event-id", what)
+        return _ask(told, model, is_begun=True)
+    if answer.num_streams > MAX_PLACES:
+        what = f"id: got an answer of {answer.num_streams} choices, allowed: {MAX_PLACES}"
+        raise bad_field("id", what)
+    places = (Place(),) * answer.num_streams
+    told = Told(answer, int(time.time()), _logprobs(query), _usage(query), places)
+    return _ask(told, model, is_begun=False)
+
+
+def _ask(told: Told, model: ModelCard, *, is_begun: bool) -> Ask:
+    ids = told.answer.stream_ids()
+    return Ask(
+        id=told.answer,
+        model=model.name,
+        created=told.created,
+        states=[
+            StreamState(new_resume(each, place.num_chars, place.num_tokens), wants_whole=False)
+            for each, place in zip(ids, told.places, strict=True)
+        ],
+        shape=_SHAPES[told.answer.kind],
+        is_stream=True,
+        with_usage=told.with_usage,
+        num_logprobs=told.num_logprobs,
+        places=told.places if is_begun else (),
+        is_usage_told=told.is_usage_told,
+        is_resumable=True,
+    )
+
+
+def _query(query: str) -> dict[str, str]:
+    """What the query says. Raises: ApiError."""
+    given = parse_qs(query, keep_blank_values=True)
+    for name, values in given.items():
+        if name not in _QUERY or len(values) > 1:
+            what = f"{name[:100]}: allowed in the query: {', '.join(_QUERY)}, each of them once"
+            raise bad_field(name[:100], what)
+    return {name: values[0] for name, values in given.items()}
+
+
+def _usage(query: dict[str, str]) -> bool:
+    value = query.get("include_usage", "false")
+    if value not in ("true", "false"):
+        raise bad_field(
+            "include_usage", f"include_usage: got {value[:100]!r}, allowed: true, false"
+        )
+    return value == "true"
+
+
+def _logprobs(query: dict[str, str]) -> int | None:
+    value = query.get("logprobs")
+    if value is not None and not (value.isascii() and value.isdigit() and len(value) < 8):
+        raise bad_field("logprobs", f"logprobs: got {value[:100]!r}, allowed: a number")
+    return None if value is None else int(value)
