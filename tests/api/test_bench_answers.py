@@ -53,6 +53,14 @@ def test_an_event_without_end_is_given_up(monkeypatch):
         splitter.feed(b"x" * 20)
 
 
+def test_the_last_id_is_kept_until_another_comes():
+    splitter = EventSplitter()
+    assert splitter.feed(b"id: 1\ndata: a\n\ndata: b\n\nid: 2\ndata:") == [b"a", b"b"]
+    assert splitter.last_id == b"1"
+    assert splitter.feed(b" c\n\n: nothing\nid:3\n\n") == [b"c"]
+    assert splitter.last_id == b"3"
+
+
 # ---- answers -------------------------------------------------------------------------------
 
 

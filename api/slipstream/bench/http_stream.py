@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import cast
 from urllib.parse import SplitResult
 
@@ -22,6 +23,8 @@ import httptools
 from slipstream.bench.failures import RequestFailedError
 
 Sink = Callable[[bytes], None]  # may raise RequestFailedError, which ends the exchange
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 _MAX_REFUSAL_BYTES = 2**16
 _OK = 200
@@ -43,14 +46,24 @@ class HttpClient:
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._idle: list[_Connection] = []
 
-    async def exchange(self, method: str, path: str, body: bytes | None, sink: Sink) -> None:
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        sink: Sink,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> None:
         """Ask, and wait until the answer is over; the pieces of its body go to `sink`.
+
+        headers: besides those of every request.
 
         Raises: RequestFailedError for any other status than 200 (`http_404`), for a server that is
         not there (`connect`), goes away (`disconnected`) or speaks no HTTP (`malformed`).
         """
         content = f"Content-Type: application/json\r\nContent-Length: {len(body or b'')}\r\n"
-        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}"
+        more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}{more}"
         message = (head + (content if body is not None else "") + "\r\n").encode() + (body or b"")
         while self._idle:
             connection = self._idle.pop()

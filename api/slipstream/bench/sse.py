@@ -5,7 +5,7 @@ HTTP, what the data means.
 
 Rules:
 - Events end with an empty line; lines end with LF, CR LF or CR, wherever the bytes were cut.
-- Only `data` counts; comments (the usual keep-alive) and all other fields are dropped.
+- Only `data` and `id` count; comments (the usual keep-alive) and all other fields are dropped.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ MAX_EVENT_BYTES = 16 * 2**20  # a peer that never ends an event must not fill th
 
 
 class EventSplitter:
-    """One stream's bytes in, its events' data out."""
+    """One stream's bytes in, its events' data out. last_id: of the last event that had one."""
 
-    __slots__ = ("_rest",)
+    __slots__ = ("_rest", "last_id")
 
     def __init__(self) -> None:
         self._rest = b""
+        self.last_id = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The data of every event that this piece completes.
@@ -39,13 +40,16 @@ class EventSplitter:
         self._rest = rest + held
         if len(self._rest) > MAX_EVENT_BYTES:
             raise RequestFailedError("malformed", f"an event of more than {MAX_EVENT_BYTES} bytes")
-        return [data for event in events if (data := _data(event)) is not None]
+        return [data for event in events if (data := self._data(event)) is not None]
 
-
-def _data(event: bytes) -> bytes | None:
-    if event.startswith(b"data: ") and b"\n" not in event:  # what every server sends
-        return event[6:]
-    lines = [
-        line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")
-    ]
-    return b"\n".join(lines) if lines else None
+    def _data(self, event: bytes) -> bytes | None:
+        if event.startswith(b"data: ") and b"\n" not in event:  # what every server sends
+            return event[6:]
+        lines: list[bytes] = []
+        for line in event.split(b"\n"):
+            name, _, value = line.partition(b":")
+            if name == b"data":
+                lines.append(value.removeprefix(b" "))
+            elif name == b"id":
+                self.last_id = value.removeprefix(b" ")
+        return b"\n".join(lines) if lines else None

@@ -48,6 +48,7 @@ class Streamed(Struct):
     lost: int = 0
     doubled: int = 0
     num_again: int = 0
+    num_afresh: int = 0  # of those, from the beginning
     error: str | None = None
     times_s: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -65,6 +66,7 @@ class Streamed(Struct):
             case AskedAgain():
                 self.num_again += 1
                 if record.is_afresh:
+                    self.num_afresh += 1
                     self.text, self.token_ids, self.logprobs = "", [], None
                     self.num_chars = self.num_tokens = 0
             case Failed():

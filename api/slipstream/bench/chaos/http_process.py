@@ -1,7 +1,9 @@
 """The requests over HTTP: a client in a process of its own, which is not killed itself.
 
 `python -m slipstream.bench.chaos.http_process`, with a config as `client_process` has. Here a
-stream whose connection breaks is asked for again from its beginning: nothing over HTTP names it.
+stream whose connection breaks is asked for again with the id of the last event that came, and goes
+on behind it. Where none had come it is asked for from its beginning, and where nobody is left who
+knows it: front, worker and core have died together.
 
 Rules:
 - Asked again where the front was not there, went away or was not ready yet, and only there; any
@@ -60,6 +62,16 @@ class _Reading:
         self.num_chars = 0
         self.is_over = False
 
+    @property
+    def last_id(self) -> str:
+        """Of the last event that came; empty where none has."""
+        return self._events.last_id.decode()
+
+    def begin_anew(self) -> None:
+        """Over another connection: half an event may have come over the last one."""
+        events, self._events = self._events, EventSplitter()
+        self._events.last_id = events.last_id
+
     def take_bytes(self, piece: bytes) -> None:
         """Raises: RequestFailedError."""
         for data in self._events.feed(piece):
@@ -104,23 +116,29 @@ def body_of(request: ChaosRequest) -> tuple[str, bytes]:
 async def _follow(http: HttpClient, request: ChaosRequest, journal: JournalWriter) -> None:
     path, body = body_of(request)
     is_away = False  # nothing has come since it was asked for again
+    reading = _Reading(request.index, journal)
     while True:
-        reading = _Reading(request.index, journal)
+        num_chars = reading.num_chars
+        reading.begin_anew()
+        last = {"Last-Event-ID": reading.last_id} if reading.last_id else {}
         try:
-            await http.exchange("POST", path, body, reading.take_bytes)
+            await http.exchange("POST", path, body, reading.take_bytes, last)
             if not reading.is_over:
                 raise RequestFailedError("incomplete")
             return
         except RequestFailedError as error:
-            if error.reason not in _NOT_THERE:
+            if error.reason == "http_404" and reading.last_id:
+                reading, is_away = _Reading(request.index, journal), False
+            elif error.reason not in _NOT_THERE:
                 journal.write(Failed(request.index, time.monotonic(), str(error)))
                 return
             if reading.is_over:
                 return  # the connection broke behind the last word
-            is_away = is_away and not reading.num_chars
+            is_away = is_away and reading.num_chars == num_chars
             if not is_away:
-                again = AskedAgain(request.index, time.monotonic(), str(error), is_afresh=True)
-                journal.write(again)
+                is_afresh = not reading.last_id
+                now = time.monotonic()
+                journal.write(AskedAgain(request.index, now, str(error), is_afresh=is_afresh))
             is_away = True
         await asyncio.sleep(_PAUSE_S)
 
@@ -128,7 +146,7 @@ async def _follow(http: HttpClient, request: ChaosRequest, journal: JournalWrite
 async def _follow_all(config: ClientConfig) -> None:
     places = asyncio.Semaphore(config.concurrency)
     journal = JournalWriter(config.journal)
-    http = HttpClient(urlsplit(config.address), {})
+    http = HttpClient(urlsplit(config.address), {"Accept": "text/event-stream"})
 
     async def one(request: ChaosRequest) -> None:
         async with places:

@@ -43,6 +43,7 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
     http_identical: int
     http_total: int
     http_asked_again: int
+    http_asked_afresh: int  # of those, from the beginning
     asked_again: int
     unexplained_again: int
     double_deaths: int
@@ -85,7 +86,8 @@ def lines_of(result: ChaosResult) -> list[str]:
     if result.http_total:
         lines.append(
             f"  over HTTP      {result.http_identical} of {result.http_total}, "
-            f"asked again {result.http_asked_again} times"
+            f"asked again {result.http_asked_again} times, "
+            f"{result.http_asked_afresh} from the beginning"
         )
     if result.teacher is not None:
         lines.append(

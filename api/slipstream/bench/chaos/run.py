@@ -117,6 +117,7 @@ def chaos(options: Options, folder: Path, tell: Callable[[str], object]) -> Chao
         http_identical=sum(verdicts[index].is_identical for index in http),
         http_total=len(http),
         http_asked_again=sum(played.streams[index].num_again for index in http),
+        http_asked_afresh=sum(played.streams[index].num_afresh for index in http),
         asked_again=again,
         unexplained_again=0 if conductor.num_double_deaths else again,
         double_deaths=conductor.num_double_deaths,

@@ -41,6 +41,7 @@ _GRACE_S = 0.2  # what ended a moment ago is kept so long: little, beside what m
 _CLIENT_TIMEOUT_S = 1.0
 _SETTLE_S = 3.0  # for a vanished client's silence to be noticed, before the grace time
 _CALM_S = 60.0
+_NUM_BLOCKS = 4096  # the prefix cache is full, and its memory touched, before it is looked at
 _FEW_FDS = 2
 _CLIENT = "this client"
 
@@ -116,7 +117,11 @@ def bench_soak(arguments: argparse.Namespace) -> int:
         raise wrong_option("json", arguments.json, "a file in a folder that exists")
     with census.marked() as mark, log_level("INFO" if arguments.verbose else "ERROR"):
         with Stack(
-            arguments.model, http_port=0, grace_s=_GRACE_S, client_timeout_s=_CLIENT_TIMEOUT_S
+            arguments.model,
+            http_port=0,
+            grace_s=_GRACE_S,
+            client_timeout_s=_CLIENT_TIMEOUT_S,
+            num_blocks=_NUM_BLOCKS,
         ) as stack:
             spares = _await_spares(stack)
             begin_s = time.monotonic()
