@@ -112,7 +112,9 @@ def plan_stack(
             "api_keys": api_keys(settings),
             "trace": trace,
         }
-        children.append(_module(FRONT, "slipstream.http.main", front, drains=True))
+        children.append(
+            _module(FRONT, "slipstream.http.main", front, drains=True, hears_condition=True)
+        )
     return SupervisorConfig(
         tuple(children),
         address,

@@ -32,6 +32,7 @@ from slipstream_ipc.child import (
     STATUS_FD_VARIABLE,
     Activate,
     Command,
+    Condition,
     Drain,
 )
 from slipstream_ipc.messages import Status
@@ -47,7 +48,7 @@ class ChildSpec(msgspec.Struct, frozen=True):
     """What to start: `argv`, fed with `config` (JSON) on its standard input.
 
     has_spare: another one waits beside it, to take its place. drains: it holds what users wait for,
-    and says when nothing of that is left.
+    and says when nothing of that is left. hears_condition: it tells others how the stack is.
     """
 
     name: str
@@ -55,6 +56,7 @@ class ChildSpec(msgspec.Struct, frozen=True):
     config: msgspec.Raw
     has_spare: bool = False
     drains: bool = False
+    hears_condition: bool = False
 
 
 class Exit(msgspec.Struct, frozen=True):
@@ -80,6 +82,7 @@ class Child:
         self.started_at = time.monotonic()
         self.settled_at: float | None = None  # since when it serves; or waits, where it is a spare
         self.heard_at: float | None = None  # its last beat; None while none is expected
+        self._condition: Condition | None = None  # that it was told
         self._last_words = ""
         self._killed_for = ""
         with contextlib.ExitStack() as on_error:
@@ -122,6 +125,11 @@ class Child:
     def drain(self, within_s: float) -> None:
         """Tell it to take in nothing new, and to end what runs then."""
         self._tell(Drain(within_s))
+
+    def tell(self, condition: Condition) -> None:
+        """Tell it how everybody is, where that is news."""
+        if condition != self._condition and self._tell(condition):
+            self._condition = condition
 
     def read_status(self) -> None:
         """Take in what it said."""
@@ -185,9 +193,13 @@ class Child:
         words = f" ({self._last_words})" if self._last_words else ""
         return Exit(f"exit code {code}{words}", within=code != 0)
 
-    def _tell(self, command: Command) -> None:
-        with contextlib.suppress(BrokenPipeError, BlockingIOError):  # its end, or its hang, is seen
+    def _tell(self, command: Command) -> bool:
+        """Whether it can hear that; where it cannot, its end, or its hang, is seen."""
+        try:
             os.write(self._control_fd, msgspec.json.encode(command) + b"\n")
+        except (BrokenPipeError, BlockingIOError):
+            return False
+        return True
 
 
 def _pipe(on_error: contextlib.ExitStack) -> tuple[int, int]:

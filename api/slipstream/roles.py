@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from slipstream.processes import Child, ChildSpec, Exit
 from slipstream.restarts import RestartPolicy
-from slipstream_ipc.child import Activate
+from slipstream_ipc.child import BEAT_S, Activate
+
+SILENT_S = 4 * BEAT_S  # without a beat
 
 
 class Role:
@@ -45,6 +47,13 @@ class Role:
     def is_ready(self) -> bool:
         """Whether somebody serves."""
         return self.active is not None and self.active.state == "ready"
+
+    def condition(self, now: float) -> str:
+        """How it is, in the words of `Condition`."""
+        if self.active is None or self.active.state != "ready":
+            return "restarting" if self.has_served else "starting"
+        silent_at = self.active.heard_at
+        return "ready" if silent_at is None or now < silent_at + SILENT_S else "silent"
 
     @property
     def is_preparing_spare(self) -> bool:

@@ -46,9 +46,10 @@ from slipstream.events import (
     SupervisorConfig,
 )
 from slipstream.processes import Child, ChildSpec, Exit
-from slipstream.roles import Role
+from slipstream.roles import SILENT_S, Role
 from slipstream.runtime_dir import RuntimeDirectory, RuntimeDirectoryInUse
 from slipstream.signals import SignalQueue
+from slipstream_ipc.child import Condition
 
 STOP_S = 3.0  # from SIGTERM to SIGKILL
 _FLUSH_S = 1.0  # after `drain_s`, for the last words to leave
@@ -125,6 +126,12 @@ class Supervisor:
                 for child in self._children
                 if child.heard_at is not None
             ]
+            now = time.monotonic()
+            moments += [
+                silent_at
+                for child in self._children
+                if child.heard_at is not None and (silent_at := child.heard_at + SILENT_S) > now
+            ]
             if self._is_calm:
                 moments += [
                     role.spare_due_at
@@ -146,10 +153,18 @@ class Supervisor:
             is_due = role.spare_due_at is not None and now >= role.spare_due_at
             if role.spare is None and is_due and self._is_calm:
                 role.spare = self._start(role.spec)
+        self._tell_condition(now)
         if self._phase == "draining" and all(
             role.active is not None and role.active.is_drained for role in self._roles.values()
         ):
             self._stop("nothing runs any more")
+
+    def _tell_condition(self, now: float) -> None:
+        """Who tells others how the stack is hears of every change."""
+        condition = Condition({name: role.condition(now) for name, role in self._roles.items()})
+        for role in self._roles.values():
+            if role.spec.hears_condition and role.active is not None:
+                role.active.tell(condition)
 
     def _check_beats(self, child: Child, now: float) -> None:
         timeout_s = self._config.hang_timeout_s

@@ -66,7 +66,17 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
     within_s: float
 
 
-Command = Activate | Drain
+class Condition(msgspec.Struct, frozen=True, tag=True):
+    """How the stack's processes are, by name, for a child that tells others.
+
+    `starting` until one was ready for the first time, `restarting` while a dead one's successor is
+    not; `ready`; `silent` where one that beats has not done so for a while.
+    """
+
+    processes: dict[str, str]
+
+
+Command = Activate | Drain | Condition
 
 
 class StopSignal:

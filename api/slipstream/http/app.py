@@ -5,7 +5,9 @@ how answers are made (`answer`).
 
 Rules:
 - A request's body is JSON and says so: what a browser sends on behalf of a foreign page does not.
-- /health tells of this process alone, /ready of the stack behind it; neither asks for a key.
+- /health says whether every process of the stack lives and goes on, as the supervisor sees it (one
+  that starts for the first time does); /ready, whether a request would be served now. Neither asks
+  for a key.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from urllib.parse import unquote
+
+from msgspec import UNSET
 
 from slipstream.errors import SlipstreamError
 from slipstream.http import answer
@@ -28,7 +33,7 @@ from slipstream.http.connection import Exchange
 from slipstream.http.errors import ApiError, error_of, not_ready, unknown_model
 from slipstream.http.event_ids import MAX_PLACES
 from slipstream.http.parsing import Request
-from slipstream.http.responses import Health, Model, Models
+from slipstream.http.responses import Health, Model, Models, Version
 from slipstream.http.resuming import PREFIX as STREAMS
 from slipstream.http.resuming import ask_again, ask_for_stream, last_event, wants_events
 from slipstream.http.token_texts import TokenTexts
@@ -39,6 +44,7 @@ from slipstream_ipc.messages import ModelCard
 _logger = logging.getLogger(__name__)
 _NEEDS_KEY = "/v1/"
 _MODEL = "/v1/models/"
+_WELL = frozenset(("starting", "ready"))
 Handler = Callable[[Request, Exchange], None]
 
 
@@ -51,9 +57,11 @@ class App:
         self._texts = texts
         self._limits = limits
         self._started = int(time.time())
+        self.processes: dict[str, str] = {}  # how they are, by name, as far as somebody has said
         self._handlers: dict[str, dict[str, Handler]] = {
             "/health": {"GET": self._health},
             "/ready": {"GET": self._ready},
+            "/version": {"GET": self._version},
             "/v1/models": {"GET": self._models},
             "/v1/completions": {"POST": self._completions},
             "/v1/chat/completions": {"POST": self._chat},
@@ -108,7 +116,13 @@ class App:
     # ---- handlers ----------------------------------------------------------------------------
 
     def _health(self, _request: Request, exchange: Exchange) -> None:
-        exchange.respond(json_response(200, Health("ok")))
+        processes = self.processes
+        is_well = _WELL.issuperset(processes.values())
+        health = Health("ok" if is_well else "unhealthy", processes=processes or UNSET)
+        exchange.respond(json_response(200 if is_well else 503, health))
+
+    def _version(self, _request: Request, exchange: Exchange) -> None:
+        exchange.respond(json_response(200, Version(version("slipstream"))))
 
     def _ready(self, _request: Request, exchange: Exchange) -> None:
         model = self._served()

@@ -29,6 +29,7 @@ from slipstream_ipc.child import (
     BEAT_S,
     Beats,
     Commands,
+    Condition,
     Drain,
     StopSignal,
     report,
@@ -59,19 +60,22 @@ async def _serve(config: FrontConfig, stop: StopSignal, commands: Commands, beat
     loop = asyncio.get_running_loop()
 
     def on_command() -> None:
-        if any(isinstance(command, Drain) for command in commands.read()):
-            told_to_drain.set()
+        for command in commands.read():
+            if isinstance(command, Drain):
+                told_to_drain.set()
+            elif isinstance(command, Condition):
+                app.processes = command.processes
 
     def beat() -> None:
         beats.beat(time.monotonic())
         loop.call_later(BEAT_S, beat)
 
-    loop.add_reader(stop.fileno(), stopped.set)
-    loop.add_reader(commands.fileno(), on_command)
-    beat()
     io = LoopIO(config.client_address, config.timeout_s, open_tracer(config.trace, "http"))
     app = App(io, Keys(config.api_keys), TokenTexts(config.tokenizer), config.limits)
     server = Server(app, config.limits)
+    loop.add_reader(stop.fileno(), stopped.set)
+    loop.add_reader(commands.fileno(), on_command)
+    beat()
     try:
         try:
             port = await server.listen(config.host, config.port)

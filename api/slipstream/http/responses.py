@@ -131,7 +131,14 @@ class Models(Struct, frozen=True):
 
 
 class Health(Struct, frozen=True):
-    """How this process is."""
+    """How this process is; processes: how all of the stack are, by name."""
 
     status: str
     model: str | UnsetType = UNSET
+    processes: dict[str, str] | UnsetType = UNSET
+
+
+class Version(Struct, frozen=True):
+    """Of this software."""
+
+    version: str

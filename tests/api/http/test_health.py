@@ -1,0 +1,85 @@
+"""/health tells of every process of the stack: of real ones, stopped and killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+from tests.api.conftest import PATIENCE_S
+
+from slipstream import Stack
+
+ALL = {"core", "worker", "http"}
+
+
+@pytest.fixture(scope="module")
+def stack():
+    # the hang timeout is for us to end: a process that is stopped stays so
+    with Stack("simulated:step_ms=1", http_port=0, hang_timeout_s=600.0) as running:
+        yield running
+
+
+def health(stack: Stack) -> tuple[int, dict[str, Any]]:
+    try:
+        with urllib.request.urlopen(f"{stack.http_address}/health") as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def wait_for(stack: Stack, status: int, **processes: str) -> None:
+    """Until it says so; asking is what takes the time."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        found, body = health(stack)
+        told = body.get("processes", {})  # none: a front that has just begun has not heard yet
+        if found == status and processes.items() <= told.items():
+            assert body["status"] == ("ok" if status == 200 else "unhealthy")
+            assert set(told) == ALL
+            return
+    raise AssertionError((found, body))
+
+
+def test_all_is_well(stack):
+    wait_for(stack, 200, core="ready", worker="ready", http="ready")
+
+
+@pytest.mark.parametrize("name", ["core", "worker"])
+def test_a_process_that_hangs_is_not_healthy(stack, name):
+    wait_for(stack, 200, **{name: "ready"})
+    pid = stack.pids[name]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for(stack, 503, **{name: "silent"})
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(stack, 200, **{name: "ready"})
+
+
+@pytest.mark.parametrize("name", ["core", "worker", "http"])
+def test_a_process_that_was_replaced_is_healthy(stack, name):
+    before = stack.pids[name]
+    os.kill(before, signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE_S
+    while stack.pids.get(name) in (before, None):
+        assert time.monotonic() < deadline
+        stack.next_event(1.0)
+    while time.monotonic() < deadline:
+        try:
+            wait_for(stack, 200, **dict.fromkeys(ALL, "ready"))
+        except OSError:  # the front is on its way
+            continue
+        return
+    raise AssertionError(stack.pids)
+
+
+def test_version(stack):
+    with urllib.request.urlopen(f"{stack.http_address}/version") as answer:
+        assert json.load(answer) == {"version": version("slipstream")}
