@@ -29,6 +29,7 @@ from slipstream.errors import BadRequestError, SlipstreamError
 from slipstream.generate import add_generate
 from slipstream.keys import add_keys
 from slipstream.options import Parser, one_line
+from slipstream.run_batch import add_run_batch
 from slipstream.serve import add_serve
 from slipstream.stack import LOG_LEVEL_VARIABLE
 from slipstream.tracing.command import add_trace
@@ -72,6 +73,7 @@ def _parser() -> Parser:
     add_serve(_command(commands, "serve", "run a stack in the foreground"))
     add_generate(_command(commands, "generate", "stream the answer to one prompt"))
     add_chat(_command(commands, "chat", "talk with a model"))
+    add_run_batch(_command(commands, "run-batch", "answer a file of requests"))
     add_trace(_command(commands, "trace", "show what --trace recorded"))
     add_keys(_command(commands, "keys", "make keys for tcp:// addresses"))
     add_demo(_command(commands, "demo", "see what it can do"))
