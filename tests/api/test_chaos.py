@@ -6,6 +6,8 @@ import json
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +16,11 @@ from msgspec import structs
 
 from slipstream.bench import census
 from slipstream.bench.chaos.compare import Answer, Streamed, assemble, compare
+from slipstream.bench.chaos.conductor import Conductor
 from slipstream.bench.chaos.follow import Follower, Read, read_before
 from slipstream.bench.chaos.gaps import Span, gaps_by_kind, longest_gap
 from slipstream.bench.chaos.journal import AskedAgain, Failed, JournalWriter, Piece, read_journal
-from slipstream.bench.chaos.schedule import PLACES, make_schedule
+from slipstream.bench.chaos.schedule import PLACES, Blow, Round, make_schedule
 from slipstream.bench.chaos.teacher import TOLERANCE, margins_of
 from slipstream.bench.chaos.workload import Shape, make_requests
 from slipstream.cli import main
@@ -327,6 +330,23 @@ def test_what_a_grammar_forbids_is_wrong():
     assert margins_of(logits, [0, 1], admit, 3, 0, grammar) == [0.0, 0.0]
     assert margins_of(logits, [0, 2], admit, 3, 0, grammar) == [0.0, 1.0]
     assert margins_of(logits, [0, 0], admit, 3, 0, grammar)[1] == float("inf")
+
+
+# ---- blows ------------------------------------------------------------------------------------
+
+
+def test_a_process_that_ended_before_its_blow_is_missed():
+    """Its end has not been told yet where it is struck twice in a moment."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    stack: Any = SimpleNamespace(pids={"worker": process.pid}, next_event=lambda timeout_s: None)
+    rounds = [Round(pause_s=0.0, awaits_spares=False, blows=(Blow("worker", "kill"),))]
+    conductor = Conductor(stack, rounds, set())
+    client: Any = SimpleNamespace(
+        has_begun=lambda: True, has_ended=lambda: bool(conductor.num_missed or conductor.struck)
+    )
+    conductor.run([client], within_s=60.0)
+    assert (conductor.num_missed, conductor.struck) == (1, [])
 
 
 # ---- the whole -------------------------------------------------------------------------------

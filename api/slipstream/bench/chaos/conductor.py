@@ -160,11 +160,15 @@ class Conductor:
         if pid is None:
             self.num_missed += 1
             return
+        struck = Struck(self._round - 1, blow, pid, time.monotonic(), name in self.spares)
+        try:
+            os.kill(pid, signal.SIGKILL if blow.means == "kill" else signal.SIGSTOP)
+        except ProcessLookupError:  # it has ended, and we are yet to hear of it
+            self.num_missed += 1
+            return
         missing = {one.blow.place for one in self._missing()} - {blow.place}
         if blow.place in _KEEPERS and missing & _KEEPERS:
             self.num_double_deaths += 1
-        struck = Struck(self._round - 1, blow, pid, time.monotonic(), name in self.spares)
-        os.kill(pid, signal.SIGKILL if blow.means == "kill" else signal.SIGSTOP)
         self.struck.append(struck)
 
     def _strike_client(self, blow: Blow) -> None:
