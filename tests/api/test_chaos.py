@@ -339,7 +339,9 @@ def test_a_process_that_ended_before_its_blow_is_missed():
     """Its end has not been told yet where it is struck twice in a moment."""
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
-    stack: Any = SimpleNamespace(pids={"worker": process.pid}, next_event=lambda timeout_s: None)
+    stack: Any = SimpleNamespace(
+        pids={"worker": process.pid}, next_event=lambda timeout_s: None, is_running=True
+    )
     rounds = [Round(pause_s=0.0, awaits_spares=False, blows=(Blow("worker", "kill"),))]
     conductor = Conductor(stack, rounds, set())
     client: Any = SimpleNamespace(
