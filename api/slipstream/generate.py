@@ -39,6 +39,12 @@ def add_generate(parser: Parser) -> None:
         default=argparse.SUPPRESS,
         help="with --json: log-probabilities of the tokens and of the K likeliest",
     )
+    parser.add_argument(
+        "--prompt-logprobs",
+        metavar="K",
+        default=argparse.SUPPRESS,
+        help="with --json: a first line with those of the prompt's tokens",
+    )
     add_connection(parser)
     parser.set_defaults(run=generate)
 

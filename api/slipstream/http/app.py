@@ -130,10 +130,10 @@ class App:
 
     def _start(self, ask: Ask, exchange: Exchange) -> None:
         start = partial(answer.start, ask, exchange, self._io, self._texts, self._held_bytes)
-        if ask.num_logprobs is None:
-            start()
-        else:
+        if ask.needs_texts:
             self._texts.when_loaded(start)
+        else:
+            start()
 
     def _served(self) -> ModelCard:
         model = self._io.model

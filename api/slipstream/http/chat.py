@@ -10,7 +10,7 @@ import time
 from msgspec import Raw
 
 from slipstream.batch import TokenLogprobs
-from slipstream.http.ask import Ask, names_of, sampling_params, wants_usage
+from slipstream.http.ask import Ask, check_num_shown, names_of, num_shown, sampling_params, wants_usage
 from slipstream.http.decoding import BodyDecoder, refuse_unsupported
 from slipstream.http.errors import bad_field
 from slipstream.http.logprobs import TextPlace, chat_logprobs
@@ -51,6 +51,7 @@ def ask_chat(body: ChatRequest, model: ModelCard) -> Ask:
     )
     if not body.messages:
         raise bad_field("messages", "messages: got none, allowed: one or more")
+    check_num_shown(params, "top_logprobs", params.n, 0, model)
     turns = tuple(_turn(index, message) for index, message in enumerate(body.messages))
     submits = [
         new_submit(
@@ -66,7 +67,7 @@ def ask_chat(body: ChatRequest, model: ModelCard) -> Ask:
         shape=ChatShape(),
         is_stream=bool(body.stream),
         with_usage=wants_usage(body),
-        num_logprobs=num_logprobs,
+        num_logprobs=num_shown(num_logprobs, model),
         param_names={"prompt": "messages", "logprobs": "top_logprobs", **names, **names_of(body)},
     )
 
