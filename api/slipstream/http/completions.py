@@ -12,7 +12,14 @@ import msgspec
 from msgspec import Raw
 
 from slipstream.batch import TokenLogprobs
-from slipstream.http.ask import Ask, check_num_shown, names_of, num_shown, sampling_params, wants_usage
+from slipstream.http.ask import (
+    Ask,
+    check_num_shown,
+    names_of,
+    num_shown,
+    sampling_params,
+    wants_usage,
+)
 from slipstream.http.decoding import BodyDecoder, refuse_unsupported
 from slipstream.http.echo import Echo
 from slipstream.http.errors import bad_field
