@@ -13,7 +13,7 @@ from tests.system.conftest import CHAIN, MiniStack
 
 PROMPTS = ["Chapter 1: how names are bound, and where.", "A list is", "x", "And then? " * 9]
 PARAMS: dict[str, Any] = {"max_tokens": 12, "prompt_logprobs": 3, "logprobs": 1}
-POINTS = [2, 4, 5, 6, 7, 8, 9, 11, 14, 18, 26]
+POINTS = [4, 6, 8, 11, 16, 24]
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +117,7 @@ def test_who_goes_on_with_a_stream_elsewhere_gets_them_too(make_stack, plain) ->
 
 
 def test_who_ended_before_they_were_whole_has_none(make_stack) -> None:
-    stack = make_stack(max_num_batched_tokens=8)
+    stack = make_stack(max_num_batched_tokens=8, grace_s=0.05)
     client = stack.client()
     one = client.submit("And then? " * 30, **PARAMS)
     stack.until(lambda: one.accepted > 0)
@@ -127,5 +127,4 @@ def test_who_ended_before_they_were_whole_has_none(make_stack) -> None:
     assert one.end is not None
     assert one.end.reason == "abort"
     assert not one.prompt.is_whole
-    stack.pass_time(1000)
     stack.until(stack.holds_nothing)
