@@ -24,7 +24,7 @@ from slipstream_core.assembly import Core, assemble_core
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.load import load_runner
 from slipstream_ipc.attach import Attacher
-from slipstream_ipc.codec import client_codec, decode_params, encode_params
+from slipstream_ipc.codec import client_codec, encode_params
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
 from slipstream_ipc.log import history_digest
 from slipstream_ipc.messages import (
@@ -141,11 +141,12 @@ class RawClient:
             text=prompt if isinstance(prompt, str) else None,
             token_ids=b"" if isinstance(prompt, str) else pack_u32(prompt),
         )
-        return self.send_submit(submit)
+        received = self.send_submit(submit)
+        received.wants_prompt = params.get("prompt_logprobs") is not None
+        return received
 
     def send_submit(self, submit: Submit) -> Received:
         received = self.streams[submit.handle] = Received(submit.stream_id, submit)
-        received.wants_prompt = decode_params(submit.params).prompt_logprobs is not None
         self._waiting.append(submit)
         return received
 
