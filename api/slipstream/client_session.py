@@ -38,6 +38,7 @@ from slipstream_ipc.messages import (
     Fault,
     Goodbye,
     ModelCard,
+    PromptLogprobs,
     Refusal,
     Rejected,
     Superseded,
@@ -184,6 +185,9 @@ class ClientSession:
                         self._num_breaches = 0
                     case Accepted():
                         table.accept(body)
+                    case PromptLogprobs():
+                        if not table.take_prompt(body):
+                            self._attacher.attach(now)
                     case Rejected():
                         table.reject(body)
                     case Superseded():

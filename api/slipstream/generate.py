@@ -15,7 +15,7 @@ from slipstream.options import (
     connected,
     sampling_params_of,
 )
-from slipstream.outputs import Delta
+from slipstream.outputs import Delta, PromptTokenLogprobs
 from slipstream.settings import wrong_option
 
 _MAX_TOKENS = 256
@@ -39,6 +39,17 @@ def add_generate(parser: Parser) -> None:
         default=argparse.SUPPRESS,
         help="with --json: log-probabilities of the tokens and of the K likeliest",
     )
+    parser.add_argument(
+        "--prompt-logprobs",
+        metavar="K",
+        default=argparse.SUPPRESS,
+        help="with --json: a line before all others, with those of the prompt's tokens",
+    )
+    parser.add_argument(
+        "--cache-salt",
+        metavar="TEXT",
+        help="share what is computed of equal beginnings only with who gives the same",
+    )
     add_connection(parser)
     parser.set_defaults(run=generate)
 
@@ -46,14 +57,19 @@ def add_generate(parser: Parser) -> None:
 def generate(arguments: argparse.Namespace) -> int:
     """Stream one answer to standard output."""
     params = sampling_params_of(arguments)
-    if params.logprobs is not None and not arguments.json:
-        raise wrong_option("logprobs", params.logprobs, "nothing, unless with --json")
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(params, name)
+        if wanted is not None and not arguments.json:
+            raise wrong_option(name, wanted, "nothing, unless with --json")
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     write = sys.stdout.write
     with connected(arguments) as client:
         last = "\n"
         try:
-            for delta in client.stream(prompt, params):
+            stream = client.stream(prompt, params, cache_salt=arguments.cache_salt)
+            for index, delta in enumerate(stream):
+                if not index and (of_prompt := stream.prompt_logprobs) is not None:
+                    write(_prompt_line(of_prompt))
                 write(_json_line(delta) if arguments.json else delta.text)
                 sys.stdout.flush()
                 last = delta.text[-1:] or last
@@ -63,6 +79,11 @@ def generate(arguments: argparse.Namespace) -> int:
                 write("\n")
                 sys.stdout.flush()
     return 0
+
+
+def _prompt_line(of_prompt: PromptTokenLogprobs) -> str:
+    shown = [None if token is None else list(token.values()) for token in of_prompt]
+    return msgspec.json.encode({"prompt_logprobs": shown}).decode() + "\n"
 
 
 def _json_line(delta: Delta) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from slipstream.errors import ClosedError, ConnectionLostError
-from slipstream.outputs import Completion, TokenLogprobs
+from slipstream.outputs import Completion, PromptTokenLogprobs, TokenLogprobs
 from slipstream.requests import Prompt
 from slipstream.settings import SHORT_LIVED
 from slipstream.stack import Stack, StackError
@@ -53,6 +53,7 @@ class RequestOutput(msgspec.Struct, frozen=True):
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: Literal[True] = True
+    prompt_logprobs: PromptTokenLogprobs | None = None  # None for the prompt's first token
 
 
 class LLM:
@@ -188,4 +189,5 @@ def _output(request_id: str, prompt: object, completion: Completion) -> RequestO
         prompt if isinstance(prompt, str) else None,
         completion.prompt_token_ids,
         answers,
+        prompt_logprobs=completion.prompt_logprobs,
     )

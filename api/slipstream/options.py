@@ -143,6 +143,9 @@ def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int | None) -> 
         ("min-p", "in [0, 1]; default: 0"),
         ("seed", "the same seed gives the same tokens; default: a random one"),
         ("min-tokens", "default: 0"),
+        ("presence-penalty", "in [-2, 2], on tokens that were output; default: 0"),
+        ("frequency-penalty", "in [-2, 2], the same each time; default: 0"),
+        ("repetition-penalty", "above 0, on tokens that were there; default: 1"),
     ):
         group.add_argument(f"--{name}", metavar="X", default=argparse.SUPPRESS, help=meaning)
     group.add_argument(

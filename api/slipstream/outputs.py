@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from slipstream.batch import Batch, Cut, Logprob, Position, TokenLogprobs
+from slipstream.prompt_pieces import PromptPieces, PromptTokenLogprobs, prompt_logprobs_of
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.messages import Deltas, End, FinishReason, LogprobColumns
 
@@ -21,6 +22,7 @@ __all__ = [
     "Delta",
     "Logprob",
     "Position",
+    "PromptTokenLogprobs",
     "TokenLogprobs",
     "begin_of",
     "end_of",
@@ -93,6 +95,7 @@ class Completion(Struct, frozen=True, eq=False):
     _whole: Delta
     _prompt_ids: bytes
     _others: tuple[Completion, ...] = ()
+    _prompt: PromptPieces | None = None
 
     @property
     def choices(self) -> tuple[Completion, ...]:
@@ -113,6 +116,13 @@ class Completion(Struct, frozen=True, eq=False):
     def logprobs(self) -> list[TokenLogprobs] | None:
         """Each token's candidates by id, the token itself first; None if not asked for."""
         return self._whole.logprobs
+
+    @property
+    def prompt_logprobs(self) -> PromptTokenLogprobs | None:
+        """Each prompt token's candidates by id, the token itself first; None for the first token,
+        which has none. None where they were not asked for. Several answers to a prompt share them.
+        """
+        return prompt_logprobs_of(self._prompt)
 
     @property
     def finish_reason(self) -> FinishReason | None:

@@ -44,6 +44,7 @@ _CORE_OPTIONS = (
     "threads",
     "native",
     "max_waiting",
+    "max_logprobs",
     "step_timeout_s",
     "trust_remote_code",
 )

@@ -15,6 +15,7 @@ import msgspec
 from slipstream.client_io import ClientIO
 from slipstream.errors import BadRequestError, bad_request
 from slipstream.outputs import Completion, Delta, Position, end_of, join
+from slipstream.prompt_pieces import PromptTokenLogprobs, prompt_logprobs_of
 from slipstream.requests import (
     Prompt,
     checked_params,
@@ -61,6 +62,13 @@ class Reading:
         """The prompt as the model sees it; known from the first delta on, None before."""
         ids = self._state.prompt_ids
         return u32(ids).tolist() if ids is not None else None
+
+    @property
+    def prompt_logprobs(self) -> PromptTokenLogprobs | None:
+        """Each prompt token's candidates by id, the token itself first; None for the first token,
+        which has none. Known from the first delta on; None before, or where not asked for.
+        """
+        return prompt_logprobs_of(self._state.prompt_logprobs)
 
     @property
     def text(self) -> str:
@@ -153,7 +161,15 @@ class Reading:
         whole = self._take()
         if whole is None:
             whole = join((), self._state.end)
-        return Completion(self.id, self.label, whole.text, whole, self._state.prompt_ids or b"")
+        state = self._state
+        return Completion(
+            self.id,
+            self.label,
+            whole.text,
+            whole,
+            state.prompt_ids or b"",
+            _prompt=state.prompt_logprobs,
+        )
 
 
 def _no_delta() -> Delta:
@@ -238,6 +254,7 @@ def with_others(
     found = []
     for each in params:
         first, *others = islice(rest, each.n)
+        others = [msgspec.structs.replace(other, _prompt=first._prompt) for other in others]
         found.append(msgspec.structs.replace(first, _others=tuple(others)) if others else first)
     return found
 

@@ -37,6 +37,7 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.params import (
     check_cache_salt,
     check_label,
+    check_num_logprobs,
     check_params,
     check_prompt,
     check_turns,
@@ -82,10 +83,13 @@ def params_of_answers(params: SamplingParams) -> list[SamplingParams]:
     if params.n == 1:
         return [params]
     one = msgspec.structs.replace(params, n=1)
-    if params.seed is None:
-        return [one] * params.n
-    seeds = [(params.seed + index + 2**63) % 2**64 - 2**63 for index in range(params.n)]
-    return [msgspec.structs.replace(one, seed=seed) for seed in seeds]
+    answers = [one] * params.n
+    if params.seed is not None:
+        seeds = [(params.seed + index + 2**63) % 2**64 - 2**63 for index in range(params.n)]
+        answers = [msgspec.structs.replace(one, seed=seed) for seed in seeds]
+    # of one prompt, which the first answer has for all
+    others = [msgspec.structs.replace(each, prompt_logprobs=None) for each in answers[1:]]
+    return [answers[0], *others]
 
 
 def new_submit(
@@ -118,6 +122,8 @@ def new_submit(
             raise BadRequest("cache_salt", type(cache_salt).__name__, "a string, or None")
         check_cache_salt(cache_salt or "")
         text, token_ids, messages = _prompt(prompt, params, model)
+        if model is not None:
+            check_num_logprobs(params, model)
         submit = Submit(
             handle=0,
             stream_id=secrets.token_bytes(16) if stream_id is None else _stream_id(stream_id),

@@ -53,6 +53,11 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_waiting: Annotated[
         int, Meta(ge=1), _about("requests that may wait; more are turned away")
     ] = 16384
+    max_logprobs: Annotated[
+        int,
+        Meta(ge=-1, le=2**31 - 1),
+        _about("log-probabilities to a token that a request may have; -1: the whole vocabulary's"),
+    ] = 20
     kv_cache_gib: Annotated[
         float, Meta(gt=0), _about("memory of the key-value cache on the CPU, in GiB")
     ] = 1.0

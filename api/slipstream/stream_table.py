@@ -33,14 +33,17 @@ from slipstream.errors import SlipstreamError, StreamLostError, error_from
 from slipstream.group import Group
 from slipstream.kept_ids import KeptIds
 from slipstream.outputs import Delta
+from slipstream.prompt_pieces import PromptPieces
 from slipstream.received import Received
 from slipstream.unread import LOOK_EVERY, MOST_UNREAD, MOST_UNREAD_AT_END, merge
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
+from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
     Accepted,
     Deltas,
     End,
     Fault,
+    PromptLogprobs,
     Rejected,
     Resume,
     Submit,
@@ -62,6 +65,7 @@ class StreamState:
     deltas: deque[Delta] = field(default_factory=deque)  # unread; merged while nobody reads
     bell: Bell[StreamState] | LoopBell | None = None  # hangs here while the reader waits
     prompt_ids: bytes | None = None  # u32; None until the stream is accepted
+    prompt_logprobs: PromptPieces | None = None  # where they were asked for; whole before a delta
     end: End | None = None
     error: SlipstreamError | None = None
     is_over: bool = False
@@ -144,6 +148,18 @@ class StreamTable:
         if state is not None:
             u32(message.prompt_ids, "prompt_ids")
             state.prompt_ids = message.prompt_ids
+
+    def take_prompt(self, message: PromptLogprobs) -> bool:
+        """Log-probabilities of a stream's prompt; False if they left a gap."""
+        state = self._streams.get(message.handle)
+        if state is None:
+            return True
+        if state.prompt_ids is None:
+            raise ProtocolError("a prompt's log-probabilities before the prompt")
+        if state.prompt_logprobs is None:
+            state.prompt_logprobs = PromptPieces()
+        num_tokens = len(state.prompt_ids) // 4 - 1
+        return state.prompt_logprobs.take(message.start, message.logprobs, num_tokens)
 
     def reject(self, message: Rejected) -> None:
         """The stream does not run, or not on."""

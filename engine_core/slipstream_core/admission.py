@@ -23,6 +23,7 @@ from slipstream_ipc.codec import MAX_CORE_MESSAGE_BYTES
 from slipstream_ipc.columns import check_entry, u32
 from slipstream_ipc.errors import BadRequest, ProtocolError
 from slipstream_ipc.messages import Admit, Fault, ModelCard
+from slipstream_ipc.params import check_logprob_bytes, check_num_logprobs
 from slipstream_ipc.structured import check_ending
 from slipstream_ipc.token_rules import check_rules, unpack_words
 
@@ -78,6 +79,20 @@ class Admission:
         return self._logprobs_objection(admit, total) or self._overload(admit, num_waiting)
 
     def _logprobs_objection(self, admit: Admit, total: int) -> Fault | None:
+        params, num_prompt = admit.params, len(admit.prompt_ids) // 4
+        try:
+            check_num_logprobs(params, self.card)
+            check_logprob_bytes(params, num_prompt, admit.max_tokens, self.card.vocab_size)
+        except BadRequest as error:
+            return error.fault
+        if -1 in (params.logprobs, params.prompt_logprobs):
+            return Fault("bad_request", "-1, allowed: what that stands for", "logprobs")
+        if admit.prompt_logprobs is not None:
+            prompt_width = 0 if params.prompt_logprobs is None else 1 + params.prompt_logprobs
+            try:
+                check_entry(admit.prompt_logprobs, num_prompt - 1, prompt_width)
+            except ProtocolError as error:
+                return Fault("bad_request", str(error), "prompt_logprobs")
         width = 0 if admit.params.logprobs is None else 1 + admit.params.logprobs
         if admit.logprobs is not None:
             try:
@@ -108,6 +123,11 @@ def is_same(one: Admit, other: Admit) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
+def wants_prompt(admit: Admit) -> bool:
+    """Whether the log-probabilities of its prompt are to be computed here."""
+    return admit.params.prompt_logprobs is not None and admit.prompt_logprobs is None
+
+
 def new_request(stream: Stream) -> NewRequest:
     """What the scheduler needs of a registration."""
     admit = stream.registration
@@ -128,6 +148,8 @@ def new_request(stream: Stream) -> NewRequest:
         worker_ends=bool(admit.stop_token_ids or params.stop),
         on_probation=admit.strikes >= _STRIKES_TO_PROBATION,
         cache_salt=admit.cache_salt,
+        use_prefix_cache=not wants_prompt(admit),
+        num_prompt_logprobs=(params.prompt_logprobs or 0) if wants_prompt(admit) else -1,
         rules=token_rules(params, unpack_words(admit.bad_word_ids, admit.bad_word_counts)),
         has_grammar=params.structured_outputs is not None,
     )

@@ -106,6 +106,7 @@ def assemble_core(
         info.max_model_len,
         info.eos_token_ids,
         info.default_sampling,
+        config.max_logprobs,
     )
     grammars = GrammarRows(tokens, info.vocab_size)
     compiler = GrammarCompiler(

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from slipstream_core.block_pool import NULL_BLOCK
 from slipstream_core.rule_columns import RuleColumns, TokenRules
+from slipstream_ipc.wide_logprobs import MAX_NARROW
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -56,6 +57,7 @@ class NewRequest:
     on_probation: bool = False  # runs alone until it has sampled a token
     cache_salt: str = ""  # blocks are shared only among requests with the same
     use_prefix_cache: bool = True  # False: computes all of its tokens itself
+    num_prompt_logprobs: int = -1  # as num_logprobs, of the prompt's tokens
     rules: TokenRules | None = None
     has_grammar: bool = False  # what it may sample next hangs on its history
 
@@ -73,6 +75,7 @@ class SamplingColumns:
     all_greedy: bool
     any_truncation: bool
     max_logprobs: int
+    any_wide: bool
 
 
 class RequestColumns:
@@ -174,6 +177,7 @@ class RequestColumns:
         temperatures = self.temperature[rows]
         top_ks, top_ps, min_ps = self.top_k[rows], self.top_p[rows], self.min_p[rows]
         num_logprobs = self.num_logprobs[rows]
+        is_wide = num_logprobs >= MAX_NARROW
         columns = SamplingColumns(
             temperatures=temperatures,
             top_ks=top_ks,
@@ -183,7 +187,8 @@ class RequestColumns:
             num_logprobs=num_logprobs,
             all_greedy=not temperatures.any(),
             any_truncation=bool(top_ks.any() or (top_ps < 1).any() or min_ps.any()),
-            max_logprobs=int(num_logprobs.max(initial=-1)),
+            max_logprobs=int(num_logprobs[~is_wide].max(initial=-1)),
+            any_wide=bool(is_wide.any()),
         )
         self._last_sampling = rows, columns
         return columns

@@ -23,6 +23,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reads what that one noted. None: nothing is noted.
     `trace` is the file that a timeline is to become; this process leaves its part beside it.
     `step_timeout_s` is how long a step may take before the device counts as stuck.
+    `max_logprobs` is how many log-probabilities to a token a request may have; -1 is no limit.
     `trust_remote_code` lets code that lies beside the weights run in this process.
     """
 
@@ -41,6 +42,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     threads: Positive | None = None
     native: bool = True
     max_waiting: Positive = 16384
+    max_logprobs: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 20
     step_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
     trust_remote_code: bool = False
     trace: str | None = None

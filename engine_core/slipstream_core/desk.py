@@ -27,7 +27,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.admission import Admission, is_same, new_request
+from slipstream_core.admission import Admission, is_same, new_request, wants_prompt
+from slipstream_core.columns import NO_ROW
 from slipstream_core.grammar.compiler import Compiled, GrammarCompiler
 from slipstream_core.grammar.rows import GrammarRows
 from slipstream_core.grammar.state import GrammarState
@@ -50,6 +51,7 @@ from slipstream_ipc.messages import (
     Hello,
     ModelCard,
     Positions,
+    PromptScores,
     Refused,
     Registered,
     Report,
@@ -59,6 +61,8 @@ from slipstream_ipc.messages import (
     Withdraw,
     WorkerToCore,
 )
+from slipstream_ipc.prompt_log import PromptLog
+from slipstream_ipc.wide_logprobs import Candidates
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +102,7 @@ class Desk:
         self._suspects = suspects
         self._streams = StreamTable()
         self._cursors = Cursors()
+        self._prompts = PromptLog()
         self._ports: dict[bytes, Port] = {}
 
     @property
@@ -139,6 +144,16 @@ class Desk:
             port.completed_step = completed_step
             is_more |= port.publish()
         return is_more
+
+    def scored(
+        self, rows: Sequence[int], starts: Sequence[int], pieces: Sequence[Candidates]
+    ) -> None:
+        """Log-probabilities of these rows' prompts, from position `starts[i]` on."""
+        for row, start, piece in zip(rows, starts, pieces, strict=True):
+            stream = self._streams.at(row) if row != NO_ROW else None
+            if stream is not None and self._prompts.add(row, start, piece):
+                self._scheduler.has_prompt_logprobs(row)
+                self._state_prompt(self._ports[stream.worker], stream)
 
     def mark(self, rows: Int64s) -> None:
         """These rows have new tokens."""
@@ -223,6 +238,7 @@ class Desk:
             return  # it states its positions next
         for stream in owned:
             port.state(Registered(stream.row, stream.registration, stream.end))
+            self._state_prompt(port, stream)
             # outputs that it was admitted with are in its registration
             num_outputs = len(stream.registration.output_ids) // 4
             self._send_from(port, stream, stream.prompt_len + num_outputs)
@@ -287,6 +303,9 @@ class Desk:
         position = len(prompt) + len(outputs)
         if admit.params.logprobs is not None:
             self._logprobs.open(stream.row, admit.params.logprobs, position)
+        if wants_prompt(admit):
+            assert admit.params.prompt_logprobs is not None
+            self._prompts.open(stream.row, len(prompt), admit.params.prompt_logprobs)
         if grammar is not None:
             self._grammars.add(stream.row, grammar, stream.prompt_len)
         port.state(Admitted(admit.stream_id, stream.row))
@@ -359,6 +378,7 @@ class Desk:
             port.state(Refused(stream_id, stream.end.fault))
             return
         port.state(Admitted(stream_id, stream.row))
+        self._state_prompt(port, stream)
         self._send_from(port, stream, stream.prompt_len + num_outputs)
 
     def _outputs(self, stream: Stream, num: int) -> UInt32s:
@@ -366,6 +386,11 @@ class Desk:
 
     def _send_from(self, port: Port, stream: Stream, position: int) -> None:
         port.open(stream.row, position, logprobs=stream.registration.params.logprobs is not None)
+
+    def _state_prompt(self, port: Port, stream: Stream) -> None:
+        """Send what was computed of a prompt, if all of it was; no token leaves before it."""
+        for start, columns in self._prompts.pieces(stream.row):
+            port.state(PromptScores(stream.registration.stream_id, start, columns))
 
     def _end(self, stream: Stream, end: End) -> None:
         """End a stream for a reason that its tokens do not imply."""
@@ -385,4 +410,5 @@ class Desk:
         self._stop(stream)
         self._tokens.drop(stream.row)
         self._logprobs.drop(stream.row)
+        self._prompts.drop(stream.row)
         self._streams.remove(stream)

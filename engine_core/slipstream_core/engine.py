@@ -29,7 +29,7 @@ import numpy as np
 import zmq
 
 from slipstream_core.grammar.rows import GrammarRows
-from slipstream_core.runner.plan import Runner, StepFailed, StepPlan
+from slipstream_core.runner.plan import Candidates, Runner, StepFailed, StepPlan
 from slipstream_core.scheduler import Scheduler
 from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.trace import Span, Tracer
@@ -50,6 +50,11 @@ class Readers(Protocol):
 
     def publish(self, completed_step: int) -> bool:
         """Send them some of what is new; whether there is more that could be sent at once."""
+
+    def scored(
+        self, rows: Sequence[int], starts: Sequence[int], pieces: Sequence[Candidates]
+    ) -> None:
+        """Log-probabilities of these rows' prompts, from position `starts[i]` on."""
 
     def mark(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
         """These rows have new tokens."""
@@ -180,9 +185,17 @@ class Engine:
             self._give_next_masks()
             return
         begin_ns = time.monotonic_ns()  # what `collect` has waited for is the device's time
+        if plan.prompt is not None:  # before its last row may have ended
+            rows = self._scheduler.prompt_rows_of(plan).tolist()
+            self._readers.scored(rows, plan.prompt.starts.tolist(), result.prompt)
         sampled = self._scheduler.complete(plan, result.token_ids)
         if result.logprobs is not None:
             self._logprobs.append(sampled.rows, result.logprobs, sampled.index)
+        if result.wide:
+            row_at = dict(zip(sampled.index.tolist(), sampled.rows.tolist(), strict=True))
+            for at, piece in result.wide:
+                if at in row_at:
+                    self._logprobs.append_wide(row_at[at], piece)
         self._readers.mark(sampled.rows)
         self._readers.collected(plan.step)
         if self._tracer is not None:

@@ -18,6 +18,7 @@ from slipstream_core.runner.plan import StepPlan
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
+UInt32s = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,16 @@ class Launched:
     sampled_generations: Int64s  # [S]
     on_probation: bool  # its one request is
     uses: tuple[BlockUse, ...] = ()  # in the order in which its rows were planned
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a step gave to the requests that still live, n of them."""
+
+    rows: Int64s  # [n]
+    token_ids: UInt32s  # [n]
+    index: Int64s  # [n] their places among the step's S sampled rows
+    ended: Int64s  # rows that reached their length limit; they compute no more
 
 
 class LaunchedSteps:

@@ -150,4 +150,5 @@ def build_plan(
         any_truncation=sampling.any_truncation,
         max_logprobs=sampling.max_logprobs,
         rules=rules,
+        any_wide=sampling.any_wide,
     )

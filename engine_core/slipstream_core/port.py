@@ -27,6 +27,7 @@ from slipstream_ipc.cursors import Cursors, Portion
 from slipstream_ipc.log import PagedLog
 from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.messages import CoreToWorker, Step, WorkerToCore
+from slipstream_ipc.params import LOGPROB_BYTES
 
 Int64s = npt.NDArray[np.int64]
 
@@ -143,11 +144,14 @@ class Port:
         rows = self._news()
         if not len(rows):
             return False
-        budget = _LOGPROB_TOKEN_BUDGET if self._wants_logprobs else _TOKEN_BUDGET
+        budget, has_others = _TOKEN_BUDGET, False
+        if self._wants_logprobs:
+            rows, budget, has_others = self._of_one_kind(rows)
         lengths = self._tokens.lengths(rows)
         portion = self._cursors.take(rows, lengths, budget)
         if len(portion.rows):
-            step = self.completed_step if portion.is_all else self.sent_step
+            is_all = portion.is_all and not has_others
+            step = self.completed_step if is_all else self.sent_step
             if not self._acceptor.send(session, self._message(step, portion), portion):
                 self._cursors.untake(portion)
                 self._dirty[rows] = True
@@ -155,7 +159,22 @@ class Port:
             self.sent_step = step
         if not portion.is_all:
             self._dirty[rows[self._cursors.lags(rows, lengths)]] = True
-        return not portion.is_all
+        return has_others or not portion.is_all
+
+    def _of_one_kind(self, rows: Int64s) -> tuple[Int64s, int, bool]:
+        """Those of the rows whose news one message holds, and how many tokens it may; whether there
+        are others, which stay marked. Rows with very many log-probabilities to a token go alone,
+        in messages of a few tokens, lest everybody's hold as few.
+        """
+        if not self._logprobs.has_wide:
+            return rows, _LOGPROB_TOKEN_BUDGET, False
+        is_wide = self._logprobs.is_wide(rows)
+        narrow, wide = rows[~is_wide], rows[is_wide]
+        if len(narrow):
+            self._dirty[wide] = True
+            return narrow, _LOGPROB_TOKEN_BUDGET, len(wide) > 0
+        widest = self._logprobs.widest(wide)
+        return wide, max(1, MESSAGE_BUDGET_BYTES // (LOGPROB_BYTES * widest)), False
 
     def _news(self) -> Int64s:
         """The rows that may have something new, which are none from here on."""

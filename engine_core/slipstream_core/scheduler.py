@@ -29,15 +29,14 @@ Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.columns import NO_ROW, NO_SLOT, NewRequest, RequestColumns, SlotColumns
 from slipstream_core.decode_batch import DecodeBatch
-from slipstream_core.launched import LaunchedSteps
+from slipstream_core.launched import LaunchedSteps, Sampled
 from slipstream_core.plan_builder import TokenColumns, build_plan, token_columns
+from slipstream_core.prompt_rows import PromptRows
 from slipstream_core.request_blocks import RequestBlocks
 from slipstream_core.runner.plan import StepPlan
 from slipstream_core.waiting import WaitingQueue
@@ -46,21 +45,10 @@ from slipstream_ipc.log import PagedLog
 __all__ = ["NewRequest", "Sampled", "Scheduler"]
 
 Int64s = npt.NDArray[np.int64]
-UInt32s = npt.NDArray[np.uint32]
 Bools = npt.NDArray[np.bool_]
 
 _UNBOUNDED = np.iinfo(np.int64).max
 _NOBODY: Int64s = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """What a step gave to the requests that still live, n of them."""
-
-    rows: Int64s  # [n]
-    token_ids: UInt32s  # [n]
-    index: Int64s  # [n] their places among the step's S sampled rows
-    ended: Int64s  # rows that reached their length limit; they compute no more
 
 
 class Scheduler:
@@ -109,6 +97,7 @@ class Scheduler:
             model_salt=model_salt,
         )
         self._waiting = WaitingQueue(self._requests)
+        self._prompts = PromptRows(tokens)
         self._in_flight = LaunchedSteps()
         self._batch: DecodeBatch | None = None  # while the same requests run, one token each
         self._step = 0
@@ -179,6 +168,8 @@ class Scheduler:
         run_ahead = self._max_unacked if request.worker_ends else _UNBOUNDED
         self._requests.add(request, known=known, limit=limit, run_ahead=run_ahead)
         self._blocks.open(row, request.cache_salt)
+        if request.num_prompt_logprobs >= 0:
+            self._prompts.add(row, request.prompt_len, request.num_prompt_logprobs)
         self._num_on_probation += request.on_probation
         self._waiting.add(row)
 
@@ -281,9 +272,21 @@ class Scheduler:
     def grammar_rows_of(self, plan: StepPlan) -> Int64s:
         """The rows with a grammar that a plan in flight samples, [G]; NO_ROW where it lives on no
         more, or what the plan samples for it counts for nothing."""
-        record = self._in_flight.record_of(plan)
-        rows = record.sampled[plan.grammar_rows]
-        generations = record.sampled_generations[plan.grammar_rows]
+        record, at = self._in_flight.record_of(plan), plan.grammar_rows
+        return self._live(record.sampled[at], record.sampled_generations[at])
+
+    def prompt_rows_of(self, plan: StepPlan) -> Int64s:
+        """The same of the rows whose prompts a plan in flight looks at, [P]."""
+        assert plan.prompt is not None
+        record, at = self._in_flight.record_of(plan), plan.prompt.rows
+        return self._live(record.rows[at], record.generations[at])
+
+    def has_prompt_logprobs(self, row: int) -> None:
+        """All log-probabilities of a row's prompt are there."""
+        self._prompts.remove(row)
+        self._requests.use_prefix_cache[row] = True
+
+    def _live(self, rows: Int64s, generations: Int64s) -> Int64s:
         return np.where(self._requests.generation[rows] == generations, rows, NO_ROW)
 
     def _may_run(self, rows: Int64s, acked: Int64s) -> Bools:
@@ -317,7 +320,7 @@ class Scheduler:
         requests = self._requests
         chunks: list[tuple[int, int]] = []
         for row in requests.in_order(prefilling[requests.slot[prefilling] != NO_SLOT]).tolist():
-            count = min(budget, int(requests.known[row] - requests.computed[row]))
+            count = self._chunk(row, budget)
             if count > 0:
                 self._blocks.fill(row, count)
                 chunks.append((row, count))
@@ -344,11 +347,11 @@ class Scheduler:
                 num_passed_over += 1
                 continue
             shared = self._blocks.find_room(row)
-            if shared is None:
+            if shared is None or not self._prompts.has_room(row):
                 break
             self._waiting.remove(row)
             self._blocks.admit(row, shared)
-            count = min(budget, known - int(requests.computed[row]))
+            count = self._chunk(row, budget)
             self._blocks.fill(row, count)
             chunks.append((row, count))
             budget -= count
@@ -396,10 +399,14 @@ class Scheduler:
                 self._preempt(candidates.pop())
             self._waiting.remove(row)
             self._blocks.admit(row, shared)
-        left = int(requests.known[row] - requests.computed[row])
-        count = min(self._max_num_batched_tokens, left)
+        count = self._chunk(row, self._max_num_batched_tokens)
         self._blocks.fill(row, count)
         return self._plan(_NOBODY, [(row, count)])
+
+    def _chunk(self, row: int, budget: int) -> int:
+        """How many tokens of a row the step that is being planned computes."""
+        start = int(self._requests.computed[row])
+        return self._prompts.cut(row, start, min(budget, int(self._requests.known[row]) - start))
 
     def _plan(self, decoding: Int64s, chunks: list[tuple[int, int]]) -> StepPlan:
         """The step of these rows; from here on it counts as computed, its tokens as known."""
@@ -420,6 +427,8 @@ class Scheduler:
         )
         generations = requests.generation.take(rows)
         plan = self._launch(columns, rows, generations, num_decodes=len(decoding))
+        if self._prompts and chunks:
+            plan = self._prompts.extend(plan, rows)
         requests.computed[rows] = plan.kv_lens
         requests.known[rows] += plan.samples
         if not chunks and rows is self._slots.running():
@@ -480,6 +489,8 @@ class Scheduler:
         self._num_on_probation -= int(requests.on_probation[rows].sum())
         self._blocks.close(rows)
         requests.remove(rows)
+        for row in rows.tolist() if self._prompts else ():
+            self._prompts.remove(row)
 
     def _release(self, rows: Int64s) -> None:
         """Free slots and blocks of running requests."""

@@ -7,6 +7,8 @@ Rules:
 - A row's `width` is the number of values to a token: the token's own and the most likely ones'.
 - All rows of one width share a page table and three pools: where a token's values lie is looked up
   once.
+- Rows that want very many are not paged (`wide_logprobs`): a page would cost megabytes. Neither do
+  their values come in the columns of all rows: `append_wide` takes those.
 - What was appended last is kept as it came until something else is wanted (see `log`).
 - Rows that were never opened, or were dropped, want none: what comes for them is passed over.
 """
@@ -23,6 +25,7 @@ from slipstream_ipc.columns import f32, pack_f32, pack_u32, u32
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import LogprobColumns
 from slipstream_ipc.pages import PageTable, Pool, spans
+from slipstream_ipc.wide_logprobs import MAX_NARROW, Candidates, WideRows, joined
 
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
@@ -111,11 +114,62 @@ class _Width:
             pool.write(places, column)
 
 
+class _Wide:
+    """All rows of one width that is no page's, with the face of `_Width`."""
+
+    def __init__(self, rows: WideRows, width: int) -> None:
+        self._rows = rows
+        self._width = width
+
+    @property
+    def num_pages_used(self) -> int:
+        return 0
+
+    def open(self, row: int) -> None:
+        self._rows.open(row, self._width)
+
+    def drop(self, row: int) -> None:
+        self._rows.drop(row)
+
+    def length(self, row: int) -> int:
+        return self._rows.length(row)
+
+    def append(self, latest: _Latest) -> None:
+        self.append_spans(latest.rows, np.ones(len(latest.rows), np.int64), *latest[1:])
+
+    def append_spans(
+        self, rows: Int64s, counts: Int64s, values: Float32s, ids: UInt32s, ranks: UInt32s
+    ) -> None:
+        ends = np.cumsum(counts)
+        for row, begin, end in zip(
+            rows.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True
+        ):
+            # copies: a view would keep all of the message, other rows' parts too
+            piece = (values[begin:end].copy(), ids[begin:end].copy(), ranks[begin:end].copy())
+            self._rows.append(row, Candidates(*piece))
+
+    def settle(self) -> None:
+        """Nothing is put off."""
+
+    def find(
+        self, rows: Int64s, positions: Int64s, counts: Int64s | None
+    ) -> tuple[Float32s, UInt32s, UInt32s]:
+        """As `_Width.find`."""
+        sizes = [1] * len(rows) if counts is None else counts.tolist()
+        found = [
+            self._rows.read(row, start, start + size)
+            for row, start, size in zip(rows.tolist(), positions.tolist(), sizes, strict=True)
+        ]
+        whole = joined(found, self._width)
+        return whole.values, whole.ids, whole.ranks
+
+
 class LogprobLog:
     """Log-probabilities of every token since a row was opened."""
 
     def __init__(self) -> None:
-        self._by_width: dict[int, _Width] = {}
+        self._by_width: dict[int, _Width | _Wide] = {}
+        self._wide = WideRows()
         self._widths = np.zeros(64, np.int64)  # by row; 0: none wanted
         self._bases = np.zeros(64, np.int64)  # position in the row's token history of the first
         self._asked: tuple[Int64s, int] | None = None  # rows last asked for, the width of all
@@ -130,7 +184,8 @@ class LogprobLog:
         self._asked = None
         width = 1 + num_logprobs
         if width not in self._by_width:
-            self._by_width[width] = _Width(width)
+            is_narrow = width <= MAX_NARROW
+            self._by_width[width] = _Width(width) if is_narrow else _Wide(self._wide, width)
         self._by_width[width].open(row)
         self._widths[row] = width
         self._bases[row] = position
@@ -139,13 +194,43 @@ class LogprobLog:
         """Free what `row` holds, if it was ever opened."""
         if row < len(self._widths) and self._widths[row]:
             self._asked = None
-            self._by_width[int(self._widths[row])].drop(row)
+            width = int(self._widths[row])
+            self._by_width[width].drop(row)
+            if width > MAX_NARROW and not self._wide.has_width(width):
+                del self._by_width[width]  # there may be as many widths as tokens
             self._widths[row] = self._bases[row] = 0
 
     @property
     def num_pages_used(self) -> int:
         """Pages that hold values of some row."""
         return sum(of_width.num_pages_used for of_width in self._by_width.values())
+
+    @property
+    def num_wide_values(self) -> int:
+        """Values that rows hold which are not paged."""
+        return self._wide.num_values
+
+    @property
+    def has_wide(self) -> bool:
+        """Whether any row is wide."""
+        return bool(self._wide)
+
+    def widest(self, rows: Int64s) -> int:
+        """The width of the widest of `rows`."""
+        return int(self._width_of(rows).max(initial=0))
+
+    def is_wide(self, rows: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of `rows` want so many that `append` passes them over."""
+        return self._width_of(rows) > MAX_NARROW
+
+    def append_wide(self, row: int, piece: Candidates) -> None:
+        """More tokens of one row, at least as wide as it asked; passed over if it wants none."""
+        width = self.width(row)
+        if width:
+            assert width > MAX_NARROW
+            self._wide.append(
+                row, Candidates(piece.values[:, :width], piece.ids[:, :width], piece.ranks)
+            )
 
     def width(self, row: int) -> int:
         """Values to a token of `row`; 0 where it wants none."""
@@ -157,6 +242,7 @@ class LogprobLog:
 
     def append(self, rows: Int64s, logprobs: Logprobs, index: Int64s) -> None:
         """One token for each of `rows`, all different; row i's values are those at `index[i]`.
+        Wide rows are passed over (`append_wide`).
 
         `index` ascends. None of the arrays is ever to be written again.
         """
@@ -164,13 +250,13 @@ class LogprobLog:
         width = self._width_of_all(rows)
         if width is None:
             own = self._width_of(rows)
-            for each in np.unique(own[own > 0]).tolist():
+            for each in np.unique(own[(own > 0) & (own <= MAX_NARROW)]).tolist():
                 some = np.flatnonzero(own == each)
                 at = index[some]
                 self._by_width[each].append(
                     _Latest(rows[some], values[at, :each], ids[at, :each], ranks[at])
                 )
-        elif width:
+        elif 0 < width <= MAX_NARROW:
             if len(index) < len(ranks):
                 values, ids, ranks = values.take(index, 0), ids.take(index, 0), ranks.take(index)
             self._by_width[width].append(_Latest(rows, values[:, :width], ids[:, :width], ranks))

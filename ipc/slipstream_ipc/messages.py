@@ -93,7 +93,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stop: strings that end the stream, themselves left out unless include_stop_str_in_output.
     stop_token_ids: ids that end the stream besides the model's own end-of-sequence ids.
     max_tokens: None is as many as the model's length allows.
-    logprobs: None is none; k is the sampled token's and the k most likely ones'.
+    logprobs: None is none; k is the sampled token's and the k most likely ones'; -1 is the whole
+    vocabulary's. How many the server allows is its `max_logprobs`.
     stream_interval: tokens between two deltas; the first token and the end always leave at once.
     detokenize: False leaves texts empty and forbids stop strings.
     presence_penalty, frequency_penalty: in [-2, 2]; taken from the logit of what was output before,
@@ -106,6 +107,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     structured_outputs: what the answer is made to look like; None is anything.
     n: answers to the prompt, each a stream of its own; the i-th has the seed `seed` + i. Clients
     ask for them one by one, so in a Submit it is 1.
+    prompt_logprobs: as logprobs, of every token of the prompt but the first; None is none.
     """
 
     temperature: float = 1.0
@@ -131,6 +133,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     bad_words: tuple[str, ...] | None = None
     structured_outputs: StructuredOutputs | None = None
     n: int = 1
+    prompt_logprobs: int | None = None
 
 
 class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,6 +165,8 @@ class ModelCard(Struct, array_like=True, frozen=True):
     max_model_len: U32  # tokens, prompt and output together
     eos_token_ids: tuple[U32, ...]
     default_sampling: SamplingDefaults = SamplingDefaults()
+    # how many a request may ask for, of its outputs and of its prompt; -1: the whole vocabulary
+    max_logprobs: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 20
 
 
 class End(Struct, array_like=True, frozen=True):
@@ -311,6 +316,18 @@ class Superseded(Struct, array_like=True, frozen=True, tag=24):
     handle: U32
 
 
+class PromptLogprobs(Struct, array_like=True, gc=False, frozen=True, tag=25):
+    """Log-probabilities of a stream's prompt, in pieces, all of them before its first delta.
+
+    The prompt's first token has none, so `start` counts from its second one. They are said anew,
+    from 0 on, behind each Accepted.
+    """
+
+    handle: U32
+    start: U32  # tokens that pieces before have brought
+    logprobs: LogprobColumns  # of one entry, a token of the prompt in the place of a sampled one
+
+
 # ---- worker -> core ------------------------------------------------------------------------
 
 
@@ -335,6 +352,8 @@ class Admit(Struct, array_like=True, frozen=True, tag=30):
     cache_salt: Label = ""  # cached blocks are shared only among requests with the same
     bad_word_ids: bytes = b""  # what `params.bad_words` are tokenised to, all behind one another
     bad_word_counts: bytes = b""  # tokens of each
+    # of the prompt, its first token left out, as one entry; None: not asked for, or yet to compute
+    prompt_logprobs: LogprobColumns | None = None
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=31):
@@ -423,6 +442,17 @@ class Suspects(Struct, array_like=True, frozen=True, tag=46):
     stream_ids: StreamIds
 
 
+class PromptScores(Struct, array_like=True, gc=False, frozen=True, tag=47):
+    """Log-probabilities of a stream's prompt, in pieces, all of them before its first token.
+
+    `start` counts from the prompt's second token; said anew from 0 on after an attach.
+    """
+
+    stream_id: StreamId
+    start: U32
+    logprobs: LogprobColumns
+
+
 ClientToWorker = Hello | Ping | Submit | Resume | Abort | Goodbye
 WorkerToClient = (
     Welcome
@@ -435,6 +465,7 @@ WorkerToClient = (
     | Deltas
     | UnknownStreams
     | Superseded
+    | PromptLogprobs
 )
 WorkerToCore = Hello | Ping | Admit | Report | Withdraw | Forget | Positions
 CoreToWorker = (
@@ -449,6 +480,7 @@ CoreToWorker = (
     | Unknown
     | SyncDone
     | Suspects
+    | PromptScores
 )
 
 

@@ -26,7 +26,11 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.structured import check_structured
 from slipstream_ipc.token_rules import check_known_ids, check_token_params, unpack_words
 
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 300_000  # more than vocabularies have
+LOGPROB_BYTES = 8  # its value and its id
+MAX_LOGPROB_BYTES = 64 * 2**20  # of one request, prompt and outputs
+# … of its outputs, where a stop string may hold back any number of them: they leave in one message
+MAX_HELD_LOGPROB_BYTES = 8 * 2**20
 MAX_N = 128
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
@@ -70,15 +74,55 @@ def check_params(params: SamplingParams) -> None:
         _integer("max_tokens", params.max_tokens, 1, 2**31 - 1, "an integer >= 1, or None")
     most = 2**31 - 1 if params.max_tokens is None else params.max_tokens
     _integer("min_tokens", params.min_tokens, 0, most, "an integer in [0, max_tokens]")
-    if params.logprobs is not None:
-        allowed = f"an integer in [0, {MAX_LOGPROBS}], or None"
-        _integer("logprobs", params.logprobs, 0, MAX_LOGPROBS, allowed)
+    for field in ("logprobs", "prompt_logprobs"):
+        wanted: int | None = getattr(params, field)
+        if wanted is not None:
+            allowed = f"an integer in [0, {MAX_LOGPROBS}], -1 for the whole vocabulary, or None"
+            _integer(field, wanted, -1, MAX_LOGPROBS, allowed)
     _integer("n", params.n, 1, MAX_N, f"an integer in [1, {MAX_N}]")
     _integer("stream_interval", params.stream_interval, 1, 2**31 - 1, "an integer >= 1")
     _check_stops(params)
     check_token_params(params)
     if params.structured_outputs is not None:
         check_structured(params.structured_outputs, params)
+
+
+def check_num_logprobs(params: SamplingParams, card: ModelCard) -> None:
+    """BadRequest where more log-probabilities to a token are asked for than the server allows."""
+    most = card.vocab_size if card.max_logprobs < 0 else min(card.max_logprobs, card.vocab_size)
+    for field in ("logprobs", "prompt_logprobs"):
+        wanted: int | None = getattr(params, field)
+        if wanted is not None and not (-1 if most == card.vocab_size else 0) <= wanted <= most:
+            setting = f"max_logprobs is {card.max_logprobs}"
+            raise BadRequest(field, wanted, f"an integer in [0, {most}] ({setting}), or None")
+
+
+def with_num_logprobs(params: SamplingParams, vocab_size: int) -> SamplingParams:
+    """The same with a number in the place of -1, the whole vocabulary."""
+    whole = {
+        field: vocab_size
+        for field in ("logprobs", "prompt_logprobs")
+        if getattr(params, field) == -1
+    }
+    return msgspec.structs.replace(params, **whole) if whole else params
+
+
+def check_logprob_bytes(
+    params: SamplingParams, prompt_len: int, max_tokens: int, vocab_size: int
+) -> None:
+    """BadRequest where a request's log-probabilities would take too much memory."""
+    params, num_bytes = with_num_logprobs(params, vocab_size), 0
+    for field, num_tokens in (("logprobs", max_tokens), ("prompt_logprobs", prompt_len - 1)):
+        wanted: int | None = getattr(params, field)
+        if wanted is not None:
+            num_bytes += num_tokens * LOGPROB_BYTES * (1 + wanted)
+        has_stops = field == "logprobs" and bool(params.stop)
+        most = MAX_HELD_LOGPROB_BYTES if has_stops else MAX_LOGPROB_BYTES
+        if num_bytes > most:
+            given = f"{wanted} to each of {num_tokens} tokens: {num_bytes} bytes in all"
+            where = " with stop strings" if has_stops else ""
+            allowed = f"{most} bytes{where}, {LOGPROB_BYTES} to each log-probability"
+            raise BadRequest(field, given, allowed)
 
 
 def check_label(label: str, priority: int) -> None:
@@ -133,12 +177,13 @@ def check_prompt(token_ids: UInt32s, params: SamplingParams, card: ModelCard) ->
         if not 0 <= token_id < card.vocab_size:
             raise BadRequest("stop_token_ids", token_id, f"ids in [0, {card.vocab_size})")
     check_known_ids(params, card.vocab_size)
-    if params.max_tokens is None:
-        return room
-    if params.max_tokens > room:
+    check_num_logprobs(params, card)
+    max_tokens = room if params.max_tokens is None else params.max_tokens
+    if max_tokens > room:
         allowed = f"at most {room} (max_model_len {card.max_model_len} less the prompt's {num})"
-        raise BadRequest("max_tokens", params.max_tokens, allowed)
-    return params.max_tokens
+        raise BadRequest("max_tokens", max_tokens, allowed)
+    check_logprob_bytes(params, num, max_tokens, card.vocab_size)
+    return max_tokens
 
 
 def token_ids_from(ids: Any) -> UInt32s:

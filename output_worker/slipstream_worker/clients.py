@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc.accept import Acceptor, Session
-from slipstream_ipc.messages import ClientToWorker, Superseded, WorkerToClient
+from slipstream_ipc.messages import ClientToWorker, PromptLogprobs, Superseded, WorkerToClient
 from slipstream_worker import deltas
 from slipstream_worker.columns import StreamColumns
 from slipstream_worker.streams import Reader, Stream
@@ -83,6 +83,11 @@ class ClientPort:
     def state(self, body: WorkerToClient) -> None:
         """Queue a state of one of the client's streams."""
         self._states.append(body)
+
+    def state_prompt(self, stream: Stream, handle: int) -> None:
+        """Queue the log-probabilities of a stream's prompt, if it wants them and all are here."""
+        for start, columns in self._columns.prompts.pieces(stream.line):
+            self._states.append(PromptLogprobs(handle, start, columns))
 
     def read(self, stream: Stream, reader: Reader) -> None:
         """The client reads this stream; nothing of it is sent before `send_from`."""

@@ -11,6 +11,8 @@ Rules:
   thousand of them at once. A token that could end such a stream, that holds text back or that is
   not whole makes the line slow: then its `StreamOutput` sees every token, until it is settled again
   and everything released has been sent.
+- A line that wants very many log-probabilities to a token is never fast: how many of its tokens fit
+  a message has nothing to do with how many of the others' do.
 - Which whole tokens can begin a stop string is learnt: at first all that have the first character
   of one, until a token has been looked at and found harmless for that set of stop strings.
 - A stream's units, and so the positions that readers know, are the same on both ways.
@@ -29,7 +31,9 @@ from slipstream_ipc.log import PagedLog
 from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.messages import Admit
 from slipstream_ipc.params import stop_strings
+from slipstream_ipc.prompt_log import PromptLog
 from slipstream_ipc.text_log import Cursor
+from slipstream_ipc.wide_logprobs import MAX_NARROW
 from slipstream_worker.fast_table import FastTable, View, character_sets
 from slipstream_worker.streams import Stream
 
@@ -52,6 +56,7 @@ class StreamColumns:
         self.fast = fast
         self.tokens = PagedLog(np.uint32)
         self.logprobs = LogprobLog()
+        self.prompts = PromptLog()
         self.streams: list[Stream | None] = [None]
         self._free: list[int] = []
         num = 64
@@ -59,7 +64,8 @@ class StreamColumns:
         self.is_dirty: Bools = np.zeros(num, np.bool_)  # may have something its reader lacks
         self.intervals: Int64s = np.ones(num, np.int64)
         self.widths: Int64s = np.zeros(num, np.int64)  # log-probabilities to a token
-        self.max_width = 0  # of any line so far
+        self.max_width = 0  # of any line so far that can be fast
+        self.has_logprobs = False  # any line so far
         self._latest: Int64s = np.zeros(0, np.int64)  # lines of the last `append`
         self.handles: UInt32s = np.zeros(num, np.uint32)  # its reader's
         self.sent_tokens: Int64s = np.zeros(num, np.int64)  # of fast lines
@@ -103,8 +109,14 @@ class StreamColumns:
             if admit.logprobs is not None and len(outputs):
                 counts = np.array([len(outputs)])
                 self.logprobs.append_columns(np.array([line]), counts, admit.logprobs)
+        if params.prompt_logprobs is not None:
+            self.prompts.open(line, len(admit.prompt_ids) // 4, params.prompt_logprobs)
+            if admit.prompt_logprobs is not None:
+                self.prompts.add_columns(line, 0, admit.prompt_logprobs)
         self.widths[line] = width
-        self.max_width = max(self.max_width, width)
+        self.has_logprobs |= width > 0
+        if width <= MAX_NARROW:
+            self.max_width = max(self.max_width, width)
         self.intervals[line] = stream.interval
         self.is_dirty[line] = False
         self.sent_tokens[line] = self.sent_chars[line] = 0
@@ -132,6 +144,7 @@ class StreamColumns:
         self._free.append(line)
         self.tokens.drop(line)
         self.logprobs.drop(line)
+        self.prompts.drop(line)
         self.is_dirty[line] = self.is_fast[line] = False
         self._num_with_stops -= bool(stop_strings(stream.registration.params))
         for token_id in stream.registration.stop_token_ids:
@@ -230,7 +243,7 @@ class StreamColumns:
         line, output = stream.line, stream.output
         assert output is not None
         is_whole = output.end is None and sent.unit == output.log.num_units
-        if self.fast is None or not is_whole:
+        if self.fast is None or not is_whole or self.widths[line] > MAX_NARROW:
             return
         try:
             is_settled = output.is_settled

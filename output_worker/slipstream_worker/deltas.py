@@ -21,6 +21,7 @@ from slipstream_ipc.codec import MESSAGE_BUDGET_BYTES
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Deltas, End
 from slipstream_ipc.text_log import Cursor
+from slipstream_ipc.wide_logprobs import MAX_NARROW
 from slipstream_worker.columns import StreamColumns
 from slipstream_worker.streams import Stream
 
@@ -28,6 +29,7 @@ Int64s = npt.NDArray[np.int64]
 
 _ENTRY_BYTES = 32
 _TEXT_BYTES = 8  # of a token, on the generous side
+_WIDE_BYTES = MESSAGE_BUDGET_BYTES // 2  # from which on a message takes no more of wide lines
 
 
 def due_fast(columns: StreamColumns, lines: Int64s, *, urgent: bool) -> Int64s:
@@ -103,13 +105,18 @@ def build(columns: StreamColumns, fast: Int64s, slow: Sequence[Stream]) -> Built
     ends: list[End] = []
     moves: list[tuple[Stream, Cursor]] = []
     spans: list[tuple[int, int, int]] = []  # line, first token, number of tokens
-    num_bytes = 0
+    num_bytes, has_wide = 0, False
     for stream in slow:
         output, reader, line = stream.output, stream.reader, stream.line
         assert output is not None
         assert reader is not None
+        width = int(columns.widths[line])
+        if width > MAX_NARROW:
+            if num_bytes >= _WIDE_BYTES:
+                continue
+            has_wide = True
         start = reader.cursor
-        token_bytes = 4 + 8 * int(columns.widths[line])
+        token_bytes = 4 + 8 * width
         left = max(MESSAGE_BUDGET_BYTES - num_bytes, 0)
         stop = output.log.advance(start, left // 4, left // token_bytes)
         text = output.log.text_between(start, stop)
@@ -125,7 +132,8 @@ def build(columns: StreamColumns, fast: Int64s, slow: Sequence[Stream]) -> Built
         num_bytes += _ENTRY_BYTES + len(text) + token_bytes * num_tokens
         if num_bytes >= MESSAGE_BUDGET_BYTES:
             break
-    fast, fast_tokens = _fitting(columns, fast, MESSAGE_BUDGET_BYTES - num_bytes)
+    least = _WIDE_BYTES if has_wide else 0
+    fast, fast_tokens = _fitting(columns, fast, max(MESSAGE_BUDGET_BYTES - num_bytes, least))
     lines, starts, counts = fast, columns.sent_tokens[fast], fast_tokens
     fast_chars, chars_before = fast_tokens, columns.sent_chars[fast]
     if spans:
@@ -149,7 +157,7 @@ def build(columns: StreamColumns, fast: Int64s, slow: Sequence[Stream]) -> Built
         b"" if several is None else pack_u32(several),
         pack_u32(ended_at) if ended_at else b"",
         tuple(ends),
-        columns.logprobs.columns(lines, starts, several) if columns.max_width else None,
+        columns.logprobs.columns(lines, starts, several) if columns.has_logprobs else None,
     )
     return Built(message, ended, moves, fast, fast_tokens, fast_chars)
 

@@ -186,9 +186,9 @@ class FromClients:
             return
         position = Position(resume.num_chars, resume.num_tokens, resume.digest)
         if stream.stage in (Stage.RUNNING, Stage.ENDED) and stream.registration is not None:
-            lives.port(session.identity).state(
-                Accepted(resume.handle, stream.registration.prompt_ids)
-            )
+            port = lives.port(session.identity)
+            port.state(Accepted(resume.handle, stream.registration.prompt_ids))
+            port.state_prompt(stream, resume.handle)
         lives.read(stream, session.identity, resume.handle, position)
 
     def _reject(self, session: Session[Receipt], handle: int, fault: Fault) -> None:

@@ -27,6 +27,7 @@ from slipstream_ipc.messages import (
     Forget,
     ModelCard,
     Positions,
+    PromptScores,
     Refusal,
     Refused,
     Registered,
@@ -95,6 +96,8 @@ class FromCore:
                     lives.refused(stream, message.fault)
             case Unknown():
                 self._readmit(message)
+            case PromptScores():
+                self._prompt(message)
             case Suspects():
                 lives.suspect(message.incarnation, message.stream_ids)
             case SyncDone():
@@ -155,6 +158,17 @@ class FromCore:
             stream = self._lives.streams.get(stream_id)
             if stream is not None and stream.stage is not Stage.ENDED:
                 self._core.state(self._lives.readmission(stream))
+
+    def _prompt(self, message: PromptScores) -> None:
+        """Some of the log-probabilities of a prompt; its reader gets them when they are whole."""
+        lives, stream = self._lives, self._lives.streams.get(message.stream_id)
+        if stream is None or not lives.columns.prompts.add_columns(
+            stream.line, message.start, message.logprobs
+        ):
+            return
+        reader = stream.reader
+        if reader is not None and reader.is_listening:
+            lives.port(reader.client).state_prompt(stream, reader.handle)
 
     def _step(self, step: Step) -> None:
         """New tokens of many streams: the hot path."""

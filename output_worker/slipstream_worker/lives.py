@@ -233,6 +233,7 @@ class Lives:
             stream.registration,
             output_ids=pack_u32(self.columns.token_ids(stream)),
             logprobs=self.columns.logprobs.read(stream.line, 0, num_tokens) if is_whole else None,
+            prompt_logprobs=self.columns.prompts.columns(stream.line),
             was_accepted=stream.stage is not Stage.SUBMITTED or stream.registration.was_accepted,
             strikes=stream.strikes,
         )
@@ -258,7 +259,9 @@ class Lives:
         """Tell the reader that its stream runs."""
         reader, admit = stream.reader, stream.registration
         if reader is not None and reader.is_listening and admit is not None:
-            self._clients[reader.client].state(Accepted(reader.handle, admit.prompt_ids))
+            port = self._clients[reader.client]
+            port.state(Accepted(reader.handle, admit.prompt_ids))
+            port.state_prompt(stream, reader.handle)
 
     def refused(self, stream: Stream, fault: Fault) -> None:
         """The core did not take a stream, or had to end it."""
@@ -372,6 +375,7 @@ class Lives:
         token_bytes = 16 + 8 * int(self.columns.widths[stream.line])
         num_tokens = self.columns.num_tokens(stream)
         stream.held_bytes = len(stream.registration.prompt_ids) + token_bytes * num_tokens
+        stream.held_bytes += self.columns.prompts.num_bytes(stream.line)
         self._ended_bytes += stream.held_bytes
         self._kept.append(stream)
         reader = stream.reader

@@ -21,6 +21,7 @@ from slipstream_ipc.params import (
     check_params,
     check_prompt,
     stop_strings,
+    with_num_logprobs,
 )
 from slipstream_ipc.structured import check_ending
 from slipstream_ipc.token_rules import check_rules, unpack_words
@@ -86,6 +87,7 @@ def register(
         max_tokens=max_tokens,
     )
     check_ending(params, stop_token_ids)
+    params = with_num_logprobs(params, card.vocab_size)
     return Admit(
         stream_id=submit.stream_id,
         prompt_ids=prompt_ids,

@@ -89,6 +89,16 @@ def test_generate_writes_json_lines_with_logprobs(address, texts, capsys):
     assert [token[0]["token_id"] for token in logprobs] == ids
 
 
+def test_generate_writes_the_prompts_logprobs_first(address, capsys):
+    options = ["--prompt", "Once upon", "--max-tokens", "3", "--prompt-logprobs", "1"]
+    options += ["--cache-salt", "mine", "--presence-penalty", "-0.5"]
+    assert main(["generate", "--address", address, "--json", *options]) == 0
+    first, *deltas = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert first["prompt_logprobs"][0] is None
+    assert all(len(token) in (1, 2) for token in first["prompt_logprobs"][1:])
+    assert sum(len(delta["token_ids"]) for delta in deltas) == 3
+
+
 def test_generate_starts_a_stack_of_its_own_and_is_quiet_about_it():
     options = ["--prompt", "Once", "--max-tokens", "6", "--temperature", "0"]
     process = subprocess.Popen(
@@ -156,6 +166,10 @@ def test_usage_errors_are_one_line_and_code_2(arguments, said, capsys):
         (["generate", "--prompt", "x", "--top-p", "3"], "generate: top_p: got 3.0, allowed: "),
         (["generate", "--prompt", "x", "--seed", "a"], "generate: seed: got 'a', allowed: "),
         (["generate", "--prompt", "x", "--logprobs", "2"], "generate: logprobs: got 2, allowed: "),
+        (
+            ["generate", "--prompt", "x", "--prompt-logprobs", "2"],
+            "generate: prompt_logprobs: got 2, allowed: ",
+        ),
         (["generate", "./none", "--prompt", "x"], "generate: model: got './none', allowed: "),
         (["serve", "--block-size", "0"], "serve: block_size: got '0', allowed: an integer >= 1"),
         (["serve", "--http-port", "1", "--no-http"], "serve: http_port: got 1, allowed: nothing"),

@@ -11,7 +11,7 @@ from slipstream.errors import BadRequestError
 from slipstream.requests import checked_params, new_submit
 from slipstream_ipc.codec import MAX_MESSAGE_BYTES, decode_params
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import ChatMessage, SamplingParams
+from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams
 
 PARAMS = SamplingParams()
 
@@ -31,7 +31,7 @@ def test_params_whole_or_as_options() -> None:
         (None, {"temperature": float("nan")}, "temperature"),
         (SamplingParams(temperature="hot"), {}, "temperature"),  # type: ignore[arg-type]
         (SamplingParams(stop=["a", 3]), {}, "stop"),  # type: ignore[arg-type]
-        (SamplingParams(logprobs=21), {}, "logprobs"),
+        (SamplingParams(logprobs=-2), {}, "logprobs"),
         (SamplingParams(), {"top_k": 3}, "params"),
         ({"top_k": 3}, {}, "params"),
     ],
@@ -117,3 +117,20 @@ def test_prompt_larger_than_a_message_is_refused() -> None:
         new_submit("x" * MAX_MESSAGE_BYTES, PARAMS)
     assert caught.value.field == "prompt"
     new_submit("x" * (MAX_MESSAGE_BYTES - 1000), PARAMS)
+
+
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+@pytest.mark.parametrize(
+    ("most", "allowed", "refused"),
+    [(20, [0, 20, None], [-1, 21]), (0, [0], [-1, 1]), (-1, [-1, 999, 1000], [1001])],
+)
+def test_a_server_says_how_many_log_probabilities_it_has(
+    field: str, most: int, allowed: list[int | None], refused: list[int]
+) -> None:
+    model = ModelCard("m", "p", 1000, 100, (), max_logprobs=most)
+    for wanted in allowed:
+        assert new_submit("x", SamplingParams(**{field: wanted}), model=model)
+    for wanted in refused:
+        with pytest.raises(BadRequestError, match=f"{field}.*max_logprobs is {most}") as caught:
+            new_submit("x", SamplingParams(**{field: wanted}), model=model)
+        assert caught.value.fault.field == field

@@ -21,6 +21,8 @@ from slipstream_ipc.messages import (
     Frame,
     LogprobColumns,
     ModelCard,
+    PromptLogprobs,
+    PromptScores,
     Registered,
     Report,
     SamplingParams,
@@ -43,6 +45,8 @@ BODIES: list[Any] = [
     Report(7, bytes(8), bytes(8)),
     Withdraw(bytes(16), End("abort", 3)),
     Step(9, bytes(8), bytes(8), logprobs=COLUMNS),
+    PromptLogprobs(1, 2, COLUMNS),
+    PromptScores(bytes(16), 2, COLUMNS),
 ]
 MESSAGES = [msgspec.msgpack.encode(Frame(1, 1, 1, body)) for body in BODIES]
 
@@ -86,7 +90,7 @@ def test_whatever_arrives_is_a_frame_or_a_protocol_error(seed: int) -> None:
         ),
         max_leaves=20,
     ),
-    st.sampled_from([0, 3, 10, 11, 12, 20, 22, 30, 31, 32, 33, 34, 40, 41, 43]),
+    st.sampled_from([0, 3, 10, 11, 12, 20, 22, 25, 30, 31, 32, 33, 34, 40, 41, 43, 47]),
 )
 def test_any_fields_under_any_tag(fields: Any, tag: int) -> None:
     body = [tag, *(fields if isinstance(fields, list) else [fields])]

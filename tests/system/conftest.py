@@ -19,6 +19,7 @@ import zmq
 from msgspec import structs
 
 from slipstream.demo import MODEL_PATH
+from slipstream.prompt_pieces import PromptPieces
 from slipstream_core.assembly import Core, assemble_core
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.load import load_runner
@@ -34,6 +35,7 @@ from slipstream_ipc.messages import (
     End,
     Fault,
     Goodbye,
+    PromptLogprobs,
     PromptReady,
     Rejected,
     Render,
@@ -99,6 +101,9 @@ class Received:
     is_unknown: bool = False
     is_aborted: bool = False
     is_superseded: bool = False
+    wants_prompt: bool = False  # its log-probabilities, which are whole before any delta
+    prompt: PromptPieces = field(default_factory=PromptPieces)
+    prompt_len: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -136,7 +141,9 @@ class RawClient:
             text=prompt if isinstance(prompt, str) else None,
             token_ids=b"" if isinstance(prompt, str) else pack_u32(prompt),
         )
-        return self.send_submit(submit)
+        received = self.send_submit(submit)
+        received.wants_prompt = params.get("prompt_logprobs") is not None
+        return received
 
     def send_submit(self, submit: Submit) -> Received:
         received = self.streams[submit.handle] = Received(submit.stream_id, submit)
@@ -192,6 +199,11 @@ class RawClient:
                         self._waiting.append(Abort(it.stream_id, handle))
             case Accepted():
                 self.streams[body.handle].accepted += 1
+                self.streams[body.handle].prompt_len = len(u32(body.prompt_ids))
+            case PromptLogprobs():
+                it = self.streams[body.handle]
+                assert it.accepted
+                assert it.prompt.take(body.start, body.logprobs, it.prompt_len - 1)
             case Rejected():
                 assert not self.streams[body.handle].is_over
                 self.streams[body.handle].fault = body.fault
@@ -233,6 +245,7 @@ class RawClient:
             it = self.streams[handle]
             touched.append(it)
             assert it.end is None, "something came after the end"
+            assert it.prompt.is_whole or not it.wants_prompt
             assert u32(deltas.chars)[i] == len(it.text)
             assert u32(deltas.tokens)[i] == len(it.token_ids)
             it.text += deltas.texts[i]

@@ -28,14 +28,17 @@ from slipstream.errors import SlipstreamError
 from slipstream.http.ask import Ask
 from slipstream.http.config import Limits
 from slipstream.http.connection import Exchange
+from slipstream.http.echo import joined, prompt_logprobs
 from slipstream.http.errors import ApiError, error_of
 from slipstream.http.event_ids import EventIds, Place, Told
-from slipstream.http.logprobs import TextPlace
+from slipstream.http.logprobs import TextPlace, completion_logprobs
 from slipstream.http.responses import NULL, Answer, Choice, Logprobs, Usage
 from slipstream.http.token_texts import TokenTexts
 from slipstream.http.wire import DONE_EVENT, event, json_response, json_text
 from slipstream.outputs import begin_of, end_of, join
+from slipstream.prompt_pieces import prompt_logprobs_of
 from slipstream.stream_table import StreamState
+from slipstream_ipc.columns import u32
 
 _logger = logging.getLogger(__name__)
 _HOLE = b"\0"  # where the text goes in an encoded chunk; JSON never has it raw
@@ -135,12 +138,48 @@ class _Running:
         if self.exchange.is_open:
             self.fail(RuntimeError())
 
+    def shown(
+        self,
+        index: int,
+        place: TextPlace,
+        text: str,
+        entries: list[TokenLogprobs],
+        reason: str | None,
+        *,
+        is_first: bool,
+    ) -> tuple[str, Logprobs | None, str | None]:
+        """A choice's text, log-probabilities and finish reason; where it `is_first` said anything
+        of that choice, behind the prompt if that is asked for. The text begins at `place`.
+        """
+        ask, echo = self.ask, self.ask.echo
+        if echo is not None and echo.is_all:
+            text, entries, reason = "", [], reason and "length"
+        if echo is None or not is_first:
+            logprobs = None
+            if ask.num_logprobs is not None:
+                logprobs = ask.shape.logprobs(entries, ask.num_logprobs, self.texts, place)
+            return text, logprobs, reason
+        state = ask.states[index]
+        prompt_ids = u32(state.prompt_ids or b"").tolist()
+        prompt = echo.text(index, prompt_ids, self.texts)
+        if ask.num_logprobs is None:
+            return prompt + text, None, reason
+        found = prompt_logprobs_of(state.prompt_logprobs)
+        if found is None:
+            raise ApiError(500, "the prompt's log-probabilities did not come", code="engine_error")
+        place.offset = len(prompt)
+        head = prompt_logprobs(prompt_ids, found, ask.num_logprobs, self.texts, prompt)
+        tail = completion_logprobs(entries, ask.num_logprobs, self.texts, place)
+        return prompt + text, joined(head, tail), reason
+
     def usage(self) -> Usage:
         """Of all streams; they have ended."""
         states = self.ask.states
         once = states[:: self.ask.id.num_answers]  # of a prompt's answers, the first
         num_prompt = sum(len(state.prompt_ids or b"") // 4 for state in once)
         num_output = sum(state.end.num_tokens for state in states if state.end is not None)
+        if self.ask.echo is not None and self.ask.echo.is_all:
+            num_output = 0
         return Usage(num_prompt, num_output, num_prompt + num_output)
 
 
@@ -171,11 +210,11 @@ class _Whole:
         for index, state in enumerate(ask.states):
             assert state.end is not None
             whole = join(state.deltas, state.end)
-            logprobs = None
-            if ask.num_logprobs is not None:
-                entries = whole.logprobs or []
-                logprobs = ask.shape.logprobs(entries, ask.num_logprobs, running.texts, TextPlace())
-            choices.append(ask.shape.whole(index, whole.text, logprobs, state.end.reason))
+            entries = whole.logprobs or []
+            text, logprobs, reason = running.shown(
+                index, TextPlace(), whole.text, entries, state.end.reason, is_first=True
+            )
+            choices.append(ask.shape.whole(index, text, logprobs, reason or ""))
         answer = Answer(
             running.id, ask.shape.whole_object, ask.created, ask.model, choices, running.usage()
         )
@@ -192,7 +231,9 @@ class _Streamed:
         self._running = running
         self._exchange = running.exchange
         self._index = index
-        self._is_plain = ask.num_logprobs is None
+        self._is_first = True  # nothing was said yet
+        self._with_logprobs = ask.num_logprobs is not None
+        self._is_plain = not self._with_logprobs and ask.echo is None  # its chunks are texts
         chunk = event(self._answer(ask.shape.chunk(index, Raw(_HOLE), NULL, None)))
         self._before, self._after = chunk.split(_HOLE)
         num_candidates = 0 if ask.num_logprobs is None else 1 + ask.num_logprobs
@@ -275,7 +316,7 @@ class _Streamed:
             texts.append(delta.text)
             self._num_tokens += delta.num_tokens
             num_bytes += len(delta.text)
-            if not self._is_plain:
+            if self._with_logprobs:
                 more = delta.logprobs or []
                 entries += more
                 num_bytes += len(more) * self._token_bytes
@@ -283,10 +324,11 @@ class _Streamed:
 
     def _write(self, text: str, entries: list[TokenLogprobs], reason: str | None) -> None:
         ask = self._running.ask
-        logprobs: Logprobs | None = None
-        if ask.num_logprobs is not None:
-            texts = self._running.texts
-            logprobs = ask.shape.logprobs(entries, ask.num_logprobs, texts, self._place)
+        text, logprobs, reason = self._running.shown(
+            self._index, self._place, text, entries, reason, is_first=self._is_first
+        )
+        self._is_first = False
+        self._is_plain = not self._with_logprobs
         if not self._exchange.has_begun:
             self._begin()
         choice = ask.shape.chunk(self._index, text, logprobs, reason)

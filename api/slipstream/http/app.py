@@ -31,7 +31,6 @@ from slipstream.http.completions import ask_completion, read_completion
 from slipstream.http.config import Limits
 from slipstream.http.connection import Exchange
 from slipstream.http.errors import ApiError, error_of, not_ready, unknown_model
-from slipstream.http.event_ids import MAX_PLACES
 from slipstream.http.parsing import Request
 from slipstream.http.responses import Health, Model, Models, Version
 from slipstream.http.resuming import PREFIX as STREAMS
@@ -166,13 +165,13 @@ class App:
         self._start(ask_for_stream(request, self._served()), request, exchange)
 
     def _start(self, ask: Ask, request: Request, exchange: Exchange) -> None:
-        if ask.is_stream and wants_events(request) and ask.id.num_streams <= MAX_PLACES:
+        if wants_events(request) and ask.can_resume:
             ask = replace(ask, is_resumable=True)
         start = partial(answer.start, ask, exchange, self._io, self._texts, self._limits)
-        if ask.num_logprobs is None:
-            start()
-        else:
+        if ask.needs_texts:
             self._texts.when_loaded(start)
+        else:
+            start()
 
     def _served(self) -> ModelCard:
         model = self._io.model

@@ -11,18 +11,26 @@ from typing import Any, Protocol
 from msgspec import Raw
 
 from slipstream.batch import TokenLogprobs
+from slipstream.http.echo import Echo
 from slipstream.http.errors import bad_field
-from slipstream.http.event_ids import AnswerId, Place
+from slipstream.http.event_ids import MAX_PLACES, AnswerId, Place
 from slipstream.http.logprobs import TextPlace
 from slipstream.http.requests import Request, ResponseFormat
 from slipstream.http.responses import Choice, Logprobs
 from slipstream.http.token_texts import TokenTexts
 from slipstream.requests import checked_params
 from slipstream.stream_table import StreamState
-from slipstream_ipc.messages import SamplingDefaults, SamplingParams, StructuredOutputs
+from slipstream_ipc.messages import (
+    ModelCard,
+    SamplingDefaults,
+    SamplingParams,
+    StructuredOutputs,
+)
 from slipstream_ipc.security import short_id
 
 _WHOLE_INTERVAL = 64  # tokens to a delta where nobody looks at it before the end
+_FEW_LOGPROBS = 20  # to a token
+MAX_SHOWN = 2**20  # log-probabilities in an answer with more than few to a token
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SAMPLING = (
     "temperature",
@@ -84,10 +92,21 @@ class Ask:
     with_usage: bool  # at a stream's end
     num_logprobs: int | None  # the likeliest so many, beside the sampled one
     param_names: dict[str, str] = field(default_factory=dict)  # the caller's, by ours
+    echo: Echo | None = None  # the prompts in front of their answers
+
+    @property
+    def needs_texts(self) -> bool:
+        """Whether the vocabulary has to be there before it can be answered."""
+        return self.num_logprobs is not None or (self.echo is not None and self.echo.needs_texts)
 
     places: tuple[Place, ...] = ()  # what the client has of each stream; none: it asks for it first
     is_usage_told: bool = False
     is_resumable: bool = False  # the client may come back for the rest: events have ids
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether the ids of its events can say all there is to know."""
+        return self.is_stream and self.echo is None and self.id.num_streams <= MAX_PLACES
 
     @property
     def log_name(self) -> str:
@@ -96,7 +115,12 @@ class Ask:
 
 
 def sampling_params(
-    body: Request, defaults: SamplingDefaults, *, max_tokens: int | None, num_logprobs: int | None
+    body: Request,
+    defaults: SamplingDefaults,
+    *,
+    max_tokens: int | None,
+    num_logprobs: int | None,
+    num_prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """Checked parameters; what the caller leaves open is as the model's makers have it.
 
@@ -112,7 +136,8 @@ def sampling_params(
         if body.stream_options is not None:
             raise bad_field("stream_options", "stream_options: allowed only where stream is true")
         given["stream_interval"] = max(given.get("stream_interval", 1), _WHOLE_INTERVAL)
-    return checked_params(SamplingParams(max_tokens=max_tokens, logprobs=num_logprobs, **given), {})
+    given |= {"logprobs": num_logprobs, "prompt_logprobs": num_prompt_logprobs}
+    return checked_params(SamplingParams(max_tokens=max_tokens, **given), {})
 
 
 def _format(wanted: ResponseFormat, other: StructuredOutputs | None) -> dict[str, Any]:
@@ -127,6 +152,32 @@ def _format(wanted: ResponseFormat, other: StructuredOutputs | None) -> dict[str
     if wanted.json_schema is None:
         return {"structured_outputs": StructuredOutputs(json_object=True)}
     return {"structured_outputs": StructuredOutputs(json=wanted.json_schema.schema)}
+
+
+def check_num_shown(
+    params: SamplingParams, field: str, num_answers: int, prompt_lens: int, model: ModelCard
+) -> None:
+    """Raises ApiError for more log-probabilities than one answer may be written with.
+
+    prompt_lens: tokens of all prompts that are echoed, at most. What every server allows to a token
+    (20) is never refused here; the whole vocabulary's would keep this process busy for minutes.
+    """
+    wanted = num_shown(params.logprobs, model)
+    if wanted is None or wanted <= _FEW_LOGPROBS:
+        return
+    most_tokens = model.max_model_len if params.max_tokens is None else params.max_tokens
+    num = (1 + wanted) * (num_answers * most_tokens + prompt_lens)
+    if num > MAX_SHOWN:
+        message = (
+            f"{field}: got {wanted} to a token, {num} log-probabilities in all, allowed: "
+            f"{MAX_SHOWN} in one answer; ask for fewer, or for fewer tokens"
+        )
+        raise bad_field(field, message)
+
+
+def num_shown(num_logprobs: int | None, model: ModelCard) -> int | None:
+    """How many of the likeliest an answer has, where -1 asks for all."""
+    return model.vocab_size if num_logprobs == -1 else num_logprobs
 
 
 def names_of(body: Request) -> dict[str, str]:

@@ -11,7 +11,14 @@ import time
 from msgspec import Raw
 
 from slipstream.batch import TokenLogprobs
-from slipstream.http.ask import Ask, names_of, sampling_params, wants_usage
+from slipstream.http.ask import (
+    Ask,
+    check_num_shown,
+    names_of,
+    num_shown,
+    sampling_params,
+    wants_usage,
+)
 from slipstream.http.decoding import BodyDecoder, refuse_unsupported
 from slipstream.http.errors import bad_field
 from slipstream.http.event_ids import AnswerId
@@ -53,6 +60,7 @@ def ask_chat(body: ChatRequest, model: ModelCard) -> Ask:
     )
     if not body.messages:
         raise bad_field("messages", "messages: got none, allowed: one or more")
+    check_num_shown(params, "top_logprobs", params.n, 0, model)
     turns = tuple(_turn(index, message) for index, message in enumerate(body.messages))
     answers = params_of_answers(params)
     answer_id = AnswerId("chatcmpl", secrets.token_bytes(16), num_answers=len(answers))
@@ -75,7 +83,7 @@ def ask_chat(body: ChatRequest, model: ModelCard) -> Ask:
         shape=ChatShape(),
         is_stream=bool(body.stream),
         with_usage=wants_usage(body),
-        num_logprobs=num_logprobs,
+        num_logprobs=num_shown(num_logprobs, model),
         param_names={"prompt": "messages", "logprobs": "top_logprobs", **names, **names_of(body)},
     )
 

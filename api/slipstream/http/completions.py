@@ -13,8 +13,16 @@ import msgspec
 from msgspec import Raw
 
 from slipstream.batch import TokenLogprobs
-from slipstream.http.ask import Ask, names_of, sampling_params, wants_usage
+from slipstream.http.ask import (
+    Ask,
+    check_num_shown,
+    names_of,
+    num_shown,
+    sampling_params,
+    wants_usage,
+)
 from slipstream.http.decoding import BodyDecoder, refuse_unsupported
+from slipstream.http.echo import Echo
 from slipstream.http.errors import bad_field
 from slipstream.http.event_ids import AnswerId
 from slipstream.http.logprobs import TextPlace, completion_logprobs
@@ -29,27 +37,46 @@ MAX_PROMPTS = 1024  # of one request
 MAX_ANSWERS = 4096  # to all of them
 _DEFAULT_MAX_TOKENS = 16
 _KINDS = "text, token ids, or a list of several of either"
-_PARAM_NAMES = {"prompt_token_ids": "prompt"}
+_PARAM_NAMES = {"prompt_token_ids": "prompt", "prompt_logprobs": "logprobs"}
 _decoder = BodyDecoder(CompletionRequest)
 
 
 def read_completion(content: bytes) -> CompletionRequest:
     """Raises: ApiError."""
     body = _decoder.decode(content)
-    refuse_unsupported(body)
+    refuse_unsupported(body, supported=("echo",))
     return body
 
 
 def ask_completion(body: CompletionRequest, model: ModelCard) -> Ask:
     """Raises: ApiError, BadRequestError."""
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    is_all_echo = bool(body.echo) and max_tokens == 0
     params = sampling_params(
-        body, model.default_sampling, max_tokens=max_tokens, num_logprobs=body.logprobs
+        body,
+        model.default_sampling,
+        max_tokens=1 if is_all_echo else max_tokens,
+        num_logprobs=body.logprobs,
     )
     prompts, answers = _prompts(body.prompt), params_of_answers(params)
+    echo = None
+    if body.echo:
+        echo = Echo(
+            tuple(
+                prompt if isinstance(prompt, str) else None for prompt in prompts for _ in answers
+            ),
+            is_all_echo,
+            params.skip_special_tokens,
+        )
+        # each for itself: none waits with its first text for another
+        answers = [msgspec.structs.replace(each, prompt_logprobs=body.logprobs) for each in answers]
     if len(prompts) * len(answers) > MAX_ANSWERS:
         given = f"{len(prompts)} prompts with {len(answers)} answers each"
         raise bad_field("n", f"n: got {given}, allowed: {MAX_ANSWERS} answers in all")
+    prompt_lens = len(answers) * sum(_most_tokens(prompt) for prompt in prompts)
+    check_num_shown(
+        params, "logprobs", len(prompts) * len(answers), prompt_lens if echo else 0, model
+    )
     answer_id = AnswerId("cmpl", secrets.token_bytes(16), len(prompts), len(answers))
     asked = [(prompt, each) for prompt in prompts for each in answers]
     states = [
@@ -74,8 +101,9 @@ def ask_completion(body: CompletionRequest, model: ModelCard) -> Ask:
         shape=CompletionShape(),
         is_stream=bool(body.stream),
         with_usage=wants_usage(body),
-        num_logprobs=body.logprobs,
+        num_logprobs=num_shown(body.logprobs, model),
         param_names={**_PARAM_NAMES, **names_of(body)},
+        echo=echo,
     )
 
 
@@ -99,6 +127,11 @@ class CompletionShape:
         self, entries: list[TokenLogprobs], k: int, texts: TokenTexts, place: TextPlace
     ) -> Logprobs:
         return completion_logprobs(entries, k, texts, place)
+
+
+def _most_tokens(prompt: Any) -> int:
+    """Of a prompt; where it is text, each of its bytes could be one, and one may begin it."""
+    return len(prompt.encode(errors="replace")) + 1 if isinstance(prompt, str) else len(prompt)
 
 
 def _prompts(given: str | list[object]) -> list[Prompt]:

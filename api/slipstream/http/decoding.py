@@ -6,6 +6,7 @@ Owns: JSON, and what msgspec says about it. Does not know: what the fields do.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Generic, TypeVar
 
 import msgspec
@@ -36,11 +37,16 @@ class BodyDecoder(Generic[Body]):
             raise bad_field(None, f"the body is not JSON: {error}") from None
 
 
-def refuse_unsupported(body: msgspec.Struct, where: str = "") -> None:
-    """Raises ApiError for the first field that says what is not supported yet."""
+def refuse_unsupported(
+    body: msgspec.Struct, where: str = "", *, supported: Collection[str] = ()
+) -> None:
+    """Raises ApiError for the first field that says what is not supported yet.
+
+    supported: fields that do something here, though not everywhere.
+    """
     for name in type(body).__struct_fields__:
         neutral = NEUTRAL.get(name)
-        if neutral is None:
+        if neutral is None or name in supported:
             continue
         value = getattr(body, name)
         if value is None or any(_same(value, one) for one in neutral):

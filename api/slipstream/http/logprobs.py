@@ -53,7 +53,7 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], k: int, texts: TokenTexts) -
             TokenLogprob(
                 shown.text,
                 None if shown.raw is None else list(shown.raw),
-                _value(sampled),
+                value_of(sampled),
                 [_top(each, texts) for each in _likeliest(entry, k)],
             )
         )
@@ -64,19 +64,28 @@ def completion_logprobs(
     entries: Sequence[TokenLogprobs], k: int, texts: TokenTexts, place: TextPlace
 ) -> CompletionLogprobs:
     """The columns, of tokens that begin at `place`, which goes on to their end."""
-    offsets, values, tokens, tops = [], [], [], []
+    offsets: list[int] = []
+    values: list[float | None] = []
+    tokens: list[str] = []
+    tops: list[dict[str, float] | None] = []
     for entry in entries:
         sampled = next(iter(entry.values()))
         token = texts.of(sampled.token_id)
         offsets.append(place.offset)
         place.advance(token.raw or b"")
-        values.append(_value(sampled))
+        values.append(value_of(sampled))
         tokens.append(token.name)
-        top = {token.name: _value(sampled)}
-        for each in _likeliest(entry, k):
-            top.setdefault(texts.of(each.token_id).name, _value(each))
-        tops.append(top)
+        tops.append(likeliest_by_name(entry, k, texts))
     return CompletionLogprobs(offsets, values, tokens, tops)
+
+
+def likeliest_by_name(entry: TokenLogprobs, k: int, texts: TokenTexts) -> dict[str, float]:
+    """A token's own value and those of the `k` likeliest ones in its place."""
+    own = next(iter(entry.values()))
+    top = {texts.of(own.token_id).name: value_of(own)}
+    for each in _likeliest(entry, k):
+        top.setdefault(texts.of(each.token_id).name, value_of(each))
+    return top
 
 
 def _likeliest(entry: TokenLogprobs, k: int) -> list[Logprob]:
@@ -87,8 +96,9 @@ def _likeliest(entry: TokenLogprobs, k: int) -> list[Logprob]:
 def _top(candidate: Logprob, texts: TokenTexts) -> TopLogprob:
     shown = texts.of(candidate.token_id)
     raw = None if shown.raw is None else list(shown.raw)
-    return TopLogprob(shown.text, raw, _value(candidate))
+    return TopLogprob(shown.text, raw, value_of(candidate))
 
 
-def _value(candidate: Logprob) -> float:
+def value_of(candidate: Logprob) -> float:
+    """As JSON can hold it."""
     return max(candidate.logprob, _LEAST)

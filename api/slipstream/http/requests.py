@@ -91,7 +91,7 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     spaces_between_special_tokens: NotYet = None
     truncate_prompt_tokens: NotYet = None
     add_special_tokens: NotYet = None
-    echo: NotYet = None
+    echo: NotYet = None  # a chat has no prompt to repeat
 
 
 class CompletionRequest(Request, frozen=True, kw_only=True):
@@ -99,6 +99,7 @@ class CompletionRequest(Request, frozen=True, kw_only=True):
 
     prompt: str | list[Any]
     logprobs: int | None = None
+    echo: bool | None = None  # the prompt in front of the answer, its log-probabilities too
 
     best_of: NotYet = None
     suffix: NotYet = None

@@ -22,9 +22,9 @@ class CompletionLogprobs(Struct, frozen=True):
     """A completion's log-probabilities: a column for each kind of value."""
 
     text_offset: list[int]  # where each token's text begins in the answer's
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]  # null for a prompt's first token
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class TopLogprob(Struct, frozen=True):

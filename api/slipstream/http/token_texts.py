@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class TokenText(Struct, frozen=True):
     text: str
     name: str
     raw: bytes | None
+    is_added: bool = False  # beside the vocabulary proper, as special tokens are
 
 
 class TokenTexts:
@@ -55,9 +56,18 @@ class TokenTexts:
         """What a token reads like."""
         known = self._known.get(token_id)
         if known is None:
-            raw = None if self._vocabulary is None else self._vocabulary.raw(token_id)
-            known = self._known[token_id] = _text(token_id, raw)
+            vocabulary = self._vocabulary
+            known = _text(token_id, None if vocabulary is None else vocabulary.raw(token_id))
+            if vocabulary is not None and vocabulary.is_added(token_id):
+                known = msgspec.structs.replace(known, is_added=True)
+            self._known[token_id] = known
         return known
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """What tokens read like together; where no tokenizer could be read, one by one."""
+        if self._vocabulary is None:
+            return "".join([self.of(token_id).text for token_id in token_ids])
+        return self._vocabulary.decode(token_ids, skip_special_tokens)
 
     def _load(self) -> None:
         try:
@@ -112,6 +122,15 @@ class _Vocabulary:
         self._continuation = next(
             (step["prefix"] for step in steps if step.get("type") == "WordPiece"), ""
         )
+
+    def is_added(self, token_id: int) -> bool:
+        """Whether a token is beside the vocabulary proper."""
+        return token_id in self._added
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Their text."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
 
     def raw(self, token_id: int) -> bytes | None:
         """A token's bytes; None for an id that the vocabulary does not have."""

@@ -27,12 +27,25 @@ import numpy.typing as npt
 from slipstream_core.runner.rules import RulePlan
 from slipstream_ipc.logprob_log import Logprobs as Logprobs
 from slipstream_ipc.messages import SamplingDefaults
+from slipstream_ipc.wide_logprobs import Candidates as Candidates
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
 Float32s = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptPlan:
+    """Whose prompts' log-probabilities a step computes: N positions of P of its rows."""
+
+    rows: Int64s  # [P] of the plan's R
+    starts: Int64s  # [P] of each the first position
+    counts: Int64s  # [P] and how many from there on, at least one
+    num_logprobs: Int64s  # [P] as many of the most likely, besides the token's own
+    tokens: Int64s  # [N] the positions' places among the plan's T tokens
+    targets: Int64s  # [N] the tokens behind them, whose log-probabilities are wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +76,7 @@ class StepPlan:
     min_ps: Float32s  # 0 is off
     seeds: Int64s
     num_logprobs: Int32s  # -1 none; k >= 0: the sampled token and the k most likely
+    # such rows with k of MAX_NARROW or more are not in the result's columns, but in its `wide`
 
     # ids that must not be sampled (stop ids while a request is under its min_tokens), as
     # coordinates into [S, vocab]
@@ -75,9 +89,11 @@ class StepPlan:
     # flags, so that no runner has to look at a column to know its branch
     all_greedy: bool
     any_truncation: bool  # some sampled row uses top_k, top_p or min_p
-    max_logprobs: int  # -1 none
+    max_logprobs: int  # of rows that are not wide; -1 none
 
     rules: RulePlan | None = None  # of single tokens, where some sampled row has any
+    any_wide: bool = False  # some sampled row wants very many log-probabilities
+    prompt: PromptPlan | None = None  # where some row wants its prompt's
 
     @property
     def num_tokens(self) -> int:
@@ -101,7 +117,9 @@ class StepResult:
 
     step: int
     token_ids: Int64s  # [S]
-    logprobs: Logprobs | None
+    logprobs: Logprobs | None  # of rows that are not wide
+    wide: tuple[tuple[int, Candidates], ...] = ()  # of those that are, with their places among S
+    prompt: tuple[Candidates, ...] = ()  # of the P rows of the plan's `prompt`
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ import torch
 from slipstream_core.runner.grammar_masks import apply_masks
 from slipstream_core.runner.noise import exponential, row_keys
 from slipstream_core.runner.plan import Bools, Int32s, Int64s, StepPlan
+from slipstream_ipc.wide_logprobs import MAX_NARROW
 
 NUM_CANDIDATES = 256
 
@@ -92,6 +93,8 @@ def _argmax(values: torch.Tensor) -> torch.Tensor:
 
 def _raw_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, plan: StepPlan) -> RawLogprobs:
     rows = np.flatnonzero(plan.num_logprobs >= 0)
+    if plan.any_wide:
+        rows = rows[plan.num_logprobs[rows] < MAX_NARROW]
     if len(rows) < len(logits):  # the passes over the vocabulary cost only those who ask
         index = _to(rows, logits)
         logits, token_ids = logits[index], token_ids[index]

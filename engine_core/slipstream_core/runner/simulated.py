@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.plan import (
+    Candidates,
     Int32s,
     Logprobs,
     ModelInfo,
@@ -39,6 +40,7 @@ from slipstream_core.runner.plan import (
 )
 from slipstream_core.runner.simulated_text import SimulatedText, parse_simulated
 from slipstream_ipc.trace import Span, Tracer, open_tracer
+from slipstream_ipc.wide_logprobs import MAX_NARROW
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
@@ -190,7 +192,26 @@ class SimulatedRunner:
         if plan.max_logprobs >= 0:
             values, ids = self.text.logprobs(probed, token_ids, plan.max_logprobs)
             logprobs = Logprobs(values, ids, np.ones(len(ids), np.uint32))
-        return StepResult(plan.step, token_ids, logprobs)
+        wide: list[tuple[int, Candidates]] = []
+        for row, num in enumerate(plan.num_logprobs.tolist() if plan.any_wide else ()):
+            if num >= MAX_NARROW:
+                own = slice(row, row + 1)
+                wide.append((row, self._candidates(probed[own], token_ids[own], num)))
+        prompt: list[Candidates] = []
+        if plan.prompt is not None:
+            hashes = self._cache[plan.kv_slots[plan.prompt.tokens]]
+            ends = np.cumsum(plan.prompt.counts)
+            for end, count, num in zip(
+                ends, plan.prompt.counts, plan.prompt.num_logprobs, strict=True
+            ):
+                own = slice(end - count, end)
+                prompt.append(self._candidates(hashes[own], plan.prompt.targets[own], int(num)))
+        return StepResult(plan.step, token_ids, logprobs, tuple(wide), tuple(prompt))
+
+    def _candidates(self, hashes: UInt64s, token_ids: Int64s, num: int) -> Candidates:
+        values, ids = self.text.logprobs(hashes, token_ids, num)
+        ids[:, 0] = token_ids  # a prompt may hold special ones
+        return Candidates(values, ids, np.ones(len(ids), np.uint32))
 
     def _read(self, plan: StepPlan, rows: Bools, positions: Int64s) -> UInt64s:
         """The hashes at `positions` of the plan's `rows`, one each, through their tables."""

@@ -160,7 +160,7 @@ class SimulatedText:
         noise = _scramble(chosen[:, None] + ranks * _TOKEN_FACTOR) >> np.uint64(11)
         share = 0.1 + 0.2 * noise / 2.0**53
         share[:, 0] *= 2  # all of them together stay below 1
-        values = np.log(np.cumprod(share, axis=1))
+        values = np.cumsum(np.log(share), axis=1)
         places = np.searchsorted(self._ordinary, ids)[:, None] + ranks.astype(np.int64)
         likeliest = self._ordinary[places % len(self._ordinary)]
         columns = np.concatenate([[0], np.arange(k)])

@@ -32,14 +32,17 @@ from slipstream_core.runner import kv_cache
 from slipstream_core.runner.attention.cpu import CpuAttention, Scratch, scratch_bytes
 from slipstream_core.runner.attention.interface import AttentionContext
 from slipstream_core.runner.attention.native import NativeContext
+from slipstream_core.runner.candidates import candidates
 from slipstream_core.runner.context import ForwardContext
 from slipstream_core.runner.device import DeviceThread
 from slipstream_core.runner.loader import LoadedModel, load_model
 from slipstream_core.runner.native.kernels import kernels
 from slipstream_core.runner.plan import (
+    Candidates,
     Int32s,
     Logprobs,
     ModelInfo,
+    PromptPlan,
     StepFailed,
     StepPlan,
     StepResult,
@@ -49,6 +52,7 @@ from slipstream_core.runner.rule_keeper import RuleKeeper
 from slipstream_core.runner.sampler import RawLogprobs, sample
 from slipstream_core.runner.traced import Forward, eager, trace
 from slipstream_ipc.trace import Span, Tracer, open_tracer
+from slipstream_ipc.wide_logprobs import MAX_NARROW
 
 logger = logging.getLogger(__name__)
 
@@ -237,8 +241,12 @@ class TorchRunner:
     def _step(self, plan: StepPlan) -> StepResult:
         """On the device's thread: forward, sample, keep the tokens, bring them to the host."""
         logits = self._forward(plan)
+        prompt: tuple[Candidates, ...] = ()
+        if plan.prompt is not None:
+            num = len(logits) - len(plan.prompt.tokens)
+            logits, prompt = logits[:num], self._of_prompts(logits[num:], plan.prompt)
         if len(logits) == 0:  # prefill chunks alone
-            return StepResult(plan.step, np.empty(0, np.int64), None)
+            return StepResult(plan.step, np.empty(0, np.int64), None, prompt=prompt)
         masks = self._masks_of(plan) if plan.awaits_masks else None
         logits, rules = logits.float(), plan.rules
         allowed = None if rules is None else self._rules.apply(logits, rules)
@@ -250,20 +258,37 @@ class TorchRunner:
             plan.step,
             token_ids.cpu().numpy(),
             None if logprobs is None else _on_host(logprobs, len(token_ids)),
+            _wide(logits, token_ids, plan) if plan.any_wide else (),
+            prompt,
+        )
+
+    def _of_prompts(self, logits: torch.Tensor, prompt: PromptPlan) -> tuple[Candidates, ...]:
+        """The log-probabilities of each row's prompt; `logits` is [N, vocab]."""
+        targets = self._to(prompt.targets)
+        ends = np.cumsum(prompt.counts)
+        spans = zip(ends - prompt.counts, ends, prompt.num_logprobs, strict=True)
+        return tuple(
+            candidates(logits[begin:end], targets[begin:end], int(num)) for begin, end, num in spans
         )
 
     def _forward(self, plan: StepPlan) -> torch.Tensor:
-        """Logits of the sampled rows' last tokens, [S, vocab] in the model's dtype."""
+        """Logits of the sampled rows' last tokens, [S, vocab] in the model's dtype.
+
+        Behind them those of the plan's `prompt`, where it has one.
+        """
         if self._kernels is None:
             rows, tokens, last = _by_length(plan)
         else:
             rows, tokens, last = _as_they_come(plan)
         ids, sources = self._to(plan.token_ids[tokens]), self._to(plan.gather_slots[tokens])
         ids = torch.where(sources < 0, ids, self._last_token[sources.clamp(min=0)])
+        kept = last[plan.samples]
+        if plan.prompt is not None:  # of chunks, which lie where the plan has them in either order
+            kept = np.concatenate([kept, plan.prompt.tokens])
         return self._model(
             ids[None],
             self._to(plan.positions[tokens])[None],
-            self._to(last[plan.samples]),
+            self._to(kept),
             self._context(plan, rows, tokens),
         )[0]
 
@@ -347,6 +372,17 @@ def _by_length(
     rows = np.concatenate([order, np.arange(len(order), plan.num_requests)])
     tokens = np.concatenate([order, np.arange(len(order), plan.num_tokens)])
     return rows, tokens, last
+
+
+def _wide(
+    logits: torch.Tensor, token_ids: torch.Tensor, plan: StepPlan
+) -> tuple[tuple[int, Candidates], ...]:
+    """Of the sampled rows that want very many, each as many as it asked for."""
+    return tuple(
+        (row, candidates(logits[row : row + 1], token_ids[row : row + 1], num))
+        for row, num in enumerate(plan.num_logprobs.tolist())
+        if num >= MAX_NARROW
+    )
 
 
 def _on_host(logprobs: RawLogprobs, num_rows: int) -> Logprobs:

@@ -147,7 +147,8 @@ def test_fields_without_effect_may_say_anything():
 
 
 def fields_not_yet(body_type: type) -> set[str]:
-    return {field.name for field in msgspec.structs.fields(body_type)} & set(NEUTRAL)
+    supported = {"echo"} if body_type is CompletionRequest else set()
+    return {field.name for field in msgspec.structs.fields(body_type)} & set(NEUTRAL) - supported
 
 
 @pytest.mark.parametrize("name", sorted(fields_not_yet(CompletionRequest)))
