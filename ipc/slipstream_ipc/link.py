@@ -89,6 +89,11 @@ class Link(Generic[Receipt]):
         """Whether the peer has sent numbered frames it has no acknowledgement of."""
         return self._told < self._received
 
+    @property
+    def num_untold(self) -> int:
+        """Numbered frames of the peer that it has no acknowledgement of."""
+        return self._received - self._told
+
     def next_header(self) -> Header:
         """The header of the next numbered frame; `sent` must follow once it is on its way."""
         assert self.has_credit
