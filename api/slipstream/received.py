@@ -24,7 +24,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_ipc.columns import UInt32s, u32
+from slipstream_ipc.columns import u32
 
 Item = TypeVar("Item")
 Rows = npt.NDArray[np.intp]

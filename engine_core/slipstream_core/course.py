@@ -1,7 +1,7 @@
 """The same rows, sampled step after step: counted, as long as nothing else happens to them.
 
-Owns: the rows that a step gave tokens to last, while all of them live, and how many tokens the first
-of them may still get. Does not know: tokens, who is to run.
+Owns: the rows that a step gave tokens to last, while all of them live, and how many tokens the
+first of them may still get. Does not know: tokens, who is to run.
 
 Rules:
 - Rows are the same where they are the same array: it is never written, and another one as soon as

@@ -39,8 +39,8 @@ from slipstream_ipc.accept import Session
 from slipstream_ipc.columns import UInt32s, check_report, u32, u64
 from slipstream_ipc.cursors import Cursors
 from slipstream_ipc.errors import ProtocolError
-from slipstream_ipc.log import PagedLog, history_digest
 from slipstream_ipc.link import WINDOW
+from slipstream_ipc.log import PagedLog, history_digest
 from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.messages import (
     Admit,

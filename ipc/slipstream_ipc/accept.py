@@ -89,9 +89,7 @@ class Acceptor(Generic[Out, In, Receipt]):
         """Every open session."""
         return list(self._routes.values())
 
-    def receive(
-        self, now: float, *, may_owe: int = 0
-    ) -> Iterator[tuple[Session[Receipt], In]]:
+    def receive(self, now: float, *, may_owe: int = 0) -> Iterator[tuple[Session[Receipt], In]]:
         """Bodies that have arrived with their sessions, a new session's Hello first.
 
         may_owe: messages of a peer that are not acknowledged by a message of its own, because what

@@ -133,6 +133,8 @@ class Link(Generic[Receipt]):
     def take_receipts(self) -> list[Receipt]:
         """What the frames acknowledged since the last call carried, oldest first."""
         due = len(self._receipts) - (self._sent - self._acked)
+        if not due:
+            return []
         return [self._receipts.popleft() for _ in range(due)]
 
     def end(self) -> None:

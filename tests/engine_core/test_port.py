@@ -249,6 +249,4 @@ def _without(step: Step, row: int) -> Step:
 
 
 TestAgainstHistories = AgainstHistories.TestCase
-TestAgainstHistories.settings = settings(
-    max_examples=100, stateful_step_count=25, deadline=None
-)
+TestAgainstHistories.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
