@@ -48,6 +48,7 @@ class PagedLog:
         self._rows: Int64s | None = None  # that were appended to last, …
         self._is_again = False  # … and the time before, …
         self._aside: list[npt.NDArray[Any]] = []  # … and what, as far as it is not written yet
+        self._places: Int64s | None = None  # of the first of those, if the table has it already
 
     @property
     def width(self) -> int:
@@ -62,15 +63,17 @@ class PagedLog:
 
     def lengths(self, rows: Int64s) -> Int64s:
         """How many positions each of `rows` holds, [len(rows)]."""
-        if self._aside:
+        num = self._num_uncounted
+        if num:
             if rows is self._rows:
-                return self._table.lengths(rows) + len(self._aside)
+                return self._table.lengths(rows) + num
             self._write_aside()
         return self._table.lengths(rows)
 
     def length(self, row: int) -> int:
         """How many positions `row` holds."""
-        self._write_aside()
+        if self._num_uncounted:
+            self._write_aside()
         return self._table.length(row)
 
     def open(self, row: int) -> None:
@@ -89,9 +92,11 @@ class PagedLog:
         Both arrays are never to be written again.
         """
         self._is_again = rows is self._rows
-        if not self._is_again or len(self._aside) >= _MOST_PUT_ASIDE:
+        if not self._is_again:
             self._write_aside()
-            self._rows = rows
+            self._rows, self._places = rows, self._table.append(rows)
+        elif len(self._aside) >= _MOST_PUT_ASIDE:
+            self._write_aside()
         self._aside.append(values)
 
     def settle(self) -> None:
@@ -138,21 +143,27 @@ class PagedLog:
         return self._pool.read(self._table.find(rows, starts, counts))
 
     def _are_last(self, rows: Int64s, starts: Int64s) -> bool:
-        return bool((self._table.lengths(rows) + (len(self._aside) - 1) == starts).all())
+        return bool((self._table.lengths(rows) + (self._num_uncounted - 1) == starts).all())
+
+    @property
+    def _num_uncounted(self) -> int:
+        """Positions put aside of which the table does not know."""
+        return len(self._aside) - (self._places is not None)
 
     def _write_aside(self) -> None:
         """Everything that was put aside goes to its places."""
-        num = len(self._aside)
-        if not num:
+        rows, aside, places = self._rows, self._aside, self._places
+        if not aside:
             return
-        rows, aside = self._rows, self._aside
         assert rows is not None
-        self._aside = []
-        if num == 1:
+        self._aside, self._places = [], None
+        if places is not None:
+            self._write(places, aside.pop(0))
+        if len(aside) == 1:
             self._write(self._table.append(rows), aside[0])
-        elif len(rows):
+        elif aside and len(rows):
             values = np.stack(aside, 1).reshape(-1, self.width)
-            self._write(self._table.append_spans(rows, np.full(len(rows), num)), values)
+            self._write(self._table.append_spans(rows, np.full(len(rows), len(aside))), values)
 
     def _write(self, places: Int64s, values: npt.NDArray[Any]) -> None:
         self._pool.reserve(self._table.num_places)
