@@ -7,28 +7,37 @@ is, what came, who reads.
 Rules:
 - Items may belong to a party, in which each has a number: a message of nothing else is told by the
   party and the numbers, and its items need not be looked up.
+- Most messages have the streams of the one before, and go on where that one ended: then its columns
+  are those that are expected, byte for byte, and no row is looked at. Where those streams are is
+  written to their rows when something else is asked for.
 - A handle's row is its lowest bits. There are at least twice as many rows as streams, and a handle
   whose row is taken is not given out; so finding the rows of a message is one operation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from struct import Struct
 from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_ipc.columns import UInt32s, u32
+from slipstream_ipc.columns import u32
 
 Item = TypeVar("Item")
 Rows = npt.NDArray[np.intp]
 
 _NOBODY = -1
 _LEAST_ROWS = 64
+_U32 = 2**32 - 1
+
+MANY = 32  # entries, from which on numpy is quicker than a loop
+_COLUMNS = [Struct(f"<{num}I") for num in range(MANY)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Found(Generic[Item]):
     """What a column of handles stands for."""
 
@@ -37,6 +46,8 @@ class Found(Generic[Item]):
     party: int  # of all of them; 0: they are of several, or of none
     numbers: list[int]  # in their party, where they are of one
     items: list[Item]  # where they are not
+    chars: bytes = b""  # where they are, as columns; empty: only their rows know
+    tokens: bytes = b""
 
 
 class Received(Generic[Item]):
@@ -45,6 +56,7 @@ class Received(Generic[Item]):
     def __init__(self) -> None:
         self._num = 0
         self._found: Found[Item] | None = None  # the last one: most messages have the same streams
+        self._is_ahead = False  # it knows positions that its rows do not have yet
         self._resize(_LEAST_ROWS)
 
     def is_free(self, handle: int) -> bool:
@@ -73,6 +85,7 @@ class Received(Generic[Item]):
 
     def close(self, handle: int) -> None:
         """The stream is over."""
+        self._write()
         row = handle & self._mask
         assert self._handles.item(row) == handle
         self._handles[row], self._items[row] = _NOBODY, None
@@ -81,26 +94,32 @@ class Received(Generic[Item]):
 
     def position(self, handle: int) -> tuple[int, int]:
         """How many characters and tokens of the stream are there."""
+        if self._is_ahead:
+            self._write()
         row = handle & self._mask
         return self._chars_at[row], self._tokens_at[row]
 
     def move(self, handle: int, num_chars: int, num_tokens: int) -> None:
         """So much of the stream is there now."""
+        self._forget()
         row = handle & self._mask
         self._chars_at[row] = num_chars
         self._tokens_at[row] = num_tokens
 
-    def find(self, handles: bytes, chars: UInt32s, tokens: UInt32s) -> Found[Item] | None:
+    def find(self, handles: bytes, chars: bytes, tokens: bytes) -> Found[Item] | None:
         """Those of this column; None unless all are here, once each, and at these positions."""
         found = self._found
         if found is None or found.handles != handles:
+            self._write()
             found = self._find(handles)
             if found is None:
                 return None
             self._found = found
+        elif found.tokens:
+            return found if found.tokens == tokens and found.chars == chars else None
         rows = found.rows
-        is_there = (self._tokens[rows] == tokens).all() and (self._chars[rows] == chars).all()
-        return found if is_there else None
+        is_there = (self._tokens[rows] == u32(tokens)).all()
+        return found if is_there and (self._chars[rows] == u32(chars)).all() else None
 
     def _find(self, column: bytes) -> Found[Item] | None:
         handles = u32(column)
@@ -115,10 +134,25 @@ class Received(Generic[Item]):
             return Found(column, rows, party, self._numbers[rows].tolist(), [])
         return Found(column, rows, 0, [], self._items[rows].tolist())
 
-    def advance(self, rows: Rows, chars: UInt32s, tokens: UInt32s) -> None:
-        """The streams of `find` have come to these positions."""
-        self._chars[rows] = chars
-        self._tokens[rows] = tokens
+    def advance(self, found: Found[Item], chars: bytes, tokens: bytes) -> None:
+        """The streams that `find` has found last have come to these positions."""
+        assert found is self._found
+        found.chars, found.tokens = chars, tokens
+        self._is_ahead = True
+
+    def _write(self) -> None:
+        """The rows of those found last say where they are."""
+        found = self._found
+        if self._is_ahead and found is not None:
+            self._chars[found.rows] = u32(found.chars)
+            self._tokens[found.rows] = u32(found.tokens)
+        self._is_ahead = False
+
+    def _forget(self) -> None:
+        """Of those found last the rows alone know where they are."""
+        if self._found is not None and self._found.tokens:
+            self._write()
+            self._found.chars = self._found.tokens = b""
 
     def _resize(self, num_rows: int) -> None:
         self._found = None
@@ -133,6 +167,7 @@ class Received(Generic[Item]):
         self._items = np.full(num_rows, None, object)
 
     def _grow(self) -> None:
+        self._write()
         live = np.flatnonzero(self._handles != _NOBODY)
         handles, chars, tokens, items = self._handles, self._chars, self._tokens, self._items
         parties, numbers = self._parties, self._numbers
@@ -141,3 +176,20 @@ class Received(Generic[Item]):
         self._handles[rows], self._items[rows] = handles[live], items[live]
         self._parties[rows], self._numbers[rows] = parties[live], numbers[live]
         self._chars[rows], self._tokens[rows] = chars[live], tokens[live]
+
+
+def ends_of(
+    chars: bytes, tokens: bytes, texts: Sequence[str], counts: bytes
+) -> tuple[bytes, bytes]:
+    """The columns of where a message's entries end: their characters, and their tokens.
+
+    counts: tokens to an entry, a column; empty: one each.
+    """
+    num = len(texts)
+    if num < MANY and not counts:
+        column = _COLUMNS[num]
+        ends = [at + len(text) & _U32 for at, text in zip(column.unpack(chars), texts, strict=True)]
+        return column.pack(*ends), column.pack(*[at + 1 & _U32 for at in column.unpack(tokens)])
+    lens = np.fromiter(map(len, texts), np.uint32, num)
+    more = u32(counts) if counts else np.uint32(1)
+    return (u32(chars) + lens).tobytes(), (u32(tokens) + more).tobytes()

@@ -7,7 +7,8 @@ Rules (STREAMS I, III and V):
 - An entry continues a stream exactly at the reader's position. What begins earlier is cut to what
   is new; what begins later is a gap, of which nothing is taken: the caller attaches anew.
 - A message whose entries all go on where their streams are is taken as a whole, by its columns; any
-  other one entry by entry, with the same result.
+  other one entry by entry, with the same result. So is one of a few streams which are not those of
+  the message before: looking them up takes longer.
 - A stream is over exactly once: by its End, by a fault, or because its client gave up. Only then
   does it leave the table. Its handle is free when the server knows, too.
 - Until then its submission and its ids are kept: with them it can be asked for again, from where it
@@ -34,7 +35,7 @@ from slipstream.group import Group
 from slipstream.kept_ids import KeptIds
 from slipstream.outputs import Delta
 from slipstream.prompt_pieces import PromptPieces
-from slipstream.received import Received
+from slipstream.received import MANY, Received, ends_of
 from slipstream.unread import LOOK_EVERY, MOST_UNREAD, MOST_UNREAD_AT_END, merge
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
 from slipstream_ipc.errors import ProtocolError
@@ -52,7 +53,7 @@ from slipstream_ipc.messages import (
 )
 
 _MAX_GAPS = 3  # at one position: then the server, not the way to it, has lost something
-_MANY = 32  # entries, from which on columns are quicker than a loop
+_MANY = MANY  # entries, from which on columns are quicker than a loop
 
 
 @dataclass(eq=False, slots=True)
@@ -93,6 +94,7 @@ class StreamTable:
         self._streams: dict[int, StreamState] = {}
         self._abandoned: dict[int, StreamState] = {}
         self._received: Received[StreamState] = Received()
+        self._last_handles = b""  # of the last message
         self._kept = KeptIds()
         self._next_handle = 0
         self._woken: list[StreamState] = []
@@ -207,9 +209,10 @@ class StreamTable:
         if message.ends:
             ends.update(zip(u32(message.ended).tolist(), message.ends, strict=True))
         batch = Batch(message, ends)
-        if len(message.texts) >= _MANY and self._take_whole(batch):
-            return True
-        return self._take_each(batch)
+        handles = message.handles
+        is_worth_it = handles == self._last_handles or len(message.texts) >= _MANY
+        self._last_handles = handles
+        return (is_worth_it and self._take_whole(batch)) or self._take_each(batch)
 
     # ---- what the client does ----------------------------------------------------------------
 
@@ -251,19 +254,17 @@ class StreamTable:
     def _take_whole(self, batch: Batch) -> bool:
         """Take all entries, if each goes on exactly where its stream is; else nothing."""
         message, received = batch.message, self._received
-        tokens = u32(message.tokens)
-        found = received.find(message.handles, u32(message.chars), tokens)
+        found = received.find(message.handles, message.chars, message.tokens)
         if found is None:
             return False
         texts, num = message.texts, len(message.texts)
-        chars = u32(message.chars) + np.fromiter(map(len, texts), np.uint32, num)
-        ends_at = tokens + (u32(message.counts) if message.counts else np.uint32(1))
-        received.advance(found.rows, chars, ends_at)
+        ends_at = ends_of(message.chars, message.tokens, texts, message.counts)
+        received.advance(found, *ends_at)
         self._kept.add(message.handles, message.token_ids, message.counts)
         states = found.items
         if found.party:
             group = self._groups[found.party]
-            if all(end.reason != "error" for end in batch.ends.values()):
+            if not batch.ends or all(end.reason != "error" for end in batch.ends.values()):
                 self._take_together(group, found.numbers, batch)
                 return True
             states = [group.states[number] for number in found.numbers]
@@ -274,8 +275,10 @@ class StreamTable:
             self._end(states[entry], deltas[entry], end)
             begin = entry + 1
         self._queue(states[begin:], deltas[begin:])
-        for entry in np.flatnonzero((tokens ^ ends_at) >= LOOK_EVERY).tolist():
-            state = states[entry]
+        if num >= _MANY:
+            passed = u32(message.tokens) ^ u32(ends_at[1]) >= LOOK_EVERY
+            states = [states[entry] for entry in np.flatnonzero(passed).tolist()]
+        for state in states:
             if len(state.deltas) > MOST_UNREAD and not state.is_over:
                 self._make_room(state)
         return True
@@ -399,7 +402,15 @@ def _numbers(column: bytes) -> tuple[int, ...]:
 
 def _check(deltas: Deltas) -> None:
     """ProtocolError where the columns do not fit each other; a plain message is seen to at once."""
-    columns = (deltas.handles, deltas.chars, deltas.tokens, deltas.token_ids)
-    is_plain = not deltas.counts and deltas.logprobs is None and not (deltas.ended or deltas.ends)
-    if not is_plain or {4 * len(deltas.texts)} != set(map(len, columns)):
+    size = 4 * len(deltas.texts)
+    if (
+        deltas.counts
+        or deltas.ended
+        or deltas.ends
+        or deltas.logprobs is not None
+        or len(deltas.handles) != size
+        or len(deltas.chars) != size
+        or len(deltas.tokens) != size
+        or len(deltas.token_ids) != size
+    ):
         check_deltas(deltas)

@@ -83,6 +83,7 @@ class RequestColumns:
 
     def __init__(self, rows: int = 64) -> None:
         self.generation = np.zeros(rows, np.int64)
+        self.num_ended = 0  # times that some generation went up
         self.alive = np.zeros(rows, np.bool_)
         self.on_probation = np.zeros(rows, np.bool_)  # of those alive
         self.use_prefix_cache = np.zeros(rows, np.bool_)
@@ -147,7 +148,7 @@ class RequestColumns:
 
     def remove(self, rows: Int64s) -> None:
         """Forget live requests, all different."""
-        self.generation[rows] += 1
+        self.end_lives(rows)
         self.alive[rows] = self.on_probation[rows] = False
         if self._num_grammars:
             self._num_grammars -= int(self.has_grammar[rows].sum())
@@ -157,6 +158,11 @@ class RequestColumns:
                 self._stop_ids.pop(row, None)
         if self.rules:
             self.rules.remove(rows.tolist())
+
+    def end_lives(self, rows: Int64s | int) -> None:
+        """Whatever is in flight of `rows` counts for nothing."""
+        self.generation[rows] += 1
+        self.num_ended += 1
 
     def is_alive(self, row: int) -> bool:
         """Whether a request holds `row`."""

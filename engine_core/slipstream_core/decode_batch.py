@@ -104,7 +104,7 @@ class DecodeBatch:
         if is_last_in_flight:
             token_ids, gather_slots = self._zeros, last.slots
         else:
-            token_ids = self._tokens.gather(self.rows, positions, None).astype(np.int64)
+            token_ids = self._tokens.last(self.rows).astype(np.int64)
             gather_slots = self._nobody
         ends = positions + 1
         self._columns = TokenColumns(

@@ -40,6 +40,7 @@ from slipstream_ipc.accept import Session
 from slipstream_ipc.columns import UInt32s, check_report, u32, u64
 from slipstream_ipc.cursors import Cursors
 from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.link import WINDOW
 from slipstream_ipc.log import PagedLog, history_digest
 from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.messages import (
@@ -67,6 +68,8 @@ from slipstream_ipc.wide_logprobs import Candidates
 logger = logging.getLogger(__name__)
 
 Int64s = npt.NDArray[np.int64]
+
+_MAY_OWE = WINDOW // 4  # messages of a worker
 
 
 class Desk:
@@ -98,6 +101,7 @@ class Desk:
         self._compiler = compiler
         self._on_hold: dict[bytes, tuple[bytes, Admit]] = {}  # worker and registration, by id
         self._note = note
+        self._num_in_flight = 0  # steps
         self._incarnation = incarnation
         self._suspects = suspects
         self._streams = StreamTable()
@@ -127,8 +131,12 @@ class Desk:
         return any(port.awaits_check for port in self._ports.values())
 
     def receive(self, now: float) -> None:
-        """Handle everything that has arrived. A bad message costs its sender the session alone."""
-        for session, body in self._acceptor.receive(now):
+        """Handle everything that has arrived. A bad message costs its sender the session alone.
+
+        While a step is in flight, what it samples will tell the worker that its reports have come.
+        """
+        may_owe = _MAY_OWE if self._num_in_flight else 0
+        for session, body in self._acceptor.receive(now, may_owe=may_owe):
             try:
                 self._handle(session, body)
             except ProtocolError:
@@ -178,11 +186,13 @@ class Desk:
 
     def launching(self, step: int, rows: Int64s) -> None:
         """These rows are in the step that is launched next."""
+        self._num_in_flight += 1
         if self._note is not None:
             self._note.launch(step, self._streams.ids, rows)
 
     def collected(self, step: int) -> None:
         """The outcome of this step is taken in."""
+        self._num_in_flight -= 1
         if self._note is not None:
             self._note.collect(step)
 
@@ -331,6 +341,8 @@ class Desk:
     def _report(self, worker: bytes, report: Report) -> None:
         check_report(report)
         self._ports[worker].checked_step = report.step
+        if not report.rows:
+            return
         for row in u32(report.rows).tolist():
             stream = self._streams.at(row)
             if stream is None or stream.worker != worker:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from slipstream_core.runner.plan import StepPlan
 
@@ -44,8 +45,7 @@ class Launched:
     uses: tuple[BlockUse, ...] = ()  # in the order in which its rows were planned
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(Struct, frozen=True, gc=False):
     """What a step gave to the requests that still live, n of them."""
 
     rows: Int64s  # [n]

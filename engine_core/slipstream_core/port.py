@@ -10,7 +10,8 @@ Rules (STREAMS I, II):
 - A turn sends a bounded number of messages: a catch-up of many streams is a flow beside the steps
   that go on.
 - In a common step everything new is what that step sampled, one token each: its rows are handed to
-  the histories as they are, which then have nothing to look up.
+  the histories as they are, which then have nothing to look up. Where they are the rows of the step
+  before, neither have the cursors.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class Port:
         self._session: Session[Receipt] | None = None
         self._states: deque[CoreToWorker] = deque()
         self._dirty = np.zeros(64, np.bool_)  # rows that may have something new, …
+        self._is_dirty = False  # whether there are any
         self._sampled: Int64s | None = None  # … and those of the last step, while they are all
+        self._packed: tuple[Int64s, bytes] = _NOBODY, b""  # the rows sent last, as a column
         self._wants_logprobs = False
         self._cursors = cursors
         # ids that the worker has named since it attached, until it has stated all positions
@@ -84,7 +87,7 @@ class Port:
         self.stated = None if session.fresh else set()
         for row in rows:
             self.close(row)
-        self._dirty[:] = False
+        self._dirty[:] = self._is_dirty = False
         self._sampled = None
         self.sent_step = self.checked_step = self.completed_step
 
@@ -98,7 +101,7 @@ class Port:
         self._cursors.open(row, position)
         if row >= len(self._dirty):
             self._dirty = np.pad(self._dirty, (0, max(row + 1 - len(self._dirty), row)))
-        self._dirty[row] = True
+        self._dirty[row] = self._is_dirty = True
         self._wants_logprobs |= logprobs
 
     def close(self, row: int) -> None:
@@ -111,7 +114,8 @@ class Port:
         if self._sampled is None:
             self._sampled = rows
         else:
-            self._dirty[self._sampled] = self._dirty[rows] = True
+            self._mark_dirty(self._sampled)
+            self._mark_dirty(rows)
             self._sampled = None
 
     def publish(self) -> bool:
@@ -141,25 +145,32 @@ class Port:
 
     def _publish_tokens(self, session: Session[Receipt]) -> bool:
         """Send one message of tokens; whether more is left that could be sent now."""
+        budget = _LOGPROB_TOKEN_BUDGET if self._wants_logprobs else _TOKEN_BUDGET
+        if not self._is_dirty:
+            rows = self._sampled
+            if rows is None:
+                return False
+            portion = None
+            if not self._logprobs.has_wide:
+                portion = self._cursors.take_next(rows, budget)
+            if portion is not None:
+                self._sampled = None
+                self._send(session, portion, rows, is_all=portion.is_all)
+                return False
         rows = self._news()
         if not len(rows):
             return False
-        budget, has_others = _TOKEN_BUDGET, False
+        has_others = False
         if self._wants_logprobs:
             rows, budget, has_others = self._of_one_kind(rows)
         lengths = self._tokens.lengths(rows)
         portion = self._cursors.take(rows, lengths, budget)
-        if len(portion.rows):
-            is_all = portion.is_all and not has_others
-            step = self.completed_step if is_all else self.sent_step
-            if not self._acceptor.send(session, self._message(step, portion), portion):
-                self._cursors.untake(portion)
-                self._dirty[rows] = True
-                return False
-            self.sent_step = step
+        is_all = portion.is_all and not has_others
+        if len(portion.rows) and not self._send(session, portion, rows, is_all=is_all):
+            return False
         if not portion.is_all:
-            self._dirty[rows[self._cursors.lags(rows, lengths)]] = True
-        return has_others or not portion.is_all
+            self._mark_dirty(rows[self._cursors.lags(rows, lengths)])
+        return not is_all
 
     def _of_one_kind(self, rows: Int64s) -> tuple[Int64s, int, bool]:
         """Those of the rows whose news one message holds, and how many tokens it may; whether there
@@ -171,32 +182,56 @@ class Port:
         is_wide = self._logprobs.is_wide(rows)
         narrow, wide = rows[~is_wide], rows[is_wide]
         if len(narrow):
-            self._dirty[wide] = True
+            self._mark_dirty(wide)
             return narrow, _LOGPROB_TOKEN_BUDGET, len(wide) > 0
         widest = self._logprobs.widest(wide)
         return wide, max(1, MESSAGE_BUDGET_BYTES // (LOGPROB_BYTES * widest)), False
 
+    def _send(
+        self, session: Session[Receipt], portion: Portion, rows: Int64s, *, is_all: bool
+    ) -> bool:
+        """Send a portion of what is new of `rows`; whether it left. Else all of it is new still.
+
+        is_all: nothing else is new.
+        """
+        step = self.completed_step if is_all else self.sent_step
+        if self._acceptor.send(session, self._message(step, portion), portion):
+            self.sent_step = step
+            return True
+        self._cursors.untake(portion)
+        self._mark_dirty(rows)
+        return False
+
+    def _mark_dirty(self, rows: Int64s) -> None:
+        self._dirty[rows] = self._is_dirty = True
+
     def _news(self) -> Int64s:
         """The rows that may have something new, which are none from here on."""
         rows, self._sampled = self._sampled, None
-        if self._dirty.any():
+        if self._is_dirty:
             if rows is not None:
                 self._dirty[rows] = True
             rows = np.flatnonzero(self._dirty)
-            self._dirty[:] = False
+            self._dirty[:] = self._is_dirty = False
         return _NOBODY if rows is None else rows
 
     def _message(self, step: int, portion: Portion) -> Step:
+        rows, starts = portion.rows, portion.starts
         counts = None if portion.each_one else portion.counts
-        token_ids = self._tokens.gather(portion.rows, portion.starts, counts)
+        if counts is None and portion.is_all:
+            token_ids = self._tokens.last(rows)
+        else:
+            token_ids = self._tokens.gather(rows, starts, counts)
         logprobs = None
         if self._wants_logprobs:
-            logprobs = self._logprobs.columns(portion.rows, portion.starts, counts)
+            logprobs = self._logprobs.columns(rows, starts, counts)
+        if self._packed[0] is not rows:
+            self._packed = rows, pack_u32(rows)
         return Step(
             step,
-            pack_u32(portion.rows),
+            self._packed[1],
             pack_u32(token_ids),
             b"" if counts is None else pack_u32(counts),
-            b"" if counts is None else pack_u32(portion.starts),
+            b"" if counts is None else pack_u32(starts),
             logprobs,
         )

@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.columns import NO_ROW, NO_SLOT, NewRequest, RequestColumns, SlotColumns
+from slipstream_core.course import Course
 from slipstream_core.decode_batch import DecodeBatch
 from slipstream_core.launched import LaunchedSteps, Sampled
 from slipstream_core.plan_builder import TokenColumns, build_plan, token_columns
@@ -100,6 +101,7 @@ class Scheduler:
         self._prompts = PromptRows(tokens)
         self._in_flight = LaunchedSteps()
         self._batch: DecodeBatch | None = None  # while the same requests run, one token each
+        self._course = Course()  # of those that were sampled last
         self._step = 0
         self._num_on_probation = 0
         self._num_preemptions = 0
@@ -219,8 +221,13 @@ class Scheduler:
     def complete(self, plan: StepPlan, token_ids: npt.NDArray[np.integer]) -> Sampled:
         """Append what the oldest plan sampled, [S], to the history of those that still live."""
         record = self._in_flight.answered(plan)
-        index = np.arange(len(token_ids))
         rows = record.sampled
+        again = self._course.go_on(rows, self._requests.num_ended)
+        if again is not None:
+            ids = token_ids.astype(np.uint32)
+            self._tokens.append(rows, ids)
+            return Sampled(rows, ids, again, _NOBODY)
+        index = np.arange(len(token_ids))
         alive = self._requests.generation.take(rows) == record.sampled_generations
         if not alive.all():
             index, rows = index[alive], rows[alive]
@@ -230,11 +237,13 @@ class Scheduler:
         if record.on_probation and len(rows):
             self._requests.on_probation[rows] = False
             self._num_on_probation -= 1
-        has_ended = self._tokens.lengths(rows) >= self._requests.limit.take(rows)
-        ended = _NOBODY
-        if has_ended.any():
-            ended = rows[has_ended]
+        num_left = self._requests.limit.take(rows) - self._tokens.lengths(rows)
+        least_left, ended = int(num_left.min(initial=_UNBOUNDED)), _NOBODY
+        if least_left <= 0:
+            ended = rows[num_left <= 0]
             self._remove(ended)
+        elif not record.on_probation:
+            self._course.begin(rows, index, self._requests.num_ended, least_left)
         return Sampled(rows, ids, index, ended)
 
     def fail(self, plan: StepPlan) -> Int64s:
@@ -385,7 +394,7 @@ class Scheduler:
     def _take_back(self, row: int) -> None:
         """Let a request compute everything anew; what is in flight of it is not its own."""
         requests = self._requests
-        requests.generation[row] += 1
+        requests.end_lives(row)
         requests.known[row] = self._tokens.length(row)
         if requests.slot[row] != NO_SLOT:
             self._preempt(row)

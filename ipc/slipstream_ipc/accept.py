@@ -11,6 +11,8 @@ Rules (STREAMS II and V):
 - Who cannot serve yet calls `hold` in the place of `receive`: Hellos are kept, the newest of each
   party, and their peers are told that somebody is there. Nothing else is heard.
 - `receive` reads a bounded number of messages, so that a flood starves nobody.
+- What has arrived is acknowledged at once, unless the user says that something leaves soon which
+  will say it: then a few messages may wait for that, up to the next `beat`.
 - An identity is a name, not a secret: whoever may open the socket may take another's place by a
   later epoch. The directory's mode says who may.
 """
@@ -87,10 +89,11 @@ class Acceptor(Generic[Out, In, Receipt]):
         """Every open session."""
         return list(self._routes.values())
 
-    def receive(self, now: float) -> Iterator[tuple[Session[Receipt], In]]:
+    def receive(self, now: float, *, may_owe: int = 0) -> Iterator[tuple[Session[Receipt], In]]:
         """Bodies that have arrived with their sessions, a new session's Hello first.
 
-        The loop's body may send, and end sessions.
+        may_owe: messages of a peer that are not acknowledged by a message of its own, because what
+        is sent to it soon will do that. The loop's body may send, and end sessions.
         """
         if self._held:
             held, self._held = self._held, {}
@@ -102,10 +105,19 @@ class Acceptor(Generic[Out, In, Receipt]):
             session = self._judge(route, frame, now)
             if session is not None and frame.body is not None:
                 yield session, frame.body
+        if self._heard:
+            self._acknowledge(may_owe)
+
+    def _acknowledge(self, may_owe: int = 0) -> None:
+        waiting = []
         for session in self._heard:
-            if session.is_open and session.link.owes_ack:
+            num = session.link.num_untold if session.is_open else 0
+            if num > may_owe:
                 self._send_control(session, None)
+            elif num:
+                waiting.append(session)
         self._heard.clear()
+        self._heard.update(waiting)
 
     def hold(self) -> None:
         """Take in what has arrived while nobody can be served yet."""
@@ -144,6 +156,7 @@ class Acceptor(Generic[Out, In, Receipt]):
 
     def beat(self, now: float) -> None:
         """Ping silent peers, give up those that stay silent. Call it now and then."""
+        self._acknowledge()
         for session in list(self._routes.values()):
             beat = session.link.beat(now)
             if beat is Beat.PING:
@@ -171,6 +184,8 @@ class Acceptor(Generic[Out, In, Receipt]):
     def _frames(self) -> Iterator[tuple[bytes, Frame[In]]]:
         """What has arrived, with its routes; what cannot be read is answered here."""
         for _ in range(MAX_READ_AT_ONCE):
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                return  # to be told so by an exception takes several times longer
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:

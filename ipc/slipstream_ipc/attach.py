@@ -144,6 +144,8 @@ class Attacher(Generic[Out, In, Receipt]):
         for _ in range(MAX_READ_AT_ONCE):
             if self._socket is None:
                 return
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                break  # to be told so by an exception takes several times longer
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:

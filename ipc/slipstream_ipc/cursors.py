@@ -10,6 +10,9 @@ Rules:
 - A message has a budget of tokens, shared evenly by the rows that wait; whoever was left out is
   taken first the next time.
 - An attach moves cursors back to what the receiver states it has; nothing else moves them back.
+- Rows that are sent one position each, message after message, are counted and not looked up
+  (`take_next`), as long as no row is opened or closed. Rows are the same where they are the same
+  array, which is never written.
 - A row that is opened again begins a new life: an acknowledgement of an earlier one is void, so a
   row can be given to another stream while messages about the last one are still under way.
 """
@@ -40,6 +43,21 @@ class Portion(NamedTuple):
         return self.num_tokens == len(self.rows)
 
 
+class _Course:
+    """Rows that are all open and have been sent all they have: what is sent of them next."""
+
+    def __init__(self, portion: Portion) -> None:
+        """The course that begins with `portion`, which took one position of each row."""
+        self.rows, self.counts, self.lives = portion.rows, portion.counts, portion.lives
+        self.ends = portion.starts + 1
+        self.is_written = True  # `ends` stand in the column of what was sent
+        self.acked: Int64s | None = None  # the starts of what was acknowledged last, if not written
+
+    def is_later(self, portion: Portion) -> bool:
+        """Whether a portion of the course acknowledges more than is known."""
+        return self.acked is None or self.acked.item(0) < portion.starts.item(0)
+
+
 class Cursors:
     """Cursors by row; positions count from the row's own start."""
 
@@ -49,14 +67,21 @@ class Cursors:
         self._open = np.zeros(rows, np.bool_)
         self._lives = np.zeros(rows, np.int64)
         self._first = 0  # the row that is taken first where not all fit
+        self._course: _Course | None = None
 
     @property
     def acked(self) -> Int64s:
-        """Positions acknowledged, by row; a live view."""
+        """Positions acknowledged until now, by row; not to be written."""
+        course = self._course
+        if course is not None and course.acked is not None:
+            # nobody was opened since the portion was made, and acknowledgements only grow
+            self._acked[course.rows] = course.acked + 1
+            course.acked = None
         return self._acked
 
     def open(self, row: int, position: int) -> None:
         """Begin (or, after an attach, begin again) to send `row` from `position` on."""
+        self._end_course()
         if row >= len(self._sent):
             more = max(row + 1, 2 * len(self._sent)) - len(self._sent)
             self._sent = np.pad(self._sent, (0, more))
@@ -69,6 +94,7 @@ class Cursors:
 
     def close(self, row: int) -> None:
         """Stop sending `row`."""
+        self._end_course()
         self._open[row] = False
 
     def is_open(self, row: int) -> bool:
@@ -77,6 +103,7 @@ class Cursors:
 
     def sent(self, row: int) -> int:
         """Positions of `row` sent so far."""
+        self._write_sent()
         return int(self._sent[row])
 
     def take(self, rows: Int64s, lengths: Int64s, budget: int) -> Portion:
@@ -84,6 +111,7 @@ class Cursors:
 
         At most `budget` positions altogether, at least one of some row if any has news.
         """
+        self._end_course()
         starts = self._sent.take(rows)
         counts = lengths - starts
         news = self._open.take(rows)
@@ -96,24 +124,59 @@ class Cursors:
             rows, starts, counts = self._share(rows, starts, counts, max(budget, 1))
             num_tokens = int(counts.sum())
         self._sent[rows] = starts + counts
-        return Portion(rows, starts, counts, self._lives.take(rows), num_tokens, is_all)
+        portion = Portion(rows, starts, counts, self._lives.take(rows), num_tokens, is_all)
+        if is_all and num_tokens and portion.each_one:
+            self._course = _Course(portion)
+        return portion
+
+    def take_next(self, rows: Int64s, budget: int) -> Portion | None:
+        """The next message's portion of `rows`, each of which has got one position since they were
+        taken last; moves the cursors. As `take`, for less; None where that has to be asked.
+        """
+        course = self._course
+        if course is None or course.rows is not rows or len(rows) > budget:
+            return None
+        starts = course.ends
+        course.ends = starts + 1
+        course.is_written = False
+        return Portion(rows, starts, course.counts, course.lives, len(rows), True)
 
     def untake(self, portion: Portion) -> None:
         """The message of `portion`, the last one taken, did not leave: move the cursors back."""
+        self._end_course()
         self._sent[portion.rows] = portion.starts
 
     def lags(self, rows: Int64s, lengths: Int64s) -> npt.NDArray[np.bool_]:
         """Which of `rows` are being sent and have not been sent all of their `lengths`."""
+        self._write_sent()
         behind: npt.NDArray[np.bool_] = self._open.take(rows) & (self._sent.take(rows) < lengths)
         return behind
 
     def acknowledge(self, portion: Portion) -> None:
         """The receiver has everything up to the end of `portion`."""
+        course = self._course
+        if course is not None and portion.lives is course.lives:
+            if course.is_later(portion):
+                course.acked = portion.starts
+            return
         rows, ends = portion.rows, portion.starts + portion.counts
         same = self._lives.take(rows) == portion.lives
         if not same.all():
             rows, ends = rows[same], ends[same]
         self._acked[rows] = np.maximum(self._acked.take(rows), ends)
+
+    def _write_sent(self) -> None:
+        course = self._course
+        if course is not None and not course.is_written:
+            self._sent[course.rows] = course.ends
+            course.is_written = True
+
+    def _end_course(self) -> None:
+        """What is known of its rows is written, and no longer counted."""
+        if self._course is not None:
+            self._write_sent()
+            _ = self.acked
+            self._course = None
 
     def _share(
         self, rows: Int64s, starts: Int64s, counts: Int64s, budget: int

@@ -89,6 +89,11 @@ class Link(Generic[Receipt]):
         """Whether the peer has sent numbered frames it has no acknowledgement of."""
         return self._told < self._received
 
+    @property
+    def num_untold(self) -> int:
+        """Numbered frames of the peer that it has no acknowledgement of."""
+        return self._received - self._told
+
     def next_header(self) -> Header:
         """The header of the next numbered frame; `sent` must follow once it is on its way."""
         assert self.has_credit
@@ -128,6 +133,8 @@ class Link(Generic[Receipt]):
     def take_receipts(self) -> list[Receipt]:
         """What the frames acknowledged since the last call carried, oldest first."""
         due = len(self._receipts) - (self._sent - self._acked)
+        if not due:
+            return []
         return [self._receipts.popleft() for _ in range(due)]
 
     def end(self) -> None:

@@ -8,9 +8,11 @@ Does not know: cursors, messages, what a value means.
 Rules:
 - A row is opened before it is written and dropped when its stream is forgotten.
 - Positions never move, and what was written never changes.
-- What was appended last is kept as it came until something else is wanted, or `settle` is called:
-  places are all over memory, and writing to a thousand of them takes longer than all that a message
-  takes that carries just what was appended. So a sender sends first.
+- What was appended last is kept as it came until something else is wanted, or much has come
+  together: places are all over memory, and writing to a thousand of them takes longer than all that
+  a message takes that carries just what was appended. So a sender sends first.
+- Who appends to the same rows again and again hands in the same array each time. Then nothing is
+  looked up: the values are put aside, and written sixteen at a time.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ import numpy.typing as npt
 from slipstream_ipc.pages import PageTable, Pool
 
 Int64s = npt.NDArray[np.int64]
+
+_MOST_PUT_ASIDE = 16  # positions of each row
 
 
 def history_digest(token_ids: npt.NDArray[np.uint32]) -> int:
@@ -41,7 +45,10 @@ class PagedLog:
     def __init__(self, dtype: npt.DTypeLike, width: int = 1, *, rows: int = 64) -> None:
         self._table = PageTable(rows)
         self._pool = Pool(dtype, width)
-        self._latest: tuple[Int64s, Int64s, npt.NDArray[Any]] | None = None  # rows, places, values
+        self._rows: Int64s | None = None  # that were appended to last, …
+        self._is_again = False  # … and the time before, …
+        self._aside: list[npt.NDArray[Any]] = []  # … and what, as far as it is not written yet
+        self._places: Int64s | None = None  # of the first of those, if the table has it already
 
     @property
     def width(self) -> int:
@@ -51,24 +58,32 @@ class PagedLog:
     @property
     def num_pages_used(self) -> int:
         """Pages that hold values of some row."""
+        self._write_aside()
         return self._table.num_pages_used
 
     def lengths(self, rows: Int64s) -> Int64s:
         """How many positions each of `rows` holds, [len(rows)]."""
+        num = self._num_uncounted
+        if num:
+            if rows is self._rows:
+                return self._table.lengths(rows) + num
+            self._write_aside()
         return self._table.lengths(rows)
 
     def length(self, row: int) -> int:
         """How many positions `row` holds."""
+        if self._num_uncounted:
+            self._write_aside()
         return self._table.length(row)
 
     def open(self, row: int) -> None:
         """Make `row` an empty history."""
-        self.settle()
+        self._write_aside()
         self._table.open(row)
 
     def drop(self, row: int) -> None:
         """Free all that `row` holds. Dropping an empty row does nothing."""
-        self.settle()
+        self._write_aside()
         self._table.drop(row)
 
     def append(self, rows: Int64s, values: npt.NDArray[Any]) -> None:
@@ -76,22 +91,34 @@ class PagedLog:
 
         Both arrays are never to be written again.
         """
-        self.settle()
-        self._latest = rows, self._table.append(rows), values
+        self._is_again = rows is self._rows
+        if not self._is_again:
+            self._write_aside()
+            self._rows, self._places = rows, self._table.append(rows)
+        elif len(self._aside) >= _MOST_PUT_ASIDE:
+            self._write_aside()
+        self._aside.append(values)
 
     def settle(self) -> None:
-        """Write what was appended last, if it is not written yet."""
-        if self._latest is not None:
-            _, places, values = self._latest
-            self._latest = None
-            self._write(places, values)
+        """Now is a good time to write what was put aside, unless more of it is to be expected."""
+        if not self._is_again or len(self._aside) >= _MOST_PUT_ASIDE:
+            self._write_aside()
+
+    def last(self, rows: Int64s) -> npt.NDArray[Any]:
+        """The last position of each of `rows`: [n] where width is 1, else [n, width].
+
+        Raises IndexError for an empty row.
+        """
+        if self._aside and rows is self._rows:
+            return self._aside[-1].astype(self._pool.dtype, copy=False)
+        return self.gather(rows, self.lengths(rows) - 1, None)
 
     def append_spans(self, rows: Int64s, counts: Int64s, values: npt.NDArray[Any]) -> None:
         """`counts[i]` positions for each of `rows`, all different, one row's behind the other's.
 
         values [sum(counts)] or [sum(counts), width].
         """
-        self.settle()
+        self._write_aside()
         self._write(self._table.append_spans(rows, counts), values)
 
     def extend(self, row: int, values: npt.NDArray[Any]) -> None:
@@ -109,12 +136,34 @@ class PagedLog:
         [sum(counts)] where width is 1, else [sum(counts), width]. Raises IndexError for a
         position that is not there yet.
         """
-        if self._latest is not None:
-            latest, _, values = self._latest
-            if rows is latest and counts is None and self._table.are_last(rows, starts):
-                return values.astype(self._pool.dtype, copy=False)
-            self.settle()
+        if self._aside:
+            if rows is self._rows and counts is None and self._are_last(rows, starts):
+                return self.last(rows)
+            self._write_aside()
         return self._pool.read(self._table.find(rows, starts, counts))
+
+    def _are_last(self, rows: Int64s, starts: Int64s) -> bool:
+        return bool((self._table.lengths(rows) + (self._num_uncounted - 1) == starts).all())
+
+    @property
+    def _num_uncounted(self) -> int:
+        """Positions put aside of which the table does not know."""
+        return len(self._aside) - (self._places is not None)
+
+    def _write_aside(self) -> None:
+        """Everything that was put aside goes to its places."""
+        rows, aside, places = self._rows, self._aside, self._places
+        if not aside:
+            return
+        assert rows is not None
+        self._aside, self._places = [], None
+        if places is not None:
+            self._write(places, aside.pop(0))
+        if len(aside) == 1:
+            self._write(self._table.append(rows), aside[0])
+        elif aside and len(rows):
+            values = np.stack(aside, 1).reshape(-1, self.width)
+            self._write(self._table.append_spans(rows, np.full(len(rows), len(aside))), values)
 
     def _write(self, places: Int64s, values: npt.NDArray[Any]) -> None:
         self._pool.reserve(self._table.num_places)

@@ -117,10 +117,6 @@ class PageTable:
         """Whether these are the positions of `rows` that are appended next."""
         return bool((self._lengths.take(rows) == positions).all())
 
-    def are_last(self, rows: Int64s, positions: Int64s) -> bool:
-        """Whether these are the positions of `rows` that were appended last."""
-        return bool((self._lengths.take(rows) - positions == 1).all())
-
     def _places(self, rows: Int64s, positions: Int64s) -> Int64s:
         numbers = positions >> _SHIFT
         pages = self._tables.reshape(-1).take(rows * self._tables.shape[1] + numbers)

@@ -18,7 +18,8 @@ MAX_ROWS = 16
 
 
 class Twin:
-    """A scheduler with its histories; `anew` makes it forget the last step each time."""
+    """A scheduler with its histories; `anew` makes it forget the last step each time: what was
+    planned, and who was sampled."""
 
     def __init__(self, *, anew: bool, **limits: Any) -> None:
         self.anew = anew
@@ -49,14 +50,18 @@ class Twin:
             self.num_again += before is not None and self.scheduler._batch is before
         return plan
 
-    def collect(self) -> list[int]:
+    def collect(self) -> tuple[list[int], ...]:
+        """What the oldest step gave to whom; those that ended are the last."""
         plan = self.in_flight.popleft()
+        if self.anew:
+            self.scheduler._course.end()
         ids = (np.arange(int(plan.samples.sum())) * 7 + plan.step) % 11
-        ended: list[int] = self.scheduler.complete(plan, ids).ended.tolist()
-        for row in ended:
+        it = self.scheduler.complete(plan, ids)
+        sampled = tuple(each.tolist() for each in (it.rows, it.token_ids, it.index, it.ended))
+        for row in sampled[-1]:
             self.log.drop(row)
         self.scheduler.settle()
-        return ended
+        return sampled
 
 
 def assert_same(plan: StepPlan | None, other: StepPlan | None) -> None:
@@ -134,9 +139,9 @@ def test_agrees_with_columns_made_anew(
                 plan = twins[0].launch(acked)
                 assert_same(plan, twins[1].launch(acked))
                 while len(twins[0].in_flight) > (ahead if plan is not None else 0):
-                    ended = twins[0].collect()
-                    assert twins[1].collect() == ended
-                    alive -= set(ended)
+                    sampled = twins[0].collect()
+                    assert twins[1].collect() == sampled
+                    alive -= set(sampled[-1])
     assert twins[1].num_again == 0
 
 

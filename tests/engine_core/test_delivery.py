@@ -187,3 +187,28 @@ def test_a_catch_up_is_a_flow_beside_the_steps(make_core, undisturbed, monkeypat
     for it in fresh.streams.values():
         plain = undisturbed(it.admit, max_model_len=512)
         assert (it.token_ids, it.logprobs) == (plain.token_ids, plain.logprobs)
+
+
+def test_reports_are_acknowledged_by_the_steps_that_follow(make_core, monkeypatch) -> None:
+    """A message of its own is for a core that has nothing to send, and then it comes at once."""
+    box = make_core()
+    acceptor, bare = box.core.desk._acceptor, []
+    send = acceptor._send_control
+
+    def counted(session, body) -> None:
+        if body is None:
+            bare.append(box.core.engine.running_s(math.inf) > 0)
+        send(session, body)
+
+    monkeypatch.setattr(acceptor, "_send_control", counted)
+    worker = box.worker()
+    held = worker.admit(PROMPTS[0], 200)
+    box.until(lambda: held.is_whole and box.core.desk.num_streams == 1)
+    num_steps = len(worker.heard(Step))
+    assert num_steps > 50
+    assert len(bare) < num_steps / 2
+    box.until(lambda: not worker.hop.num_unacked)
+    worker.forget(held)
+    box.until(lambda: box.core.desk.num_streams == 0)
+    box.until(lambda: not worker.hop.num_unacked)
+    assert not bare[-1], "said while nothing ran"

@@ -5,11 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from slipstream_core.port import Port
-from slipstream_ipc.columns import u32
+from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.cursors import Cursors
 from slipstream_ipc.log import PagedLog
 from slipstream_ipc.logprob_log import LogprobLog
@@ -24,6 +28,7 @@ class Side:
         self.credit = 16
         self.takes = True
         self.sent: list[Any] = []
+        self.arrays: dict[tuple[int, ...], Any] = {}
         self.receipts: list[Any] = []
         acceptor: Any = SimpleNamespace(send=self._send)
         self.port = Port(acceptor, self.tokens, self.logprobs, self.cursors)
@@ -53,7 +58,7 @@ class Side:
 
     def sample(self, *rows: int) -> None:
         """A step gives each of `rows` a token."""
-        array = np.array(rows)
+        array = self.arrays.setdefault(rows, np.array(rows))  # the same rows are the same array
         self.tokens.append(array, (100 * array + self.tokens.lengths(array)).astype(np.uint32))
         self.port.mark(array)
 
@@ -176,3 +181,72 @@ def test_a_row_that_is_closed_is_sent_no_more() -> None:
     side.port.close(1)
     side.port.publish()
     assert side.received() == {0: [0]}
+
+
+class AgainstHistories(RuleBasedStateMachine):
+    """Steps of the same rows and of others, rows opened anew, a session that takes what it can."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.side = Side()
+        self.num_steps = 0
+
+    @rule(rows=st.sampled_from([(0, 1), (0, 1), (0, 1), (2,), (1, 0, 3)]), times=st.integers(1, 3))
+    def steps(self, rows: tuple[int, ...], times: int) -> None:
+        for _ in range(times):
+            self.num_steps += 1
+            self.side.sample(*rows)
+            self.side.port.completed_step = self.num_steps
+            self.side.port.publish()
+
+    @rule(rows=st.sampled_from([(0, 1), (1, 2)]))
+    def step_unseen(self, rows: tuple[int, ...]) -> None:
+        self.side.sample(*rows)
+
+    @rule(takes=st.booleans(), credit=st.sampled_from([0, 1, 100]))
+    def session(self, takes: bool, credit: int) -> None:
+        self.side.takes, self.side.credit = takes, credit
+        self.side.session.link.has_credit = credit > 0
+
+    @rule(row=st.integers(0, 3), is_over=st.booleans())
+    def open_anew(self, row: int, is_over: bool) -> None:
+        """Another stream's now, or the same one's, sent once more from the beginning."""
+        side = self.side
+        self.publish_all()
+        side.port.close(row)
+        if is_over:
+            side.tokens.drop(row)
+            side.tokens.open(row)
+        side.sent = [_without(step, row) for step in side.sent]
+        side.port.open(row, 0, logprobs=False)
+
+    @rule()
+    def publish_all(self) -> None:
+        self.side.takes, self.side.credit = True, 100
+        self.side.session.link.has_credit = True
+        while self.side.port.publish():
+            pass
+        assert self.side.is_whole()
+        self.side.port.publish()  # what was sent last is acknowledged
+        lengths = [self.side.tokens.length(row) for row in range(4)]
+        assert self.side.cursors.acked[:4].tolist() == lengths
+
+    def teardown(self) -> None:
+        if hasattr(self, "side"):
+            self.publish_all()
+
+
+def _without(step: Step, row: int) -> Step:
+    rows, ids = u32(step.rows), u32(step.token_ids)
+    counts = u32(step.counts) if step.counts else np.ones(len(rows), np.uint32)
+    keep = rows != row
+    return msgspec.structs.replace(
+        step,
+        rows=pack_u32(rows[keep]),
+        token_ids=pack_u32(ids[np.repeat(keep, counts)]),
+        counts=pack_u32(counts[keep]),
+    )
+
+
+TestAgainstHistories = AgainstHistories.TestCase
+TestAgainstHistories.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)

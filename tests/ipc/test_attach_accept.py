@@ -467,6 +467,38 @@ def test_credit_of_the_attaching_end(hop: Any) -> None:
     assert [body.stream_id for body in hop.received] == [b"%d" % i for i in range(16)]
 
 
+def test_a_few_messages_may_wait_for_what_says_that_they_have_come(hop: Any) -> None:
+    raw = Raw(hop)
+    raw.hello()
+    session = hop.session(b"raw")
+
+    def receive() -> None:
+        hop.received += [body for _, body in hop.acceptor.receive(hop.now, may_owe=2)]
+
+    for seq in (1, 2):
+        raw.say(Abort(b"x"), seq=seq)
+    hop.until(lambda: session.link.num_untold == 2, receive)
+    assert not raw.socket.poll(0)
+    raw.say(Abort(b"x"), seq=3)  # that is too many
+    hop.until(lambda: raw.socket.poll(0), receive)
+    assert raw.hear() == Frame(1, 0, 3)
+    raw.say(Abort(b"x"), seq=4)
+    hop.until(lambda: session.link.owes_ack, receive)
+    hop.acceptor.send(session, UnknownStreams((1,)), None)  # and says it
+    assert raw.hear() == Frame(1, 1, 4, UnknownStreams((1,)))
+    raw.say(Abort(b"x"), seq=5, ack=1)
+    hop.until(lambda: session.link.owes_ack, receive)
+    hop.acceptor.beat(hop.now)
+    assert raw.hear() == Frame(1, 1, 5)
+    raw.say(Abort(b"x"), seq=6)
+    hop.until(lambda: session.link.owes_ack, receive)
+    assert list(hop.acceptor.receive(hop.now)) == []  # there is nothing new, and no more leave
+    assert raw.hear() == Frame(1, 1, 6)
+    receive()
+    hop.acceptor.beat(hop.now)
+    assert not raw.socket.poll(0), "each is acknowledged once"
+
+
 def test_an_acknowledgement_is_sent_once(hop: Any) -> None:
     raw, attacher = Raw(hop), hop.attached()
     raw.hello()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from slipstream_ipc.cursors import Cursors, Portion
 
@@ -84,6 +85,38 @@ def test_acknowledgement_of_an_earlier_life_is_void() -> None:
     assert cursors.acked.tolist()[:2] == [1, 7]
 
 
+def test_what_goes_on_is_not_looked_up() -> None:
+    cursors, rows = opened(0, 1), ints(0, 1)
+    assert cursors.take_next(rows, 100) is None, "nothing is known of them"
+    first = cursors.take(rows, ints(1, 1), 100)
+    for start in (1, 2):
+        portion = cursors.take_next(rows, 2)
+        assert portion is not None
+        assert as_dict(portion) == {0: (start, 1), 1: (start, 1)}
+    assert cursors.take_next(rows, 1) is None, "over the budget"
+    assert cursors.take_next(ints(0, 1), 2) is None, "another array"
+    cursors.acknowledge(portion)
+    cursors.acknowledge(first)
+    assert cursors.acked[:2].tolist() == [3, 3]
+    cursors.untake(portion)
+    assert cursors.take_next(rows, 2) is None, "they have two positions to be sent"
+    assert as_dict(cursors.take(rows, ints(4, 4), 100)) == {0: (2, 2), 1: (2, 2)}
+
+
+@pytest.mark.parametrize("what", ["open", "close"])
+def test_who_comes_or_goes_ends_what_goes_on(what: str) -> None:
+    cursors, rows = opened(0, 1, 2), ints(0, 1)
+    cursors.take(rows, ints(1, 1), 100)
+    assert cursors.take_next(rows, 2) is not None
+    if what == "open":
+        cursors.open(1, 0)
+    else:
+        cursors.close(1)
+    assert cursors.take_next(rows, 2) is None
+    expected = {0: (2, 1), 1: (0, 3)} if what == "open" else {0: (2, 1)}
+    assert as_dict(cursors.take(rows, ints(3, 3), 100)) == expected
+
+
 def test_positions_beyond_32_bits() -> None:
     cursors = opened(0)
     far = 2**40
@@ -157,6 +190,8 @@ class AgainstDicts(RuleBasedStateMachine):
         self.sent: dict[int, int] = {}
         self.acked: dict[int, int] = {}  # by life
         self.flying: list[tuple[Portion, dict[int, int]]] = []
+        self.rows = np.zeros(0, np.int64)  # that were taken last
+        self.is_steady = False  # they have got nothing since
 
     @rule(row=st.integers(0, 11), position=st.integers(0, 20))
     def open(self, row: int, position: int) -> None:
@@ -175,13 +210,39 @@ class AgainstDicts(RuleBasedStateMachine):
     @rule(row=st.integers(0, 11), more=st.integers(1, 20))
     def grow(self, row: int, more: int) -> None:
         self.lengths[row] += more
+        self.is_steady = False
 
     @rule(budget=st.integers(1, 30), leaves=st.booleans())
     def take(self, budget: int, leaves: bool) -> None:
-        rows = np.array(sorted(self.opened), np.int64)
-        portion = self.cursors.take(rows, self.lengths[rows], budget)
+        self.rows = np.array(sorted(self.opened), np.int64)
+        self._take(budget, leaves)
+
+    @rule(
+        times=st.integers(1, 3),
+        budget=st.sampled_from([1, 30]),
+        leaves=st.booleans(),
+        acks=st.booleans(),
+    )
+    def take_next(self, times: int, budget: int, leaves: bool, acks: bool) -> None:
+        for _ in range(times):
+            self.lengths[self.rows] += 1
+            self._take(budget, leaves, is_steady=self.is_steady)
+            if acks:
+                self.acknowledge(-1)
+
+    def _take(self, budget: int, leaves: bool, *, is_steady: bool = False) -> None:
+        rows = self.rows
+        lengths = self.lengths[rows]
+        portion = self.cursors.take_next(rows, budget) if is_steady else None
+        if portion is None:
+            portion = self.cursors.take(rows, lengths, budget)
+        else:
+            assert as_dict(portion) == {row: (self.sent[row], 1) for row in rows.tolist()}
+            assert lengths.tolist() == [self.sent[row] + 1 for row in rows.tolist()]
+        self.is_steady = True
         assert portion.counts.sum() <= budget
-        assert len(portion.rows) or (self.lengths[rows] <= [self.sent[r] for r in rows]).all()
+        if not len(portion.rows):
+            assert all(self.lengths[row] <= self.sent[row] for row in rows if row in self.opened)
         if not leaves:
             self.cursors.untake(portion)
             return
@@ -200,12 +261,16 @@ class AgainstDicts(RuleBasedStateMachine):
                 life = lives[row]
                 self.acked[life] = max(self.acked[life], start + count)
 
-    @invariant()
+    @rule()
     def agrees(self) -> None:
-        for row, life in getattr(self, "opened", {}).items():
+        for row, life in self.opened.items():
             assert self.cursors.is_open(row)
             assert self.cursors.sent(row) == self.sent[row]
             assert self.cursors.acked[row] == self.acked[life] <= self.sent[row]
+
+    def teardown(self) -> None:
+        if hasattr(self, "opened"):
+            self.agrees()
 
 
 TestAgainstDicts = AgainstDicts.TestCase

@@ -124,6 +124,11 @@ class FakeDealer:
             raise zmq.Again
         self.wire.up.append(data)
 
+    def getsockopt(self, option: int) -> int:
+        assert option == zmq.EVENTS
+        assert self.wire.is_open
+        return zmq.POLLIN if self.wire.arrived_down else 0
+
     def recv(self, flags: int) -> bytes:
         assert flags == zmq.NOBLOCK
         assert self.wire.is_open
@@ -156,6 +161,10 @@ class FakeMonitor:
 class FakeRouter:
     def __init__(self, network: Network) -> None:
         self._network = network
+
+    def getsockopt(self, option: int) -> int:
+        assert option == zmq.EVENTS
+        return zmq.POLLIN if self._network.arrived_up else 0
 
     def recv_multipart(self, _flags: int) -> list[bytes]:
         if not self._network.arrived_up:
@@ -246,7 +255,7 @@ class Sender:
         self.free_rows.append(stream.row)
 
     def turn(self, now: float) -> None:
-        for session, body in self.acceptor.receive(now):
+        for session, body in self.acceptor.receive(now, may_owe=1):
             self._handle(session, body)
         self._publish()
         self.acceptor.beat(now)

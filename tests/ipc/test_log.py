@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from slipstream_ipc.log import PagedLog, history_digest
 from slipstream_ipc.pages import PAGE_LEN
@@ -50,13 +50,25 @@ class AgainstLists(RuleBasedStateMachine):
 
     @rule(rows=st.sets(st.integers(0, ROWS)), times=st.sampled_from([1, 1, 1, 2, 70]))
     def append(self, rows: set[int], times: int) -> None:
-        some = [row for row in rows if row in self.lists]
+        self.latest = np.array([row for row in rows if row in self.lists], np.int64)
+        self._append(times, settles=False)
+
+    @precondition(lambda self: self.latest is not None)
+    @rule(times=st.sampled_from([1, 2, 15, 16, 17, 70]), settles=st.booleans())
+    def append_to_the_same(self, times: int, settles: bool) -> None:
+        """By the very array, whatever has become of its rows since."""
+        self._append(times, settles)
+
+    def _append(self, times: int, settles: bool) -> None:
+        assert self.latest is not None
+        some = self.latest.tolist()
         for _ in range(times):
             values = self._values(len(some))
-            self.latest = np.array(some, np.int64)
             self.log.append(self.latest, self._array(values))
             for row, value in zip(some, values, strict=True):
                 self.lists[row].append(value)
+            if settles:
+                self.log.settle()
 
     @rule(row=st.integers(0, ROWS), num=st.sampled_from([0, 1, 3, 63, 64, 65, 200, 1500]))
     def extend(self, row: int, num: int) -> None:
@@ -80,6 +92,8 @@ class AgainstLists(RuleBasedStateMachine):
                 self.log.gather(self.latest, starts, counts)
             return
         expected = [self.lists[row][-back] for row in rows]
+        if back == 1:
+            assert np.array_equal(self.log.last(self.latest), self._array(expected))
         assert np.array_equal(self.log.gather(self.latest, starts, counts), self._array(expected))
 
     @precondition(lambda self: self.lists)
@@ -107,10 +121,15 @@ class AgainstLists(RuleBasedStateMachine):
         where = [np.array(column, np.int64) for column in (rows, starts, counts)]
         assert np.array_equal(self.log.gather(*where), self._array(expected))
 
-    @invariant()
+    @precondition(lambda self: self.latest is not None)
+    @rule()
+    def lengths_of_what_came_last(self) -> None:
+        assert self.latest is not None
+        expected = [len(self.lists[row]) for row in self.latest.tolist()]
+        assert self.log.lengths(self.latest).tolist() == expected
+
+    @rule()
     def lengths_are_those_of_the_lists(self) -> None:
-        if not hasattr(self, "lists"):
-            return
         num_pages = 0
         for row, values in self.lists.items():
             assert self.log.length(row) == len(values)
@@ -124,6 +143,7 @@ class AgainstLists(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "lists"):
+            self.lengths_are_those_of_the_lists()
             self.read_everything()
 
 

@@ -59,6 +59,11 @@ class MemorySocket:
         if option == zmq.ROUTING_ID:
             self._route = value
 
+    def getsockopt(self, option: int) -> int:
+        """Whether something can be read."""
+        assert option == zmq.EVENTS
+        return zmq.POLLIN if self._inbox else 0
+
     def bind(self, address: str) -> None:
         """Be found at `address`."""
         self.address = address
