@@ -16,6 +16,7 @@ Rules:
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -79,8 +80,22 @@ class PagedLog:
         self.settle()
         self._latest = rows, self._table.append(rows), values
 
+    def append_few(self, rows: Sequence[int], values: Sequence[int]) -> list[int]:
+        """As `append`, for a few rows and integers, width 1, without numpy's fixed costs.
+
+        How many positions each holds then.
+        """
+        self._write_aside()
+        places, lengths = self._table.append_few(rows)
+        self._pool.reserve(self._table.num_places)
+        self._pool.write_few(places, values)
+        return lengths
+
     def settle(self) -> None:
         """Write what was appended last, if it is not written yet."""
+        self._write_aside()
+
+    def _write_aside(self) -> None:
         if self._latest is not None:
             _, places, values = self._latest
             self._latest = None
@@ -102,6 +117,16 @@ class PagedLog:
     def read(self, row: int, start: int, stop: int) -> npt.NDArray[Any]:
         """Positions [start, stop) of `row`: [n] where width is 1, else [n, width]."""
         return self.gather(np.array([row]), np.array([start]), np.array([stop - start]))
+
+    def read_list(self, row: int, start: int, stop: int) -> list[Any]:
+        """As `read`, width 1, as a list: cheap where it is the last position alone."""
+        self._write_aside()
+        if start == stop:
+            return []
+        if stop - start == 1 and stop == self._table.length(row):
+            return [self._pool.read_one(self._table.last_place(row))]
+        values: list[Any] = self.read(row, start, stop).tolist()
+        return values
 
     def gather(self, rows: Int64s, starts: Int64s, counts: Int64s | None) -> npt.NDArray[Any]:
         """`counts[i]` (None: one) positions of each row from `starts[i]` on, row by row.

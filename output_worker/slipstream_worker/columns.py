@@ -14,12 +14,14 @@ Rules:
 - Which whole tokens can begin a stop string is learnt: at first all that have the first character
   of one, until a token has been looked at and found harmless for that set of stop strings.
 - A stream's units, and so the positions that readers know, are the same on both ways.
-- Columns are used for one line as for a thousand: measured, they cost no more even there.
+- Columns are the truth for one line as for a thousand. Where there are but a few, the scalar way
+  reads and writes them one by one (`append_few`, `few_deltas`), and does the same.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +32,7 @@ from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.messages import Admit
 from slipstream_ipc.params import stop_strings
 from slipstream_ipc.text_log import Cursor
+from slipstream_worker.cells import NO_CELLS, Cells
 from slipstream_worker.fast_table import FastTable, View, character_sets
 from slipstream_worker.streams import Stream
 
@@ -77,6 +80,7 @@ class StreamColumns:
         self._num_stopping: dict[int, int] = {}  # streams that a token id ends, by id
         # of each entry of `fast`: whole, and ends no stream
         self._is_plain: Bools = fast.lens >= 0 if fast is not None else np.zeros(0, np.bool_)
+        self.cells = self._new_cells()
 
     # ---- a line's life -------------------------------------------------------------------
 
@@ -179,6 +183,26 @@ class StreamColumns:
         needs_care |= before + (1 if counts is None else counts) >= self._max_tokens[lines]
         return needs_care
 
+    def append_few(self, lines: Sequence[int], token_ids: Sequence[int]) -> list[int]:
+        """As `append`, for one new token of each of a few lines: the scalar way.
+
+        The indices of those that have to be looked at.
+        """
+        lengths = self.tokens.append_few(lines, token_ids)
+        cells, fast = self.cells, self.fast
+        is_dirty, is_fast, max_tokens = cells.is_dirty, cells.is_fast, cells.max_tokens
+        care = []
+        for index, line in enumerate(lines):
+            is_dirty[line] = True
+            if (
+                fast is None
+                or not is_fast[line]
+                or lengths[index] >= max_tokens[line]
+                or not self._is_plain_for(fast, line, token_ids[index])
+            ):
+                care.append(index)
+        return care
+
     def settle(self) -> None:
         """Do now what `append` has put off: nobody waits for it any more."""
         self.tokens.settle()
@@ -259,6 +283,14 @@ class StreamColumns:
         ]
         return joined, np.add.reduceat(lens, begins)
 
+    def text(self, line: int, token_ids: Sequence[int]) -> str:
+        """The text of tokens of one fast line."""
+        assert self.fast is not None
+        texts, first = self.fast.texts, self.cells.firsts[line]
+        if len(token_ids) == 1:
+            return texts[first + token_ids[0]]
+        return "".join([texts[first + token_id] for token_id in token_ids])
+
     # ---- inside --------------------------------------------------------------------------
 
     def _stop_set(self, view: View, stops: tuple[str, ...]) -> int:
@@ -275,6 +307,20 @@ class StreamColumns:
             self._sets[self._sets == number] = 0
             self._harmless[number] = False
         return number
+
+    def _is_plain_for(self, fast: FastTable, line: int, token_id: int) -> bool:
+        """Whether the token is whole, ends no stream, and begins no stop string of this line."""
+        cells = self.cells
+        if token_id > fast.vocab_size:
+            token_id = fast.vocab_size
+        at = token_id + cells.firsts[line]
+        if not cells.is_plain[at]:
+            return False
+        if not self._num_with_stops:
+            return True
+        if cells.lows[at] & cells.stop_low[line] or cells.highs[at] & cells.stop_high[line]:
+            return bool(self._harmless[cells.sets[line], token_id])
+        return True
 
     def _count_stop(self, token_id: int, change: int) -> None:
         fast = self.fast
@@ -294,6 +340,27 @@ class StreamColumns:
         for name, column in vars(self).items():
             if isinstance(column, np.ndarray) and name not in _NOT_BY_LINE:
                 setattr(self, name, np.pad(column, (0, more)))
+        self.cells = self._new_cells()
+
+    def _new_cells(self) -> Cells:
+        fast = self.fast
+        return Cells(
+            is_fast=self.is_fast.data,
+            is_dirty=self.is_dirty.data,
+            intervals=self.intervals.data,
+            widths=self.widths.data,
+            handles=self.handles.data,
+            sent_tokens=self.sent_tokens.data,
+            sent_chars=self.sent_chars.data,
+            max_tokens=self._max_tokens.data,
+            firsts=self._firsts.data,
+            stop_low=self._stop_low.data,
+            stop_high=self._stop_high.data,
+            sets=self._sets.data,
+            is_plain=self._is_plain.data,
+            lows=fast.low.data if fast is not None else NO_CELLS,
+            highs=fast.high.data if fast is not None else NO_CELLS,
+        )
 
 
 def _view(admit: Admit) -> View:
