@@ -142,6 +142,7 @@ class Attacher(Generic[Out, In, Receipt]):
         The loop's body may send, attach and close. Without `acknowledges` the caller does, who
         perhaps has an answer to send with it.
         """
+        has_heard = False
         for _ in range(MAX_READ_AT_ONCE):
             if self._socket is None:
                 return
@@ -170,6 +171,7 @@ class Attacher(Generic[Out, In, Receipt]):
                 if isinstance(body, Refusal) and frame.epoch == 0:
                     yield body  # of something in which they could read no epoch
                     continue
+            has_heard = True
             verdict = self._link.receive(header, numbered, now)
             if verdict is Verdict.GAP:
                 self.attach(now)
@@ -197,7 +199,7 @@ class Attacher(Generic[Out, In, Receipt]):
                     self.fresh = False
                     self._patience_s = self._welcome_within_s
                 yield body
-        if self._socket is not None:
+        if self._socket is not None and not has_heard:  # the poller says it again
             seen = self._watch.look()
             self.trouble = seen.refused or seen.trouble or self.trouble
             if seen.refused:

@@ -62,6 +62,11 @@ class PagedLog:
         """How many positions `row` holds."""
         return self._table.length(row)
 
+    def lengths_few(self, rows: Sequence[int]) -> list[int]:
+        """As `lengths`, for a few rows."""
+        self._write_aside()
+        return self._table.lengths_few(rows)
+
     def open(self, row: int) -> None:
         """Make `row` an empty history."""
         self.settle()
@@ -118,14 +123,17 @@ class PagedLog:
         """Positions [start, stop) of `row`: [n] where width is 1, else [n, width]."""
         return self.gather(np.array([row]), np.array([start]), np.array([stop - start]))
 
-    def read_list(self, row: int, start: int, stop: int) -> list[Any]:
-        """As `read`, width 1, as a list: cheap where it is the last position alone."""
+    def read_few(self, spans: Sequence[tuple[int, int, int]]) -> list[int]:
+        """As `gather`, of a few spans (row, start, count) of integers, width 1: cheap where they are
+        the last positions alone."""
         self._write_aside()
-        if start == stop:
-            return []
-        if stop - start == 1 and stop == self._table.length(row):
-            return [self._pool.read_one(self._table.last_place(row))]
-        values: list[Any] = self.read(row, start, stop).tolist()
+        values: list[int] = []
+        for row, start, count in spans:
+            place = self._table.last_place(row, start) if count == 1 else None
+            if place is not None:
+                values.append(self._pool.read_one(place))
+            elif count:
+                values += self.read(row, start, start + count).tolist()
         return values
 
     def gather(self, rows: Int64s, starts: Int64s, counts: Int64s | None) -> npt.NDArray[Any]:

@@ -101,9 +101,16 @@ class PageTable:
             ends.append(at + 1)
         return places, ends
 
-    def last_place(self, row: int) -> int:
-        """Where the last position of a row lies that holds any."""
-        return self._lengths.item(row) - 1 + self._offsets.item(row)
+    def lengths_few(self, rows: Sequence[int]) -> list[int]:
+        """As `lengths`, for a few rows."""
+        item = self._lengths.item
+        return [item(row) for row in rows]
+
+    def last_place(self, row: int, position: int) -> int | None:
+        """Where this position of a row lies, if it was appended last."""
+        if self._lengths.item(row) != position + 1:
+            return None
+        return position + self._offsets.item(row)
 
     def append_spans(self, rows: Int64s, counts: Int64s) -> Int64s:
         """The places of `counts[i]` more positions for each of `rows`, all different."""

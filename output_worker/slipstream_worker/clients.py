@@ -168,12 +168,7 @@ class ClientPort:
             if len(lines) > FEW:
                 return self._build_many(lines, urgent=urgent)
             few = lines.tolist()
-        is_dirty, is_fast = columns.cells.is_dirty, columns.cells.is_fast
-        fast_lines, slow_lines = [], []
-        for line in few:
-            if is_dirty[line]:
-                (fast_lines if is_fast[line] else slow_lines).append(line)
-        spans = due_few(columns, fast_lines, urgent=urgent)
+        spans, slow_lines = due_few(columns, few, urgent=urgent)
         slow = self._due_slow(slow_lines, urgent=urgent) if slow_lines else []
         if not spans and not slow:
             return None

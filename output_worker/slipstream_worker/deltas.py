@@ -91,11 +91,11 @@ class Built:
 
 
 class SlowEntries:
-    """The entries of slow lines: those that fit, and what they leave of the budget."""
+    """The entries of slow lines, and what they leave of the budget."""
 
     __slots__ = ("chars", "ended", "ended_at", "ends", "is_all", "left", "moves", "spans", "texts")
 
-    def __init__(self, columns: StreamColumns, slow: Sequence[Stream]) -> None:
+    def __init__(self) -> None:
         self.chars: list[int] = []
         self.texts: list[str] = []
         self.ended_at: list[int] = []
@@ -103,13 +103,21 @@ class SlowEntries:
         self.ends: list[End] = []
         self.moves: list[tuple[Stream, Cursor]] = []  # where each reader's copy ends then
         self.spans: list[tuple[int, int, int]] = []  # line, first token, number of tokens
-        self.is_all = True
+        self.is_all = True  # that was due
         self.left = MESSAGE_BUDGET_BYTES
+
+    @classmethod
+    def of(cls, columns: StreamColumns, slow: Sequence[Stream]) -> SlowEntries:
+        """As many as fit."""
+        if not slow:
+            return _NO_SLOW
+        entries = cls()
         for stream in slow:
-            if self.left <= 0:
-                self.is_all = False
+            if entries.left <= 0:
+                entries.is_all = False
                 break
-            self._add(columns, stream)
+            entries._add(columns, stream)
+        return entries
 
     def _add(self, columns: StreamColumns, stream: Stream) -> None:
         output, reader, line = stream.output, stream.reader, stream.line
@@ -134,6 +142,8 @@ class SlowEntries:
 
     def commit(self, columns: StreamColumns) -> None:
         """The message has left: move the cursors."""
+        if not self.moves:
+            return
         for stream, cursor in self.moves:
             assert stream.reader is not None
             stream.reader.cursor = cursor
@@ -147,9 +157,12 @@ class SlowEntries:
                 columns.speed_up(stream, cursor)
 
 
+_NO_SLOW = SlowEntries()  # never to be written
+
+
 def build(columns: StreamColumns, fast: Int64s, slow: Sequence[Stream]) -> Built:
     """One message of what is new of lines that are due. Who finds no room is left out."""
-    entries = SlowEntries(columns, slow)
+    entries = SlowEntries.of(columns, slow)
     fast, fast_tokens, has_all_fast = _fitting(columns, fast, entries.left)
     lines, starts, counts = fast, columns.sent_tokens.take(fast), fast_tokens
     fast_chars, chars_before = fast_tokens, columns.sent_chars.take(fast)

@@ -25,17 +25,26 @@ FEW = 16  # lines
 Span = tuple[int, int, int]  # a line, its first token, the number of tokens
 
 
-def due_few(columns: StreamColumns, lines: Sequence[int], *, urgent: bool) -> list[Span]:
-    """As `deltas.due_fast`: what these fast lines have for their readers now."""
-    sent_tokens, intervals = columns.cells.sent_tokens, columns.cells.intervals
-    length = columns.tokens.length
-    due = []
-    for line in lines:
+def due_few(
+    columns: StreamColumns, lines: Sequence[int], *, urgent: bool
+) -> tuple[list[Span], list[int]]:
+    """As `deltas.due_fast`, of those lines that are dirty: what fast ones have for their readers
+    now; and the slow ones."""
+    cells = columns.cells
+    is_dirty, is_fast = cells.is_dirty, cells.is_fast
+    sent_tokens, intervals = cells.sent_tokens, cells.intervals
+    due, slow = [], []
+    for line, length in zip(lines, columns.tokens.lengths_few(lines), strict=True):
+        if not is_dirty[line]:
+            continue
+        if not is_fast[line]:
+            slow.append(line)
+            continue
         sent = sent_tokens[line]
-        new = length(line) - sent
+        new = length - sent
         if (not urgent and new >= intervals[line]) or (new > 0 and not sent):
             due.append((line, sent, new))
-    return due
+    return due, slow
 
 
 @dataclass(slots=True)
@@ -62,32 +71,34 @@ def build_few(
     columns: StreamColumns, fast: Sequence[Span], slow: Sequence[Stream]
 ) -> FewBuilt | None:
     """One message of what is new of lines that are due; None where that is for `deltas.build`."""
-    cells, tokens = columns.cells, columns.tokens
-    entries = SlowEntries(columns, slow)
+    entries = SlowEntries.of(columns, slow)
     spans = [*entries.spans, *fast]
-    lines = [line for line, _, _ in spans]
-    counts = [num for _, _, num in spans]
+    cells, handles, starts, counts = columns.cells, [], [], []
+    for line, start, num in spans:
+        handles.append(cells.handles[line])
+        starts.append(start)
+        counts.append(num)
+    num_fast = sum(counts[len(entries.spans) :])
     token_bytes = 4 + 8 * columns.max_width + TEXT_BYTES
-    num_bytes = ENTRY_BYTES * len(fast) + token_bytes * sum([num for _, _, num in fast])
-    if num_bytes > entries.left or (columns.max_width and any([cells.widths[i] for i in lines])):
+    if ENTRY_BYTES * len(fast) + token_bytes * num_fast > entries.left:
         return None
-    ids: list[int] = []
-    for line, start, num in entries.spans:
-        ids += tokens.read_list(line, start, start + num)
-    chars, texts = entries.chars, []
-    for line, start, num in fast:
-        some = tokens.read_list(line, start, start + num)
-        ids += some
-        texts.append(columns.text(line, some))
+    if columns.max_width and any([cells.widths[line] for line, _, _ in spans]):
+        return None
+    ids = columns.tokens.read_few(spans)
+    chars, texts = entries.chars.copy(), []
+    at = len(ids) - num_fast
+    for line, _, num in fast:
+        texts.append(columns.text(line, ids[at : at + num]))
         chars.append(cells.sent_chars[line])
+        at += num
     message = Deltas(
-        pack_short([cells.handles[line] for line in lines]),
+        pack_short(handles),
         pack_short(chars),
-        pack_short([start for _, start, _ in spans]),
-        entries.texts + texts,
+        pack_short(starts),
+        entries.texts + texts if slow else texts,
         pack_short(ids),
         b"" if counts.count(1) == len(counts) else pack_short(counts),
-        pack_short(entries.ended_at),
-        tuple(entries.ends),
+        pack_short(entries.ended_at) if slow else b"",
+        tuple(entries.ends) if slow else (),
     )
     return FewBuilt(message, entries, fast, texts, entries.is_all)
