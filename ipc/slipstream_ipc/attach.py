@@ -21,7 +21,7 @@ Rules (STREAMS II):
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Generic, TypeVar, cast
 
 import zmq
@@ -100,6 +100,10 @@ class Attacher(Generic[Out, In, Receipt]):
         """The socket of the current attach."""
         assert self._socket is not None
         return self._socket
+
+    def is_among(self, arrived: Container[object]) -> bool:
+        """Whether a poller that has said this has something for `receive`."""
+        return self._socket in arrived or self._watch.socket in arrived
 
     @property
     def epoch(self) -> int:

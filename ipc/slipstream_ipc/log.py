@@ -124,8 +124,10 @@ class PagedLog:
         return self.gather(np.array([row]), np.array([start]), np.array([stop - start]))
 
     def read_few(self, spans: Sequence[tuple[int, int, int]]) -> list[int]:
-        """As `gather`, of a few spans (row, start, count) of integers, width 1: cheap where they are
-        the last positions alone."""
+        """As `gather`, of a few spans (row, start, count) of integers, width 1.
+
+        Cheap where they are the last positions alone.
+        """
         self._write_aside()
         values: list[int] = []
         for row, start, count in spans:

@@ -161,6 +161,11 @@ class DisconnectWatch:
         )
         poller.register(self._events, zmq.POLLIN)
 
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        """What the poller calls it."""
+        return self._events
+
     def look(self) -> Break:
         """What happened since the last call."""
         is_broken, refused, trouble = False, "", ""

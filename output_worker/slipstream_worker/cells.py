@@ -13,8 +13,10 @@ NO_CELLS = memoryview(b"")
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Columns as Python numbers, by line: several times cheaper to read and to write one by one than
-    arrays are. `columns` makes new ones when it grows."""
+    """Columns as Python numbers, by line: several times cheaper one by one than arrays are.
+
+    `columns` makes new ones when it grows.
+    """
 
     is_fast: memoryview
     is_dirty: memoryview

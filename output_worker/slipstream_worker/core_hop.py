@@ -12,7 +12,7 @@ Rules (STREAMS I):
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import zmq
 
@@ -54,6 +54,10 @@ class CoreHop:
     def epoch(self) -> int:
         """The current attach."""
         return self._attacher.epoch
+
+    def is_among(self, arrived: Container[object]) -> bool:
+        """Whether a poller that has said this has something for `receive`."""
+        return self._attacher.is_among(arrived)
 
     def receive(self, now: float) -> Iterator[CoreToWorker]:
         """What has arrived, the Welcome of each attach included; `report` acknowledges it."""

@@ -82,7 +82,7 @@ def build_few(
     token_bytes = 4 + 8 * columns.max_width + TEXT_BYTES
     if ENTRY_BYTES * len(fast) + token_bytes * num_fast > entries.left:
         return None
-    if columns.max_width and any([cells.widths[line] for line, _, _ in spans]):
+    if columns.max_width and any(cells.widths[line] for line, _, _ in spans):
         return None
     ids = columns.tokens.read_few(spans)
     chars, texts = entries.chars.copy(), []
