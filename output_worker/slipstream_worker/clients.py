@@ -164,7 +164,9 @@ class ClientPort:
         columns, few = self._columns, self._few
         if few is None:
             lines = self._lines
-            lines = lines[columns.is_dirty.take(lines)]
+            is_dirty = columns.is_dirty.take(lines)
+            if not is_dirty.all():
+                lines = lines[is_dirty]
             if len(lines) > FEW:
                 return self._build_many(lines, urgent=urgent)
             few = lines.tolist()

@@ -40,10 +40,12 @@ logger = logging.getLogger(__name__)
 
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
+UInt64s = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 
 _NOBODY = 0
-_NOT_BY_LINE = ("_is_plain", "_latest", "_harmless")
+_NOT_BY_LINE = ("_is_plain", "_latest", "_sorted", "_harmless")
+_NOBODYS: Int64s = np.zeros(0, np.int64)
 _MAX_SETS = 64  # of stop strings, for which it is known which tokens are harmless
 
 
@@ -63,7 +65,8 @@ class StreamColumns:
         self.intervals: Int64s = np.ones(num, np.int64)
         self.widths: Int64s = np.zeros(num, np.int64)  # log-probabilities to a token
         self.max_width = 0  # of any line so far
-        self._latest: Int64s = np.zeros(0, np.int64)  # lines of the last `append`
+        self._latest: Int64s = _NOBODYS  # lines of the last `append`, …
+        self._sorted: Int64s | None = None  # … the same in ascending order, once it was asked for
         self.handles: UInt32s = np.zeros(num, np.uint32)  # its reader's
         self.sent_tokens: Int64s = np.zeros(num, np.int64)  # of fast lines
         self.sent_chars: Int64s = np.zeros(num, np.int64)
@@ -72,6 +75,7 @@ class StreamColumns:
         self._firsts: Int64s = np.zeros(num, np.int64)  # of the line's view in `fast`
         self._stop_low = np.zeros(num, np.uint64)  # first characters of its stop strings
         self._stop_high = np.zeros(num, np.uint64)
+        self._rules = self._rules_of(self._latest)
         self._num_with_stops = 0
         self._sets: Int64s = np.zeros(num, np.int64)  # of its stop strings; 0: nothing is learnt
         self._set_of: dict[tuple[View, tuple[str, ...]], int] = {}
@@ -133,6 +137,7 @@ class StreamColumns:
             return
         assert stream.registration is not None
         self.streams[line] = None
+        self._latest, self._sorted = _NOBODYS, None  # what is known of its lines is void
         self._free.append(line)
         self.tokens.drop(line)
         self.logprobs.drop(line)
@@ -158,29 +163,35 @@ class StreamColumns:
         Says which lines have to be looked at token by token.
         """
         before = self.tokens.lengths(lines)
-        self._latest = lines
         if counts is None:
             self.tokens.append(lines, token_ids)
         else:
             self.tokens.append_spans(lines, counts, token_ids)
         self.is_dirty[lines] = True
+        if lines is not self._latest:
+            self._latest, self._sorted = lines, None
+            self._rules = self._rules_of(lines)
         fast = self.fast
         if fast is None:
             return np.ones(len(lines), np.bool_)
-        of_token = lines if counts is None else np.repeat(lines, counts)
-        at = np.minimum(token_ids, fast.vocab_size) + self._firsts[of_token]
-        needs_care = ~self._is_plain[at]
+        firsts, max_tokens, stop_low, stop_high = self._rules
+        of_token = lines
+        if counts is not None:
+            of_token = np.repeat(lines, counts)
+            firsts, _, stop_low, stop_high = self._rules_of(of_token)
+        at = np.minimum(token_ids, fast.vocab_size) + firsts
+        needs_care = ~self._is_plain.take(at)
         if self._num_with_stops:
-            shared = fast.low[at] & self._stop_low[of_token]
-            shared |= fast.high[at] & self._stop_high[of_token]
+            shared = fast.low.take(at) & stop_low
+            shared |= fast.high.take(at) & stop_high
             some = np.flatnonzero(shared)
             if len(some):
                 ids = np.minimum(token_ids[some], fast.vocab_size)
                 needs_care[some] |= ~self._harmless[self._sets[of_token[some]], ids]
         if counts is not None:
             needs_care = np.logical_or.reduceat(needs_care, np.cumsum(counts) - counts)
-        needs_care |= ~self.is_fast[lines]
-        needs_care |= before + (1 if counts is None else counts) >= self._max_tokens[lines]
+        needs_care |= ~self.is_fast.take(lines)
+        needs_care |= before + (1 if counts is None else counts) >= max_tokens
         return needs_care
 
     def append_few(self, lines: Sequence[int], token_ids: Sequence[int]) -> list[int]:
@@ -212,9 +223,11 @@ class StreamColumns:
         """These ascending lines, as `append` was given them last where they are the same: what was
         appended together is found at once."""
         latest = self._latest
-        if len(lines) == len(latest) and np.count_nonzero(np.sort(latest) == lines) == len(lines):
-            return latest
-        return lines
+        if len(lines) != len(latest):
+            return lines
+        if self._sorted is None:
+            self._sorted = np.sort(latest)
+        return latest if (self._sorted == lines).all() else lines
 
     def ends(self, lines: Int64s) -> Int64s:
         """Where in their core histories, prompts included, these lines end."""
@@ -292,6 +305,15 @@ class StreamColumns:
         return "".join([texts[first + token_id] for token_id in token_ids])
 
     # ---- inside --------------------------------------------------------------------------
+
+    def _rules_of(self, lines: Int64s) -> tuple[Int64s, Int64s, UInt64s, UInt64s]:
+        """What a line has as long as it is the same stream's, for each of these."""
+        return (
+            self._firsts.take(lines),
+            self._max_tokens.take(lines),
+            self._stop_low.take(lines),
+            self._stop_high.take(lines),
+        )
 
     def _stop_set(self, view: View, stops: tuple[str, ...]) -> int:
         """The number under which it is kept what is learnt for these stop strings."""

@@ -86,7 +86,7 @@ class Built:
             ends = self.fast_starts + self.fast_tokens
             columns.sent_tokens[fast] = ends
             columns.sent_chars[fast] += self.fast_chars
-            columns.is_dirty[fast] = columns.tokens.lengths(fast) > ends
+            columns.is_dirty[fast] = False if self.is_all else columns.tokens.lengths(fast) > ends
         self.slow.commit(columns)
 
 
@@ -173,12 +173,12 @@ def build(columns: StreamColumns, fast: Int64s, slow: Sequence[Stream]) -> Built
         starts = np.concatenate([slow_starts, starts])
         counts = np.concatenate([slow_counts, counts])
         chars_before = np.concatenate([np.array(entries.chars, np.int64), chars_before])
-    several = None if np.count_nonzero(counts == 1) == len(counts) else counts
+    several = None if (counts == 1).all() else counts
     token_ids = columns.tokens.gather(lines, starts, several)
     if len(fast):
         num_slow = sum(count for _, _, count in spans)
         fast_texts, fast_chars = columns.texts(fast, fast_tokens, token_ids[num_slow:])
-        texts = texts + fast_texts
+        texts = texts + fast_texts if texts else fast_texts
     message = Deltas(
         pack_u32(columns.handles.take(lines)),
         pack_u32(chars_before),

@@ -168,17 +168,19 @@ class FromCore:
             self._step_few(step, begin_ns)
             self._core.checked(step.step)
             return
-        check_step(step)
+        if step.counts or step.starts or step.logprobs is not None:
+            check_step(step)
         lives, columns = self._lives, self._lives.columns
-        rows, token_ids = u32(step.rows), u32(step.token_ids)
+        rows = u32(step.rows, "rows")
+        token_ids = u32(step.token_ids, "token_ids", None if step.counts else len(rows))
         lines = lives.streams.lines_of(rows)
         counts = u32(step.counts).astype(np.int64) if step.counts else None
         if counts is not None:
             self._check_spans(lines, counts, u32(step.starts))
         if step.logprobs is not None:  # passes over nobody's line
             columns.logprobs.append_columns(lines, counts, step.logprobs)
-        is_known = lines > 0
-        if np.count_nonzero(is_known) != len(lines):
+        if np.count_nonzero(lines) != len(lines):
+            is_known = lines > 0
             token_ids = token_ids[is_known if counts is None else np.repeat(is_known, counts)]
             lines = lines[is_known]
             counts = counts if counts is None else counts[is_known]
