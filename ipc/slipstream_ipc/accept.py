@@ -19,7 +19,7 @@ Rules (STREAMS II and V):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
@@ -88,6 +88,10 @@ class Acceptor(Generic[Out, In, Receipt]):
     def sessions(self) -> list[Session[Receipt]]:
         """Every open session."""
         return list(self._routes.values())
+
+    def is_among(self, arrived: Container[object]) -> bool:
+        """Whether a poller that has said this has something for `receive`; what is held counts."""
+        return bool(self._held) or self._socket in arrived
 
     def receive(self, now: float, *, may_owe: int = 0) -> Iterator[tuple[Session[Receipt], In]]:
         """Bodies that have arrived with their sessions, a new session's Hello first.

@@ -21,7 +21,7 @@ Rules (STREAMS II):
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Generic, TypeVar, cast
 
 import zmq
@@ -101,6 +101,10 @@ class Attacher(Generic[Out, In, Receipt]):
         assert self._socket is not None
         return self._socket
 
+    def is_among(self, arrived: Container[object]) -> bool:
+        """Whether a poller that has said this has something for `receive`."""
+        return self._socket in arrived or self._watch.socket in arrived
+
     @property
     def epoch(self) -> int:
         """The current attach; larger is later."""
@@ -136,11 +140,13 @@ class Attacher(Generic[Out, In, Receipt]):
         hello = Hello(PROTOCOL_VERSION, self._identity, self.fresh)
         self._send_control(cast(Out, hello))
 
-    def receive(self, now: float) -> Iterator[In]:
+    def receive(self, now: float, *, acknowledges: bool = True) -> Iterator[In]:
         """Bodies that have arrived, the Welcome included; acknowledges them at the end.
 
-        The loop's body may send, attach and close.
+        The loop's body may send, attach and close. Without `acknowledges` the caller does, who
+        perhaps has an answer to send with it.
         """
+        has_heard = False
         for _ in range(MAX_READ_AT_ONCE):
             if self._socket is None:
                 return
@@ -157,22 +163,28 @@ class Attacher(Generic[Out, In, Receipt]):
                 continue
             body = frame.body
             header = Header(frame.epoch, frame.seq, frame.ack)
-            if isinstance(body, Reattach):
-                if frame.epoch == self._epoch:
-                    self.attach(now)
-                continue
-            if isinstance(body, Starting):
-                if frame.epoch == self._epoch and not self.is_attached:
-                    self.is_starting = True
-                    self._hello_at = now  # it is kept: another one is sent without haste
-                continue
-            if isinstance(body, Refusal) and frame.epoch == 0:
-                yield body  # of something in which they could read no epoch
-                continue
-            verdict = self._link.receive(header, is_numbered(body), now)
+            numbered = is_numbered(body)
+            if not numbered and body is not None:
+                if isinstance(body, Reattach):
+                    if frame.epoch == self._epoch:
+                        self.attach(now)
+                    continue
+                if isinstance(body, Starting):
+                    if frame.epoch == self._epoch and not self.is_attached:
+                        self.is_starting = True
+                        self._hello_at = now  # it is kept: another one is sent without haste
+                    continue
+                if isinstance(body, Refusal) and frame.epoch == 0:
+                    yield body  # of something in which they could read no epoch
+                    continue
+            has_heard = True
+            verdict = self._link.receive(header, numbered, now)
             if verdict is Verdict.GAP:
                 self.attach(now)
             elif verdict is Verdict.DELIVER and body is not None:
+                if numbered:
+                    yield body
+                    continue
                 if isinstance(body, Ping):
                     self._send_control(None)
                     continue
@@ -193,24 +205,29 @@ class Attacher(Generic[Out, In, Receipt]):
                     self.fresh = False
                     self._patience_s = self._welcome_within_s
                 yield body
-        if self._socket is not None:
+        if self._socket is not None and not has_heard:  # the poller says it again
             seen = self._watch.look()
             self.trouble = seen.refused or seen.trouble or self.trouble
             if seen.refused:
                 yield cast(In, Refusal(Fault("bad_request", seen.refused, "keys")))
             elif seen.is_broken:
                 self.attach(now)  # what it had sent has been read
+        if acknowledges:
+            self.acknowledge()
+
+    def acknowledge(self) -> None:
+        """Say what has been received, unless something said so already."""
         if self._socket is not None and self._link.owes_ack:
             self._send_control(None)
 
     def send(self, body: Out, receipt: Receipt) -> bool:
         """Send a numbered message, if attached and in credit."""
-        if not self.has_credit:
+        link = self._link
+        if not (self.is_attached and link.has_credit):
             return False
-        frame = Frame(*self._link.next_header(), body)
-        if not self._send(frame):
+        if not self._send(Frame(*link.next_header(), body)):
             return False
-        self._link.sent(receipt)
+        link.sent(receipt)
         return True
 
     def take_receipts(self) -> list[Receipt]:

@@ -18,6 +18,7 @@ Rules:
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,11 @@ class PagedLog:
             self._write_aside()
         return self._table.length(row)
 
+    def lengths_few(self, rows: Sequence[int]) -> list[int]:
+        """As `lengths`, for a few rows."""
+        self._write_aside()
+        return self._table.lengths_few(rows)
+
     def open(self, row: int) -> None:
         """Make `row` an empty history."""
         self._write_aside()
@@ -98,6 +104,17 @@ class PagedLog:
         elif len(self._aside) >= _MOST_PUT_ASIDE:
             self._write_aside()
         self._aside.append(values)
+
+    def append_few(self, rows: Sequence[int], values: Sequence[int]) -> list[int]:
+        """As `append`, for a few rows and integers, width 1, without numpy's fixed costs.
+
+        How many positions each holds then.
+        """
+        self._write_aside()
+        places, lengths = self._table.append_few(rows)
+        self._pool.reserve(self._table.num_places)
+        self._pool.write_few(places, values)
+        return lengths
 
     def settle(self) -> None:
         """Now is a good time to write what was put aside, unless more of it is to be expected."""
@@ -129,6 +146,21 @@ class PagedLog:
     def read(self, row: int, start: int, stop: int) -> npt.NDArray[Any]:
         """Positions [start, stop) of `row`: [n] where width is 1, else [n, width]."""
         return self.gather(np.array([row]), np.array([start]), np.array([stop - start]))
+
+    def read_few(self, spans: Sequence[tuple[int, int, int]]) -> list[int]:
+        """As `gather`, of a few spans (row, start, count) of integers, width 1.
+
+        Cheap where they are the last positions alone.
+        """
+        self._write_aside()
+        values: list[int] = []
+        for row, start, count in spans:
+            place = self._table.last_place(row, start) if count == 1 else None
+            if place is not None:
+                values.append(self._pool.read_one(place))
+            elif count:
+                values += self.read(row, start, start + count).tolist()
+        return values
 
     def gather(self, rows: Int64s, starts: Int64s, counts: Int64s | None) -> npt.NDArray[Any]:
         """`counts[i]` (None: one) positions of each row from `starts[i]` on, row by row.

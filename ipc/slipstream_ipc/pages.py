@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ class PageTable:
 
     def length(self, row: int) -> int:
         """How many positions `row` holds."""
-        return int(self._lengths[row])
+        return self._lengths.item(row)
 
     def open(self, row: int) -> None:
         """Make `row` an empty history."""
@@ -86,6 +87,30 @@ class PageTable:
         self._lengths[rows] = at + 1
         at += self._offsets.take(rows)
         return at
+
+    def append_few(self, rows: Sequence[int]) -> tuple[list[int], list[int]]:
+        """As `append`, for a few rows, all different; how many positions each holds then, too."""
+        lengths, offsets = self._lengths, self._offsets
+        places, ends = [], []
+        for row in rows:
+            at = lengths.item(row)
+            if at & (PAGE_LEN - 1) == 0:
+                self._add_pages(np.array([row]), np.array([at >> _SHIFT]))
+            lengths[row] = at + 1
+            places.append(at + offsets.item(row))
+            ends.append(at + 1)
+        return places, ends
+
+    def lengths_few(self, rows: Sequence[int]) -> list[int]:
+        """As `lengths`, for a few rows."""
+        item = self._lengths.item
+        return [item(row) for row in rows]
+
+    def last_place(self, row: int, position: int) -> int | None:
+        """Where this position of a row lies, if it was appended last."""
+        if self._lengths.item(row) != position + 1:
+            return None
+        return position + self._offsets.item(row)
 
     def append_spans(self, rows: Int64s, counts: Int64s) -> Int64s:
         """The places of `counts[i]` more positions for each of `rows`, all different."""
@@ -168,6 +193,16 @@ class Pool:
         """values [n] or [n, width], at places [n]."""
         values = np.ascontiguousarray(values, self.dtype)
         self._items[places] = values.view(self._item).reshape(-1)
+
+    def write_few(self, places: Sequence[int], values: Sequence[int]) -> None:
+        """As `write`, a few integers; width 1."""
+        items = self._items
+        for place, value in zip(places, values, strict=True):
+            items[place] = value
+
+    def read_one(self, place: int) -> Any:
+        """The value at one place; width 1."""
+        return self._items.item(place)
 
     def read(self, places: Int64s) -> npt.NDArray[Any]:
         """A copy: [n] where width is 1, else [n, width]."""

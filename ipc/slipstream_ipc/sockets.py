@@ -35,13 +35,13 @@ from slipstream_ipc.security import (
 
 MAX_READ_AT_ONCE = 1024  # messages, before whoever reads them does something else again
 
-_CONTROL = (Hello, Welcome, Reattach, Refusal, Ping, Starting)
+_UNNUMBERED = frozenset({Hello, Welcome, Reattach, Refusal, Ping, Starting, type(None)})
 _PEER_HWM = 256  # messages of one peer, either way; links have a window of 16
 
 
 def is_numbered(body: object) -> bool:
     """Whether a frame with this body takes a sequence number."""
-    return body is not None and not isinstance(body, _CONTROL)
+    return type(body) not in _UNNUMBERED
 
 
 class Listener(NamedTuple):
@@ -160,6 +160,11 @@ class DisconnectWatch:
             | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         )
         poller.register(self._events, zmq.POLLIN)
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        """What the poller calls it."""
+        return self._events
 
     def look(self) -> Break:
         """What happened since the last call."""

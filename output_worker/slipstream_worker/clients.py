@@ -16,7 +16,9 @@ Rules (STREAMS I, II, V):
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,7 @@ from slipstream_ipc.accept import Acceptor, Session
 from slipstream_ipc.messages import ClientToWorker, PromptLogprobs, Superseded, WorkerToClient
 from slipstream_worker import deltas
 from slipstream_worker.columns import StreamColumns
+from slipstream_worker.few_deltas import FEW, FewBuilt, build_few, due_few
 from slipstream_worker.streams import Reader, Stream
 
 Int64s = npt.NDArray[np.int64]
@@ -55,6 +58,7 @@ class ClientPort:
         self._columns = columns
         self._states: deque[WorkerToClient] = deque()
         self._lines = _NONE  # of the streams that it is sent, ascending
+        self._few: list[int] | None = []  # the same, where they are few
         self._first_line = 0  # the slow line whose turn it is, where not all fit
         self._has_news = False
         self.streams: set[Stream] = set()  # read by this client
@@ -73,7 +77,7 @@ class ClientPort:
         """A new life: the client will say what it wants."""
         self._session = session
         self._states.clear()
-        self._lines = _NONE
+        self._set_lines(_NONE)
         self._has_news = False
         for stream in self.streams:
             assert stream.reader is not None
@@ -105,9 +109,7 @@ class ClientPort:
         self._columns.handles[line] = stream.reader.handle
         self._columns.is_dirty[line] = True
         self._has_news = True
-        at = int(np.searchsorted(self._lines, line))
-        if at == len(self._lines) or self._lines[at] != line:
-            self._lines = np.insert(self._lines, at, line)
+        self._insert_line(line)
 
     def leave(self, stream: Stream) -> None:
         """The client reads this stream no more. Idempotent."""
@@ -128,6 +130,8 @@ class ClientPort:
         """The streams whose end has been acknowledged since the last call."""
         # one that has another reader by now is for that one to read
         receipts = self._session.link.take_receipts()
+        if not any(receipts):
+            return []
         return [stream for ended in receipts for stream in ended if stream in self.streams]
 
     def flush(self) -> bool:
@@ -144,40 +148,73 @@ class ClientPort:
         has_sent = False
         while self._has_news and not self._states and session.link.has_credit:
             is_crowded = self._room is not None and session.link.num_unacked >= self._room
-            fast, slow = self._due(urgent=is_crowded)
-            if not len(fast) and not slow:
+            built = self._build(urgent=is_crowded)
+            if built is None:
                 # who is not due yet comes back with its next token
                 self._has_news = is_crowded
                 break
-            built = deltas.build(self._columns, fast, slow)
-            if not self._acceptor.send(session, built.message, built.ended):
+            if not self._acceptor.send(session, built.message, built.slow.ended):
                 break
             has_sent = True
             built.commit(self._columns)
-            if built.slow:
-                self._first_line = built.slow[-1][0].line + 1
+            if built.slow.moves:
+                self._first_line = built.slow.moves[-1][0].line + 1
+            if built.is_all:
+                self._has_news = is_crowded
+                break
         return has_sent
 
-    def _due(self, *, urgent: bool) -> tuple[Int64s, list[Stream]]:
-        columns, lines = self._columns, self._lines
-        lines = lines[columns.is_dirty[lines]]
-        if not len(lines):
-            return lines, []
-        is_fast = columns.is_fast[lines]
-        if np.count_nonzero(is_fast) == len(lines):
+    def _build(self, *, urgent: bool) -> deltas.Built | FewBuilt | None:
+        """A message of what is due, if anything is."""
+        columns, few = self._columns, self._few
+        if few is None:
+            lines = self._lines
+            is_dirty = columns.is_dirty.take(lines)
+            if not is_dirty.all():
+                lines = lines[is_dirty]
+            if len(lines) > FEW:
+                return self._build_many(lines, urgent=urgent)
+            few = lines.tolist()
+        spans, slow_lines = due_few(columns, few, urgent=urgent)
+        slow = self._due_slow(slow_lines, urgent=urgent) if slow_lines else []
+        if not spans and not slow:
+            return None
+        built = build_few(columns, spans, slow)
+        if built is None:
+            return deltas.build(columns, np.array([line for line, _, _ in spans], np.int64), slow)
+        return built
+
+    def _build_many(self, lines: Int64s, *, urgent: bool) -> deltas.Built | None:
+        columns, slow = self._columns, list[Stream]()
+        is_fast = columns.is_fast.take(lines)
+        if is_fast.all():
             lines = columns.in_order(lines)
-            return deltas.due_fast(columns, lines, urgent=urgent), []
-        slow_lines = lines[~is_fast]
-        turn = int(np.searchsorted(slow_lines, self._first_line))
-        leaves_now = deltas.is_urgent if urgent else deltas.is_due
-        slow = [
+        else:
+            slow = self._due_slow(lines[~is_fast].tolist(), urgent=urgent)
+            lines = lines[is_fast]
+        fast = deltas.due_fast(columns, lines, urgent=urgent)
+        return deltas.build(columns, fast, slow) if len(fast) or slow else None
+
+    def _due_slow(self, lines: Sequence[int], *, urgent: bool) -> list[Stream]:
+        """Those of these slow lines' streams that have something for their readers now, in turn."""
+        streams, leaves_now = self._columns.streams, deltas.is_urgent if urgent else deltas.is_due
+        turn = bisect_left(lines, self._first_line)
+        return [
             stream
-            for line in (*slow_lines[turn:].tolist(), *slow_lines[:turn].tolist())
-            if (stream := columns.streams[line]) is not None and leaves_now(stream)
+            for line in (*lines[turn:], *lines[:turn])
+            if (stream := streams[line]) is not None and leaves_now(stream)
         ]
-        return deltas.due_fast(columns, lines[is_fast], urgent=urgent), slow
+
+    def _insert_line(self, line: int) -> None:
+        at = int(np.searchsorted(self._lines, line))
+        if at == len(self._lines) or self._lines[at] != line:
+            self._set_lines(np.insert(self._lines, at, line))
 
     def _drop_line(self, line: int) -> None:
         at = int(np.searchsorted(self._lines, line))
         if at < len(self._lines) and self._lines[at] == line:
-            self._lines = np.delete(self._lines, at)
+            self._set_lines(np.delete(self._lines, at))
+
+    def _set_lines(self, lines: Int64s) -> None:
+        self._lines = lines
+        self._few = lines.tolist() if len(lines) <= FEW else None

@@ -16,12 +16,14 @@ Rules:
 - Which whole tokens can begin a stop string is learnt: at first all that have the first character
   of one, until a token has been looked at and found harmless for that set of stop strings.
 - A stream's units, and so the positions that readers know, are the same on both ways.
-- Columns are used for one line as for a thousand: measured, they cost no more even there.
+- Columns are the truth for one line as for a thousand. Where there are but a few, the scalar way
+  reads and writes them one by one (`append_few`, `few_deltas`), and does the same.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +36,7 @@ from slipstream_ipc.params import stop_strings
 from slipstream_ipc.prompt_log import PromptLog
 from slipstream_ipc.text_log import Cursor
 from slipstream_ipc.wide_logprobs import MAX_NARROW
+from slipstream_worker.cells import NO_CELLS, Cells
 from slipstream_worker.fast_table import FastTable, View, character_sets
 from slipstream_worker.streams import Stream
 
@@ -41,10 +44,12 @@ logger = logging.getLogger(__name__)
 
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
+UInt64s = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 
 _NOBODY = 0
-_NOT_BY_LINE = ("_is_plain", "_latest", "_harmless")
+_NOT_BY_LINE = ("_is_plain", "_latest", "_sorted", "_harmless")
+_NOBODYS: Int64s = np.zeros(0, np.int64)
 _MAX_SETS = 64  # of stop strings, for which it is known which tokens are harmless
 
 
@@ -66,7 +71,8 @@ class StreamColumns:
         self.widths: Int64s = np.zeros(num, np.int64)  # log-probabilities to a token
         self.max_width = 0  # of any line so far that can be fast
         self.has_logprobs = False  # any line so far
-        self._latest: Int64s = np.zeros(0, np.int64)  # lines of the last `append`
+        self._latest: Int64s = _NOBODYS  # lines of the last `append`, …
+        self._sorted: Int64s | None = None  # … the same in ascending order, once it was asked for
         self.handles: UInt32s = np.zeros(num, np.uint32)  # its reader's
         self.sent_tokens: Int64s = np.zeros(num, np.int64)  # of fast lines
         self.sent_chars: Int64s = np.zeros(num, np.int64)
@@ -75,6 +81,7 @@ class StreamColumns:
         self._firsts: Int64s = np.zeros(num, np.int64)  # of the line's view in `fast`
         self._stop_low = np.zeros(num, np.uint64)  # first characters of its stop strings
         self._stop_high = np.zeros(num, np.uint64)
+        self._rules = self._rules_of(self._latest)
         self._num_with_stops = 0
         self._sets: Int64s = np.zeros(num, np.int64)  # of its stop strings; 0: nothing is learnt
         self._set_of: dict[tuple[View, tuple[str, ...]], int] = {}
@@ -83,6 +90,7 @@ class StreamColumns:
         self._num_stopping: dict[int, int] = {}  # streams that a token id ends, by id
         # of each entry of `fast`: whole, and ends no stream
         self._is_plain: Bools = fast.lens >= 0 if fast is not None else np.zeros(0, np.bool_)
+        self.cells = self._new_cells()
 
     # ---- a line's life -------------------------------------------------------------------
 
@@ -141,6 +149,7 @@ class StreamColumns:
             return
         assert stream.registration is not None
         self.streams[line] = None
+        self._latest, self._sorted = _NOBODYS, None  # what is known of its lines is void
         self._free.append(line)
         self.tokens.drop(line)
         self.logprobs.drop(line)
@@ -167,30 +176,56 @@ class StreamColumns:
         Says which lines have to be looked at token by token.
         """
         before = self.tokens.lengths(lines)
-        self._latest = lines
         if counts is None:
             self.tokens.append(lines, token_ids)
         else:
             self.tokens.append_spans(lines, counts, token_ids)
         self.is_dirty[lines] = True
+        if lines is not self._latest:
+            self._latest, self._sorted = lines, None
+            self._rules = self._rules_of(lines)
         fast = self.fast
         if fast is None:
             return np.ones(len(lines), np.bool_)
-        of_token = lines if counts is None else np.repeat(lines, counts)
-        at = np.minimum(token_ids, fast.vocab_size) + self._firsts[of_token]
-        needs_care = ~self._is_plain[at]
+        firsts, max_tokens, stop_low, stop_high = self._rules
+        of_token = lines
+        if counts is not None:
+            of_token = np.repeat(lines, counts)
+            firsts, _, stop_low, stop_high = self._rules_of(of_token)
+        at = np.minimum(token_ids, fast.vocab_size) + firsts
+        needs_care = ~self._is_plain.take(at)
         if self._num_with_stops:
-            shared = fast.low[at] & self._stop_low[of_token]
-            shared |= fast.high[at] & self._stop_high[of_token]
+            shared = fast.low.take(at) & stop_low
+            shared |= fast.high.take(at) & stop_high
             some = np.flatnonzero(shared)
             if len(some):
                 ids = np.minimum(token_ids[some], fast.vocab_size)
                 needs_care[some] |= ~self._harmless[self._sets[of_token[some]], ids]
         if counts is not None:
             needs_care = np.logical_or.reduceat(needs_care, np.cumsum(counts) - counts)
-        needs_care |= ~self.is_fast[lines]
-        needs_care |= before + (1 if counts is None else counts) >= self._max_tokens[lines]
+        needs_care |= ~self.is_fast.take(lines)
+        needs_care |= before + (1 if counts is None else counts) >= max_tokens
         return needs_care
+
+    def append_few(self, lines: Sequence[int], token_ids: Sequence[int]) -> list[int]:
+        """As `append`, for one new token of each of a few lines: the scalar way.
+
+        The indices of those that have to be looked at.
+        """
+        lengths = self.tokens.append_few(lines, token_ids)
+        cells, fast = self.cells, self.fast
+        is_dirty, is_fast, max_tokens = cells.is_dirty, cells.is_fast, cells.max_tokens
+        care = []
+        for index, line in enumerate(lines):
+            is_dirty[line] = True
+            if (
+                fast is None
+                or not is_fast[line]
+                or lengths[index] >= max_tokens[line]
+                or not self._is_plain_for(fast, line, token_ids[index])
+            ):
+                care.append(index)
+        return care
 
     def settle(self) -> None:
         """Do now what `append` has put off: nobody waits for it any more."""
@@ -201,9 +236,11 @@ class StreamColumns:
         """These ascending lines, as `append` was given them last where they are the same: what was
         appended together is found at once."""
         latest = self._latest
-        if len(lines) == len(latest) and np.count_nonzero(np.sort(latest) == lines) == len(lines):
-            return latest
-        return lines
+        if len(lines) != len(latest):
+            return lines
+        if self._sorted is None:
+            self._sorted = np.sort(latest)
+        return latest if (self._sorted == lines).all() else lines
 
     def ends(self, lines: Int64s) -> Int64s:
         """Where in their core histories, prompts included, these lines end."""
@@ -272,7 +309,24 @@ class StreamColumns:
         ]
         return joined, np.add.reduceat(lens, begins)
 
+    def text(self, line: int, token_ids: Sequence[int]) -> str:
+        """The text of tokens of one fast line."""
+        assert self.fast is not None
+        texts, first = self.fast.texts, self.cells.firsts[line]
+        if len(token_ids) == 1:
+            return texts[first + token_ids[0]]
+        return "".join([texts[first + token_id] for token_id in token_ids])
+
     # ---- inside --------------------------------------------------------------------------
+
+    def _rules_of(self, lines: Int64s) -> tuple[Int64s, Int64s, UInt64s, UInt64s]:
+        """What a line has as long as it is the same stream's, for each of these."""
+        return (
+            self._firsts.take(lines),
+            self._max_tokens.take(lines),
+            self._stop_low.take(lines),
+            self._stop_high.take(lines),
+        )
 
     def _stop_set(self, view: View, stops: tuple[str, ...]) -> int:
         """The number under which it is kept what is learnt for these stop strings."""
@@ -288,6 +342,20 @@ class StreamColumns:
             self._sets[self._sets == number] = 0
             self._harmless[number] = False
         return number
+
+    def _is_plain_for(self, fast: FastTable, line: int, token_id: int) -> bool:
+        """Whether the token is whole, ends no stream, and begins no stop string of this line."""
+        cells = self.cells
+        if token_id > fast.vocab_size:
+            token_id = fast.vocab_size
+        at = token_id + cells.firsts[line]
+        if not cells.is_plain[at]:
+            return False
+        if not self._num_with_stops:
+            return True
+        if cells.lows[at] & cells.stop_low[line] or cells.highs[at] & cells.stop_high[line]:
+            return bool(self._harmless[cells.sets[line], token_id])
+        return True
 
     def _count_stop(self, token_id: int, change: int) -> None:
         fast = self.fast
@@ -307,6 +375,27 @@ class StreamColumns:
         for name, column in vars(self).items():
             if isinstance(column, np.ndarray) and name not in _NOT_BY_LINE:
                 setattr(self, name, np.pad(column, (0, more)))
+        self.cells = self._new_cells()
+
+    def _new_cells(self) -> Cells:
+        fast = self.fast
+        return Cells(
+            is_fast=self.is_fast.data,
+            is_dirty=self.is_dirty.data,
+            intervals=self.intervals.data,
+            widths=self.widths.data,
+            handles=self.handles.data,
+            sent_tokens=self.sent_tokens.data,
+            sent_chars=self.sent_chars.data,
+            max_tokens=self._max_tokens.data,
+            firsts=self._firsts.data,
+            stop_low=self._stop_low.data,
+            stop_high=self._stop_high.data,
+            sets=self._sets.data,
+            is_plain=self._is_plain.data,
+            lows=fast.low.data if fast is not None else NO_CELLS,
+            highs=fast.high.data if fast is not None else NO_CELLS,
+        )
 
 
 def _view(admit: Admit) -> View:

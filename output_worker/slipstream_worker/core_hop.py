@@ -6,12 +6,13 @@ know: what streams are; the worker states them anew after each attach.
 Rules (STREAMS I):
 - States leave in the order they were made. A report says how far everything has been checked;
   while it waits for credit, a later one takes its place and adds its rows.
+- One message answers a step: its report, which acknowledges it too.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import zmq
 
@@ -54,9 +55,13 @@ class CoreHop:
         """The current attach."""
         return self._attacher.epoch
 
+    def is_among(self, arrived: Container[object]) -> bool:
+        """Whether a poller that has said this has something for `receive`."""
+        return self._attacher.is_among(arrived)
+
     def receive(self, now: float) -> Iterator[CoreToWorker]:
-        """What has arrived, the Welcome of each attach included."""
-        return self._attacher.receive(now)
+        """What has arrived, the Welcome of each attach included; `report` acknowledges it."""
+        return self._attacher.receive(now, acknowledges=False)
 
     def attach(self, now: float) -> None:
         """Begin another attach."""
@@ -95,21 +100,26 @@ class CoreHop:
         self._report_due = True
 
     def report(self) -> None:
-        """Send the report that is due, if credit allows it."""
+        """Send the report that is due, if credit allows it, and the acknowledgement: in one."""
         if self._report_due:
             self._attacher.take_receipts()
-            report = Report(
-                self._checked_step, pack_u32(self._ended_rows), pack_u32(self._ended_lens)
-            )
+            rows, lens = self._ended_rows, self._ended_lens
+            report = Report(self._checked_step)
+            if rows:
+                report = Report(self._checked_step, pack_u32(rows), pack_u32(lens))
             if self._attacher.send(report, None):
-                self._ended_rows.clear()
-                self._ended_lens.clear()
+                rows.clear()
+                lens.clear()
                 self._report_due = False
+        self._attacher.acknowledge()
 
     def flush(self) -> None:
         """Send what credit allows, the report first: the device may be waiting for it."""
+        if self._report_due:
+            self.report()
+        if not self._states:
+            return
         self._attacher.take_receipts()
-        self.report()
         while self._states and self._attacher.send(self._states[0], None):
             self._states.popleft()
 

@@ -27,8 +27,8 @@ from slipstream_worker.streams import Stream
 
 Int64s = npt.NDArray[np.int64]
 
-_ENTRY_BYTES = 32
-_TEXT_BYTES = 8  # of a token, on the generous side
+ENTRY_BYTES = 32
+TEXT_BYTES = 8  # of a token, on the generous side
 _WIDE_BYTES = MESSAGE_BUDGET_BYTES // 2  # from which on a message takes no more of wide lines
 
 
@@ -64,115 +64,171 @@ def is_urgent(stream: Stream) -> bool:
     return output.end is not None or (reader.cursor.num_tokens == 0 and output.log.num_tokens > 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Built:
     """A message, and what it will have delivered."""
 
     message: Deltas
-    ended: list[
-        Stream
-    ]  # whose end is in it: their readers have all of them when it is acknowledged
-    slow: list[tuple[Stream, Cursor]]  # and where each reader's copy ends then
+    slow: SlowEntries
     fast: Int64s
+    fast_starts: Int64s
     fast_tokens: Int64s
     fast_chars: Int64s
+    is_all: bool  # that was due
+
+    @property
+    def ended(self) -> list[Stream]:
+        """Whose end is in it: their readers have all of them when it is acknowledged."""
+        return self.slow.ended
 
     def commit(self, columns: StreamColumns) -> None:
         """The message has left: move the cursors."""
         fast = self.fast
         if len(fast):
-            columns.sent_tokens[fast] += self.fast_tokens
+            ends = self.fast_starts + self.fast_tokens
+            columns.sent_tokens[fast] = ends
             columns.sent_chars[fast] += self.fast_chars
-            columns.is_dirty[fast] = columns.tokens.lengths(fast) > columns.sent_tokens[fast]
-        for stream, cursor in self.slow:
+            columns.is_dirty[fast] = False if self.is_all else columns.tokens.lengths(fast) > ends
+        self.slow.commit(columns)
+
+
+class SlowEntries:
+    """The entries of slow lines, and what they leave of the budget."""
+
+    __slots__ = (
+        "chars",
+        "ended",
+        "ended_at",
+        "ends",
+        "has_wide",
+        "is_all",
+        "left",
+        "moves",
+        "spans",
+        "texts",
+    )
+
+    def __init__(self) -> None:
+        self.chars: list[int] = []
+        self.texts: list[str] = []
+        self.ended_at: list[int] = []
+        self.ended: list[Stream] = []
+        self.ends: list[End] = []
+        self.moves: list[tuple[Stream, Cursor]] = []  # where each reader's copy ends then
+        self.spans: list[tuple[int, int, int]] = []  # line, first token, number of tokens
+        self.is_all = True  # that was due
+        self.has_wide = False
+        self.left = MESSAGE_BUDGET_BYTES
+
+    @classmethod
+    def of(cls, columns: StreamColumns, slow: Sequence[Stream]) -> SlowEntries:
+        """As many as fit."""
+        if not slow:
+            return _NO_SLOW
+        entries = cls()
+        for stream in slow:
+            if entries.left <= 0:
+                entries.is_all = False
+                break
+            entries._add(columns, stream)
+        return entries
+
+    def _add(self, columns: StreamColumns, stream: Stream) -> None:
+        output, reader, line = stream.output, stream.reader, stream.line
+        assert output is not None
+        assert reader is not None
+        width = columns.cells.widths[line]
+        if width > MAX_NARROW:
+            if MESSAGE_BUDGET_BYTES - self.left >= _WIDE_BYTES:
+                self.is_all = False
+                return
+            self.has_wide = True
+        start = reader.cursor
+        token_bytes = 4 + 8 * width
+        stop = output.log.advance(start, self.left // 4, self.left // token_bytes)
+        text = output.log.text_between(start, stop)
+        is_whole = stop.unit == output.log.num_units
+        self.is_all &= is_whole
+        if output.end is not None and is_whole:
+            self.ended_at.append(len(self.moves))
+            self.ended.append(stream)
+            self.ends.append(output.end)
+        self.chars.append(start.num_chars)
+        self.texts.append(text)
+        num_tokens = stop.num_tokens - start.num_tokens
+        self.spans.append((line, start.num_tokens, num_tokens))
+        self.moves.append((stream, stop))
+        self.left -= ENTRY_BYTES + len(text) + token_bytes * num_tokens
+
+    def commit(self, columns: StreamColumns) -> None:
+        """The message has left: move the cursors."""
+        if not self.moves:
+            return
+        for stream, cursor in self.moves:
             assert stream.reader is not None
             stream.reader.cursor = cursor
+        is_dirty = columns.cells.is_dirty
         for stream in self.ended:
-            columns.is_dirty[stream.line] = False
-        for stream, cursor in self.slow:
+            is_dirty[stream.line] = False
+        for stream, cursor in self.moves:
             assert stream.output is not None
             if stream.output.end is None:
-                columns.is_dirty[stream.line] = cursor.unit < stream.output.log.num_units
+                is_dirty[stream.line] = cursor.unit < stream.output.log.num_units
                 columns.speed_up(stream, cursor)
+
+
+_NO_SLOW = SlowEntries()  # never to be written
 
 
 def build(columns: StreamColumns, fast: Int64s, slow: Sequence[Stream]) -> Built:
     """One message of what is new of lines that are due. Who finds no room is left out."""
-    chars: list[int] = []
-    texts: list[str] = []
-    ended_at: list[int] = []
-    ended: list[Stream] = []
-    ends: list[End] = []
-    moves: list[tuple[Stream, Cursor]] = []
-    spans: list[tuple[int, int, int]] = []  # line, first token, number of tokens
-    num_bytes, has_wide = 0, False
-    for stream in slow:
-        output, reader, line = stream.output, stream.reader, stream.line
-        assert output is not None
-        assert reader is not None
-        width = int(columns.widths[line])
-        if width > MAX_NARROW:
-            if num_bytes >= _WIDE_BYTES:
-                continue
-            has_wide = True
-        start = reader.cursor
-        token_bytes = 4 + 8 * width
-        left = max(MESSAGE_BUDGET_BYTES - num_bytes, 0)
-        stop = output.log.advance(start, left // 4, left // token_bytes)
-        text = output.log.text_between(start, stop)
-        if output.end is not None and stop.unit == output.log.num_units:
-            ended_at.append(len(moves))
-            ended.append(stream)
-            ends.append(output.end)
-        chars.append(start.num_chars)
-        texts.append(text)
-        num_tokens = stop.num_tokens - start.num_tokens
-        spans.append((line, start.num_tokens, num_tokens))
-        moves.append((stream, stop))
-        num_bytes += _ENTRY_BYTES + len(text) + token_bytes * num_tokens
-        if num_bytes >= MESSAGE_BUDGET_BYTES:
-            break
-    least = _WIDE_BYTES if has_wide else 0
-    fast, fast_tokens = _fitting(columns, fast, max(MESSAGE_BUDGET_BYTES - num_bytes, least))
-    lines, starts, counts = fast, columns.sent_tokens[fast], fast_tokens
-    fast_chars, chars_before = fast_tokens, columns.sent_chars[fast]
+    entries = SlowEntries.of(columns, slow)
+    least = _WIDE_BYTES if entries.has_wide else 0
+    fast, fast_tokens, has_all_fast = _fitting(columns, fast, max(entries.left, least))
+    lines, starts, counts = fast, columns.sent_tokens.take(fast), fast_tokens
+    fast_chars, chars_before = fast_tokens, columns.sent_chars.take(fast)
+    texts, spans = entries.texts, entries.spans
     if spans:
         slow_lines, slow_starts, slow_counts = np.array(spans, np.int64).T
         lines = np.concatenate([slow_lines, lines])
         starts = np.concatenate([slow_starts, starts])
         counts = np.concatenate([slow_counts, counts])
-        chars_before = np.concatenate([np.array(chars, np.int64), chars_before])
-    several = None if np.count_nonzero(counts == 1) == len(counts) else counts
+        chars_before = np.concatenate([np.array(entries.chars, np.int64), chars_before])
+    several = None if (counts == 1).all() else counts
     token_ids = columns.tokens.gather(lines, starts, several)
     if len(fast):
         num_slow = sum(count for _, _, count in spans)
         fast_texts, fast_chars = columns.texts(fast, fast_tokens, token_ids[num_slow:])
-        texts += fast_texts
+        texts = texts + fast_texts if texts else fast_texts
     message = Deltas(
-        pack_u32(columns.handles[lines]),
+        pack_u32(columns.handles.take(lines)),
         pack_u32(chars_before),
         pack_u32(starts),
         texts,
         pack_u32(token_ids),
         b"" if several is None else pack_u32(several),
-        pack_u32(ended_at) if ended_at else b"",
-        tuple(ends),
+        pack_u32(entries.ended_at) if entries.ended_at else b"",
+        tuple(entries.ends),
         columns.logprobs.columns(lines, starts, several) if columns.has_logprobs else None,
     )
-    return Built(message, ended, moves, fast, fast_tokens, fast_chars)
+    is_all = entries.is_all and has_all_fast
+    return Built(message, entries, fast, starts[len(spans) :], fast_tokens, fast_chars, is_all)
 
 
-def _fitting(columns: StreamColumns, fast: Int64s, budget: int) -> tuple[Int64s, Int64s]:
-    """As many of the lines as fit, and how many tokens of each: everything new, or even shares."""
-    if budget <= 0:
-        fast = fast[:0]
-    counts = columns.tokens.lengths(fast) - columns.sent_tokens[fast]
+def _fitting(columns: StreamColumns, fast: Int64s, budget: int) -> tuple[Int64s, Int64s, bool]:
+    """As many of the lines as fit, and how many tokens of each: everything new, or even shares.
+
+    Whether that is everything.
+    """
+    counts = columns.tokens.lengths(fast) - columns.sent_tokens.take(fast)
     if not len(fast):
-        return fast, counts
-    token_bytes = 4 + 8 * columns.max_width + _TEXT_BYTES
-    if _ENTRY_BYTES * len(fast) + token_bytes * int(counts.sum()) <= budget:
-        return fast, counts
-    num_lines = max(1, budget // (_ENTRY_BYTES + token_bytes))
+        return fast, counts, True
+    token_bytes = 4 + 8 * columns.max_width + TEXT_BYTES
+    if ENTRY_BYTES * len(fast) + token_bytes * int(counts.sum()) <= budget:
+        return fast, counts, True
+    if budget <= 0:
+        return fast[:0], counts[:0], False
+    num_lines = max(1, budget // (ENTRY_BYTES + token_bytes))
     fast, counts = fast[:num_lines], counts[:num_lines]
-    share = max(1, (budget // len(fast) - _ENTRY_BYTES) // token_bytes)
-    return fast, np.minimum(counts, share)
+    share = max(1, (budget // len(fast) - ENTRY_BYTES) // token_bytes)
+    return fast, np.minimum(counts, share), False

@@ -12,6 +12,7 @@ Rules (STREAMS II, IV):
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from time import monotonic_ns
 
 import numpy as np
@@ -37,9 +38,11 @@ from slipstream_ipc.messages import (
     Unknown,
     Welcome,
 )
+from slipstream_ipc.short import unpack_short
 from slipstream_ipc.trace import Span, Tracer
 from slipstream_worker.core_hop import CoreHop
 from slipstream_worker.detokenizer import DetokenizerFactory
+from slipstream_worker.few_deltas import FEW
 from slipstream_worker.lives import Lives
 from slipstream_worker.registration import open_output
 from slipstream_worker.streams import Stage, Stream
@@ -175,17 +178,23 @@ class FromCore:
         tracer = self._tracer
         begin_ns = monotonic_ns() if tracer is not None else 0
         self.step = step.step
-        check_step(step)
+        if self._is_for_few(step):
+            self._step_few(step, begin_ns)
+            self._core.checked(step.step)
+            return
+        if step.counts or step.starts or step.logprobs is not None:
+            check_step(step)
         lives, columns = self._lives, self._lives.columns
-        rows, token_ids = u32(step.rows), u32(step.token_ids)
+        rows = u32(step.rows, "rows")
+        token_ids = u32(step.token_ids, "token_ids", None if step.counts else len(rows))
         lines = lives.streams.lines_of(rows)
         counts = u32(step.counts).astype(np.int64) if step.counts else None
         if counts is not None:
             self._check_spans(lines, counts, u32(step.starts))
         if step.logprobs is not None:  # passes over nobody's line
             columns.logprobs.append_columns(lines, counts, step.logprobs)
-        is_known = lines > 0
-        if np.count_nonzero(is_known) != len(lines):
+        if np.count_nonzero(lines) != len(lines):
+            is_known = lines > 0
             token_ids = token_ids[is_known if counts is None else np.repeat(is_known, counts)]
             lines = lines[is_known]
             counts = counts if counts is None else counts[is_known]
@@ -201,13 +210,51 @@ class FromCore:
             lives.has_news(lines)
         self._core.checked(step.step)
 
+    def _is_for_few(self, step: Step) -> bool:
+        """Whether it is one token of each of a few streams, well-formed, and nothing besides."""
+        num_bytes = len(step.rows)
+        return (
+            num_bytes <= 4 * FEW
+            and num_bytes == len(step.token_ids)
+            and not num_bytes % 4
+            and not step.counts
+            and not step.starts
+            and step.logprobs is None
+            and not self._num_pending_ends
+        )
+
+    def _step_few(self, step: Step, begin_ns: int) -> None:
+        """The same the scalar way, see `few_deltas`."""
+        lives, columns, tracer = self._lives, self._lives.columns, self._tracer
+        lines = lives.streams.few_lines_of(unpack_short(step.rows))
+        ids = unpack_short(step.token_ids)
+        if not all(lines):
+            known = [(line, token_id) for line, token_id in zip(lines, ids, strict=True) if line]
+            lines, ids = [line for line, _ in known], tuple([token_id for _, token_id in known])
+        care = columns.append_few(lines, ids)
+        if tracer is not None:
+            tracer.add(Span.STOP_CHECK, begin_ns, begin_ns := monotonic_ns(), step.step)
+        for at in care:
+            self._push_one(lines[at], ids[at : at + 1])
+        if tracer is not None:
+            tracer.add(Span.DETOKENISE, begin_ns, monotonic_ns(), step.step)
+        lives.has_news(lines)
+
+    def _push_one(self, line: int, token_ids: Sequence[int]) -> None:
+        stream = self._lives.columns.streams[line]
+        assert stream is not None
+        try:
+            self._lives.push(stream, token_ids)
+        except Exception as error:
+            logger.exception("a stream failed")
+            self._lives.fail(stream, f"{type(error).__name__} while its output was handled")
+
     def _push(
         self, lines: Int64s, counts: Int64s | None, token_ids: UInt32s, entries: Int64s
     ) -> None:
         """Look at the tokens of these entries one by one."""
         if not len(entries):
             return
-        lives, streams = self._lives, self._lives.columns.streams
         if counts is None:
             begins, ends = entries, entries + 1
         else:
@@ -216,13 +263,7 @@ class FromCore:
         ids = token_ids.tolist()
         some = zip(lines[entries].tolist(), begins.tolist(), ends.tolist(), strict=True)
         for line, begin, end in some:
-            stream = streams[line]
-            assert stream is not None
-            try:
-                lives.push(stream, ids[begin:end])
-            except Exception as error:
-                logger.exception("a stream failed")
-                lives.fail(stream, f"{type(error).__name__} while its output was handled")
+            self._push_one(line, ids[begin:end])
 
     def _take_replayed(
         self, lines: Int64s, counts: Int64s | None, token_ids: UInt32s

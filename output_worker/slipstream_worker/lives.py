@@ -309,7 +309,7 @@ class Lives:
             self._finish(stream, end.reason, end.fault)
             self._ended(stream)
 
-    def has_news(self, lines: Int64s) -> None:
+    def has_news(self, lines: Int64s | Sequence[int]) -> None:
         """These lines have new tokens; see to it that their readers' clients are looked at."""
         if len(self._clients) <= _FEW_CLIENTS:
             for port in self._clients.values():
@@ -318,7 +318,7 @@ class Lives:
         streams = self.columns.streams
         readers = {
             stream.reader.client
-            for line in lines.tolist()
+            for line in (lines.tolist() if isinstance(lines, np.ndarray) else lines)
             if (stream := streams[line]) is not None and stream.reader is not None
         }
         for client in readers:
@@ -419,7 +419,7 @@ class Lives:
         for port in self._clients.values():
             for stream in port.take_over():
                 self._leave_at(stream, self.now + self._grace_s)
-            has_sent |= port.flush()
+            has_sent |= port.has_unsent and port.flush()
         return has_sent
 
     def beat(self) -> None:

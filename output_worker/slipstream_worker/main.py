@@ -104,9 +104,10 @@ def _serve(
     is_ready = False
     draining: _Draining | None = None
     beat_at = 0.0
+    events: dict[object, int] | None = None
     while not stop.is_set:
         now = time.monotonic()
-        worker.run_once(now)
+        worker.run_once(now, events)
         if now >= beat_at:
             worker.beat(now)
             beats.beat(now)
@@ -116,8 +117,8 @@ def _serve(
             report(Status(ready=True, detail=f"serving {worker.card.name}"))
         if draining is not None:
             draining.turn(now)
-        events = poller.poll(max(1, int((beat_at - time.monotonic()) * 1e3)))
-        if (commands.fileno(), zmq.POLLIN) in events:
+        events = dict(poller.poll(max(1, int((beat_at - time.monotonic()) * 1e3))))
+        if commands.fileno() in events:
             for command in commands.read():
                 if isinstance(command, Drain):
                     draining = _Draining(worker, time.monotonic() + command.within_s)

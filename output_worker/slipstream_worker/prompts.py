@@ -15,7 +15,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -34,6 +34,9 @@ class PromptSource(Protocol):
 
     def ask(self, request: Render) -> int:
         """Have a prompt rendered; the key under which its ids will come (`request.key` is void)."""
+
+    def is_among(self, arrived: Container[object]) -> bool:
+        """Whether a poller that has said this has something for `receive`."""
 
     def receive(self) -> Iterable[Rendered | PromptReady]:
         """What has arrived."""
@@ -76,6 +79,10 @@ class Prompts:
         if self._is_ready:
             self._send(request)
         return request.key
+
+    def is_among(self, arrived: Container[object]) -> bool:
+        """Whether a poller that has said this has something for `receive`."""
+        return self._socket in arrived
 
     def receive(self) -> Iterator[Rendered | PromptReady]:
         """What has arrived."""

@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+from collections.abc import Container
 from time import monotonic_ns
 from typing import Literal
 
@@ -70,31 +71,34 @@ class Worker:
         """What is served, once the core has said so."""
         return self._from_core.card
 
-    def run_once(self, now: float) -> None:
-        """Take in everything that has arrived, send everything that is due."""
-        tracer = self._tracer
+    def run_once(self, now: float, arrived: Container[object] | None = None) -> None:
+        """Take in everything that has arrived, send everything that is due.
+
+        arrived: what our poller has just said is readable; None looks everywhere, which takes a
+        system call for each socket.
+        """
         self.lives.now = now
-        try:
-            if tracer is None:
-                for message in self._core.receive(now):
-                    self._from_core.handle(message)
-            else:
-                self._receive_traced(tracer, now)
-        except ProtocolError:
-            logger.exception("the core broke the protocol; attaching anew")
-            self._core.attach(now)
+        if arrived is None or self._core.is_among(arrived):
+            try:
+                self._receive(now)
+            except ProtocolError:
+                logger.exception("the core broke the protocol; attaching anew")
+                self._core.attach(now)
         # before anything that the clients want: the device may wait for it
         self._core.report()
         card = self.card
-        if card is not None and self._from_core.is_synced:
-            for session, body in self._front.receive(now):
-                self._from_clients.handle(session, body, card)
-            for answer in self._prompts.receive():
-                if isinstance(answer, Rendered):
-                    self._from_clients.rendered(answer, card)
-        else:
+        if card is None or not self._from_core.is_synced:
             self._front.hold()
+        else:
+            if arrived is None or self._front.is_among(arrived):
+                for session, body in self._front.receive(now):
+                    self._from_clients.handle(session, body, card)
+            if arrived is None or self._prompts.is_among(arrived):
+                for answer in self._prompts.receive():
+                    if isinstance(answer, Rendered):
+                        self._from_clients.rendered(answer, card)
         self._core.flush()
+        tracer = self._tracer
         begin_ns = monotonic_ns() if tracer is not None else 0
         if self.lives.flush() and tracer is not None:
             tracer.add(Span.EMIT, begin_ns, monotonic_ns(), self._from_core.step)
@@ -140,10 +144,15 @@ class Worker:
         if self._tracer is not None:
             self._tracer.close()
 
-    def _receive_traced(self, tracer: Tracer, now: float) -> None:
+    def _receive(self, now: float) -> None:
+        tracer, handle = self._tracer, self._from_core.handle
+        if tracer is None:
+            for message in self._core.receive(now):
+                handle(message)
+            return
         begin_ns = monotonic_ns()
         for message in self._core.receive(now):
             if isinstance(message, Step):
                 tracer.add(Span.DECODE, begin_ns, monotonic_ns(), message.step)
-            self._from_core.handle(message)
+            handle(message)
             begin_ns = monotonic_ns()

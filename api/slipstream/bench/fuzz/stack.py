@@ -207,6 +207,9 @@ class _PromptsHere:
         self._asked.append(Render(self._key, request.text, request.messages))
         return self._key
 
+    def is_among(self, arrived: object) -> bool:
+        return bool(self._asked)
+
     def receive(self) -> list[Rendered | PromptReady]:
         asked, self._asked = self._asked, []
         begin_s = time.thread_time()
