@@ -326,7 +326,7 @@ def test_params_of_noise(raw: bytes) -> None:
         (core_codec(), [30, b"", b"", {}, [], 0, 0], "max_tokens", "allowed: an integer >= 1"),
         (core_codec(), [30, b"", b"xyz", {}, [], 0, 1], "prompt_ids", "u32"),
         (core_codec(), [30, b"", b"", {"top_p": 0.0}, [], 0, 1], "top_p", r"\(0, 1\]"),
-        (core_codec(), [30, b"", b"", {"logprobs": 2**40}, [], 0, 1], "logprobs", "20"),
+        (core_codec(), [30, b"", b"", {"logprobs": 2**40}, [], 0, 1], "logprobs", "300000"),
         (core_codec(), [30, b"", b"", {"top_p": "1"}, [], 0, 1], "params", "Admit.params.top_p"),
         (core_codec(), [30, b"", b"", {}, [], 0, 1, b"", 0, "", b"", -1], "handle", "Admit.handle"),
         (core_codec(), [31, -1], "step", "Report.step"),
