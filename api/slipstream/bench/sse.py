@@ -47,9 +47,8 @@ class EventSplitter:
             return event[6:]
         lines: list[bytes] = []
         for line in event.split(b"\n"):
-            name, _, value = line.partition(b":")
-            if name == b"data":
-                lines.append(value.removeprefix(b" "))
-            elif name == b"id":
-                self.last_id = value.removeprefix(b" ")
+            if line.startswith(b"data:"):
+                lines.append(line[5:].removeprefix(b" "))
+            elif line.startswith(b"id:"):
+                self.last_id = line[3:].removeprefix(b" ")
         return b"\n".join(lines) if lines else None
