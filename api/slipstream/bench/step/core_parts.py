@@ -161,6 +161,7 @@ class CoreParts:
             elif isinstance(body, Step):
                 self._num_tokens += len(body.token_ids) // 4
                 self._hop.checked(body.step)
+        self._hop.report()  # an acknowledgement, where nothing was checked
         self._hop.flush()
 
     def _until(self, condition: Callable[[], bool]) -> None:
