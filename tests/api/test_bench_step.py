@@ -13,7 +13,7 @@ from slipstream.demo import MODEL_PATH
 from slipstream_core.runner import torch_runner
 
 
-@pytest.mark.parametrize(("batch", "enable_prefix_caching"), [(3, True), (3, False), (300, True)])
+@pytest.mark.parametrize(("batch", "enable_prefix_caching"), [(3, True), (3, False), (1024, True)])
 def test_every_part_of_every_step_is_timed_and_every_token_arrives(batch, enable_prefix_caching):
     """Also of more requests than a link has credit for."""
     parts = CoreParts(batch, prompt_len=20, steps=40, enable_prefix_caching=enable_prefix_caching)
