@@ -99,6 +99,7 @@ def test_generate_writes_the_prompts_logprobs_first(address, capsys):
     assert sum(len(delta["token_ids"]) for delta in deltas) == 3
 
 
+@pytest.mark.slow
 def test_generate_starts_a_stack_of_its_own_and_is_quiet_about_it():
     options = ["--prompt", "Once", "--max-tokens", "6", "--temperature", "0"]
     process = subprocess.Popen(

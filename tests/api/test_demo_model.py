@@ -182,6 +182,7 @@ def test_corpus_is_a_function_of_its_seed_and_mixes_documents_with_chats() -> No
         assert all(message["content"].strip() for message in chat)
 
 
+@pytest.mark.slow
 def test_corpus_knows_topics_by_keyword_and_docstrings_by_full_name() -> None:
     names = {name for entry in corpus.topic_entries() for name in entry.names}
     assert {"assert", "lambda", "and", "a dictionary", "the assert statement"} <= names

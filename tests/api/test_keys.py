@@ -151,6 +151,7 @@ def free_port() -> int:
         return port
 
 
+@pytest.mark.slow
 def test_a_stack_with_keys(
     tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -220,6 +220,7 @@ def kill(stack: Stack, role: str) -> None:
     os.kill(stack.pids[role], signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
 def test_the_server_says_how_many_there_may_be(field: str) -> None:
     with Stack("simulated:step_ms=0") as stack, stack.client() as client:

@@ -69,6 +69,7 @@ def test_a_stream_is_one_answer(worker: FakeWorker) -> None:
         check_submit(submit)
 
 
+@pytest.mark.slow
 def test_outputs_of_a_batch() -> None:
     with LLM("simulated:step_ms=1,mode=chain") as llm:
         params = SamplingParams(n=3, seed=5, max_tokens=8)

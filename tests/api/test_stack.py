@@ -69,6 +69,7 @@ def folder_of(stack: Stack) -> Path:
     return Path(stack.address.removeprefix("ipc://")).parent
 
 
+@pytest.mark.slow
 def test_the_demo_model_streams_and_goes_on_deterministically(watched):
     with Stack() as stack:
         watched(*stack.pids.values())
@@ -215,6 +216,7 @@ def test_kill_9_of_the_process_that_owns_a_stack_ends_the_stack(watched, fakes):
     assert not Path(address.removeprefix("ipc://")).parent.exists()
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_supervisor_leaves_nobody(watched):
     with Stack(SIMULATED) as stack:
         watched(*descendants(stack))

@@ -282,6 +282,7 @@ def test_the_end_of_standard_input_ends_it(start):
     assert "parent asked" in running.log()
 
 
+@pytest.mark.slow
 def test_a_child_that_ignores_the_request_is_killed(start):
     running = start(core=GOOD, worker=STUBBORN)
     pids = running.pids_when_ready()

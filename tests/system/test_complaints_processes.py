@@ -255,6 +255,7 @@ def test_a_detokeniser_that_cannot_start_says_so_sglang_21471(tmp_path) -> None:
 # ---- overload and attacks ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_overload_is_503_with_retry_after_vllm_18826() -> None:
     """There one asked for a way to be turned away; without it all requests only got slower."""
     with Stack("simulated:step_ms=20", http_port=0, max_num_seqs=1, max_waiting=1) as stack:

@@ -36,6 +36,7 @@ def test_twenty_thousand_messages_harm_nobody() -> None:
     assert result.is_good
 
 
+@pytest.mark.slow
 def test_the_command_tells_and_writes_the_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,6 +51,7 @@ def test_the_command_tells_and_writes_the_result(
     assert f"{told['total']} of {told['total']} identical" in shown
 
 
+@pytest.mark.slow
 def test_an_error_that_the_worker_survives_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,6 +79,7 @@ class ErrorOnce:
         return cls.num == 100
 
 
+@pytest.mark.slow
 def test_a_loop_that_dies_is_told_with_its_last_messages(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

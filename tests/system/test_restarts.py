@@ -115,6 +115,7 @@ def test_a_long_prefill_is_no_hang():
         assert stack.pids == pids
 
 
+@pytest.mark.slow
 def test_a_device_that_never_ends_a_step_is_replaced_and_named():
     with (
         Stack("simulated:step_ms=100000", step_timeout_s=0.5, max_restarts=1) as stack,
@@ -168,6 +169,7 @@ def test_a_signal_lets_what_runs_finish_and_refuses_what_is_new():
         assert ended(stack) == 0
 
 
+@pytest.mark.slow
 def test_what_has_not_ended_when_the_time_is_over_ends_with_what_it_has():
     with Stack("simulated:step_ms=5", drain_s=0.5) as stack, stack.client() as client:
         stream = client.stream("a", max_tokens=2000, temperature=0, ignore_eos=True)
@@ -178,6 +180,7 @@ def test_what_has_not_ended_when_the_time_is_over_ends_with_what_it_has():
         assert ended(stack) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("http_port", [None, 0])
 def test_an_idle_stack_does_not_wait(http_port):
     with Stack("simulated:step_ms=5", drain_s=1e6, http_port=http_port) as stack:
@@ -204,6 +207,7 @@ def test_a_front_lets_its_answers_finish():
         assert ended(stack) == 0
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_wait():
     with Stack("simulated:step_ms=5", drain_s=1e6) as stack, stack.client() as client:
         stream = client.stream("a", max_tokens=3000, temperature=0, ignore_eos=True)
