@@ -132,6 +132,9 @@ def run_batch(arguments: argparse.Namespace) -> int:
             return 0
         with address_of(arguments) as address:
             path = server_endpoint(address).address
+            if not path.startswith("ipc://"):
+                allowed = "an ipc:// address: a batch is run where the stack is"
+                raise wrong_option("address", path, allowed)
             uvloop.run(_answer_all(arguments, path, output, ids, done))
     return 0
 

@@ -32,10 +32,6 @@ class Course:
         self._rows, self._index = rows, index
         self._num_ended, self._num_left = num_ended, num_left
 
-    def end(self) -> None:
-        """Nothing is known."""
-        self._rows = None
-
     def go_on(self, rows: Int64s, num_ended: int) -> Int64s | None:
         """`rows` get a token each. The index of `begin`, where it is said of these rows, all of
         them live still and none reaches its limit by that token; else None, and the end.

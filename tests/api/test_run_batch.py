@@ -14,6 +14,7 @@ import pytest
 
 from slipstream import Client, Stack
 from slipstream.cli import main
+from slipstream.endpoints import KEYS_VARIABLE
 
 PATIENCE_S = 60.0
 
@@ -139,3 +140,15 @@ def test_an_output_that_is_something_else_is_left_alone(stack, tmp_path, capsys)
     assert run(stack, given, tmp_path / "out") == 2
     assert "line 1" in capsys.readouterr().err
     assert (tmp_path / "out").read_text() == "my diary\n"
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_another_machines_stack_is_refused(tmp_path, capsys, monkeypatch, has_keys):
+    monkeypatch.delenv(KEYS_VARIABLE, raising=False)
+    if has_keys:
+        assert main(["keys", str(tmp_path / "keys")]) == 0
+        monkeypatch.setenv(KEYS_VARIABLE, str(tmp_path / "keys"))
+    given = written(tmp_path / "in", request(1))
+    command = ["run-batch", str(given), str(tmp_path / "out"), "--address", "tcp://127.0.0.1:1"]
+    assert main(command) == 2
+    assert ("ipc://" if has_keys else "keys") in capsys.readouterr().err

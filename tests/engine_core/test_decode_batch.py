@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream_core.course import Course
 from slipstream_core.runner.plan import StepPlan
 from slipstream_core.scheduler import NewRequest, Scheduler
 from slipstream_ipc.log import PagedLog
@@ -54,7 +55,7 @@ class Twin:
         """What the oldest step gave to whom; those that ended are the last."""
         plan = self.in_flight.popleft()
         if self.anew:
-            self.scheduler._course.end()
+            self.scheduler._course = Course()
         ids = (np.arange(int(plan.samples.sum())) * 7 + plan.step) % 11
         it = self.scheduler.complete(plan, ids)
         sampled = tuple(each.tolist() for each in (it.rows, it.token_ids, it.index, it.ended))

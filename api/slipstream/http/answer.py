@@ -95,7 +95,10 @@ class _Running:
         if ask.is_resumable:
             places = tuple([self.place(index) for index in range(len(ask.states))])
             self.event_ids = EventIds(
-                Told(ask.id, ask.created, ask.num_logprobs, ask.with_usage, places)
+                Told(
+                    *(ask.id, ask.created, ask.num_logprobs, ask.with_usage, places),
+                    is_usage_told=ask.is_usage_told,
+                )
             )
         self._engine = engine
         exchange.on_gone = self._leave
