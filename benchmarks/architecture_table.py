@@ -48,7 +48,7 @@ def measure(architecture: Architecture) -> Row:
             listed = architecture.refused is not None and architecture.refused in why
             return Row(architecture.name, refused=why, as_listed=listed)
         expected = generate(folder)
-        outputs = [serve(model, variant).outputs for variant in VARIANTS]
+        outputs = [served.outputs for served in serve(model, *VARIANTS)]
     num_exact = sum(num_equal(each, expected) for each in outputs)
     num_tokens = sum(map(len, expected)) * len(outputs)
     as_listed = architecture.refused is None and num_exact == num_tokens

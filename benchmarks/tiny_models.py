@@ -115,29 +115,37 @@ class Served:
     num_preemptions: int
 
 
-def serve(model: LoadedModel, variant: Variant) -> Served:
-    """Answer the prompts with the engine's scheduler and runner, one step ahead."""
+def serve(model: LoadedModel, *variants: Variant) -> list[Served]:
+    """Answer the prompts with the engine's scheduler and runner, one step ahead.
+
+    One runner serves all variants: what it does to the model before it begins takes as long as all
+    that follows.
+    """
     runner = TorchRunner(
         model,
-        num_blocks=variant.num_blocks,
+        num_blocks=max(variant.num_blocks for variant in variants),
         block_size=BLOCK_SIZE,
         max_num_seqs=len(PROMPT_LENS),
         threads=1,
     )
     try:
-        if variant.together:
-            return _serve_together(runner, variant, prompts())
-        alone = [_serve_together(runner, variant, [prompt]) for prompt in prompts()]
-        return Served([served.outputs[0] for served in alone], 0)
+        return [_serve_variant(runner, variant) for variant in variants]
     finally:
         runner.close()
+
+
+def _serve_variant(runner: TorchRunner, variant: Variant) -> Served:
+    if variant.together:
+        return _serve_together(runner, variant, prompts())
+    alone = [_serve_together(runner, variant, [prompt]) for prompt in prompts()]
+    return Served([served.outputs[0] for served in alone], 0)
 
 
 def _serve_together(runner: TorchRunner, variant: Variant, some: list[list[int]]) -> Served:
     tokens = PagedLog(np.uint32)
     scheduler = Scheduler(
         tokens=tokens,
-        num_blocks=runner.num_blocks,
+        num_blocks=variant.num_blocks,
         block_size=BLOCK_SIZE,
         max_num_seqs=len(PROMPT_LENS),
         max_num_batched_tokens=variant.max_num_batched_tokens,

@@ -1,7 +1,7 @@
 """The client for asyncio.
 
-Owns: waiting as tasks do. Does not know: the protocol (`client_io`), which event loop runs (any
-will do, uvloop's too).
+Owns: waiting as tasks do. Does not know: the protocol (`client_session`), which event loop runs
+(any will do, uvloop's too).
 
     async with AsyncClient() as client:
         async for delta in client.stream("Once upon a time", max_tokens=100):
@@ -12,29 +12,31 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.asking import (
+    DEFAULT_TIMEOUT_S,
+    Asking,
+    new_states,
+    params_for_each,
+    refuse_for_several,
+    with_others,
+)
 from slipstream.bells import LoopBell
-from slipstream.client import DEFAULT_TIMEOUT_S, close_with, open_io, refuse_for_several
 from slipstream.client_io import ClientIO
-from slipstream.endpoints import server_endpoint
 from slipstream.errors import ConnectionLostError, RequestError
 from slipstream.many import MAX_IN_FLIGHT, AsyncStreams
 from slipstream.outputs import Completion, Delta
-from slipstream.reading import (
-    OutputKind,
-    Reading,
-    new_state,
-    new_states,
-    params_for_each,
-    resumed_state,
-    with_others,
-)
+from slipstream.questions import checked_template, ids_of, new_detokenize, new_tokenize
+from slipstream.reading import OutputKind, Reading
 from slipstream.requests import Prompt, checked_params
-from slipstream.stream_table import StreamState
-from slipstream_ipc.messages import Fault, ModelCard, SamplingParams
+from slipstream.stream_state import StreamState
+from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
 
 
 class AsyncStream(Reading, AsyncIterator[Delta]):
@@ -92,7 +94,7 @@ class AsyncStream(Reading, AsyncIterator[Delta]):
             state.bell = None
 
 
-class AsyncClient:
+class AsyncClient(Asking):
     """A connection to a running server, for any number of tasks and streams at once.
 
     Connects on entering `async with`, or by `connect`; streams may be asked for before. Arguments
@@ -108,8 +110,7 @@ class AsyncClient:
         keys: str | os.PathLike[str] | None = None,
         insecure: bool = False,
     ) -> None:
-        self._io = open_io(server_endpoint(address, keys, insecure=insecure), timeout_s, trace)
-        self._finalizer = close_with(self, self._io)
+        super().__init__(address, timeout_s, trace, keys, insecure)
 
     async def __aenter__(self) -> AsyncClient:
         try:
@@ -136,11 +137,6 @@ class AsyncClient:
         return await asyncio.wrap_future(self._io.connect())
 
     @property
-    def address(self) -> str:
-        """Where the server is."""
-        return self._io.address
-
-    @property
     def model(self) -> ModelCard:
         """What the server serves; ConnectionLostError before the client is connected."""
         if self._io.model is None:
@@ -161,9 +157,16 @@ class AsyncClient:
         **options: Any,
     ) -> AsyncStream:
         """Run one request and read it as it comes. Arguments and errors: see `Client.stream`."""
-        return self._open(
-            prompt, params, output_kind, label, priority, stream_id, cache_salt, options
+        state = self._ask(
+            prompt,
+            checked_params(params, options),
+            output_kind,
+            label=label,
+            priority=priority,
+            stream_id=stream_id,
+            cache_salt=cache_salt,
         )
+        return AsyncStream(self, self._io, state, output_kind)
 
     def resume(
         self,
@@ -174,33 +177,8 @@ class AsyncClient:
         output_kind: OutputKind = "delta",
     ) -> AsyncStream:
         """Go on with a stream. Arguments and errors: see `Client.resume`."""
-        state = resumed_state(stream_id, num_chars, num_tokens, output_kind)
-        self._io.submit(state)
+        state = self._ask_again(stream_id, num_chars, num_tokens, output_kind)
         return AsyncStream(self, self._io, state, output_kind)
-
-    def _open(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        kind: OutputKind,
-        label: str | None,
-        priority: int,
-        stream_id: str | None,
-        cache_salt: str | None,
-        options: dict[str, Any],
-    ) -> AsyncStream:
-        state = new_state(
-            self._io,
-            prompt,
-            checked_params(params, options),
-            kind=kind,
-            label=label,
-            priority=priority,
-            stream_id=stream_id,
-            cache_salt=cache_salt,
-        )
-        self._io.submit(state)
-        return AsyncStream(self, self._io, state, kind)
 
     async def generate(
         self,
@@ -221,8 +199,16 @@ class AsyncClient:
                 [prompt], checked, priority=priority, cache_salt=cache_salt
             )
             return found
-        opened = self._open(prompt, checked, "final", label, priority, stream_id, cache_salt, {})
-        async with opened as stream:
+        state = self._ask(
+            prompt,
+            checked,
+            "final",
+            label=label,
+            priority=priority,
+            stream_id=stream_id,
+            cache_salt=cache_salt,
+        )
+        async with AsyncStream(self, self._io, state, "final") as stream:
             return await _completion(stream)
 
     async def generate_many(
@@ -268,7 +254,36 @@ class AsyncClient:
         """Run many requests and read them together; see `Client.stream_many`."""
         every = params_for_each(len(prompts), params, options)
         states = new_states(self._io, prompts, every, priority, kind="delta", cache_salt=cache_salt)
-        return AsyncStreams(self, self._io, states)
+        return AsyncStreams(self, self._io, states, [each.n for each in every])
+
+    async def tokenize(
+        self,
+        prompt: str | Sequence[ChatMessage | Mapping[str, Any]],
+        *,
+        add_special_tokens: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[int]:
+        """The token ids that a prompt becomes; see `Client.tokenize`."""
+        template = checked_template(
+            tools, chat_template_kwargs, add_generation_prompt, continue_final_message
+        )
+        asked = new_tokenize(prompt, template, add_special_tokens=add_special_tokens)
+        return ids_of(await asyncio.wrap_future(self._io.ask(asked)))
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int] | npt.NDArray[np.integer[Any]],
+        *,
+        skip_special_tokens: bool = False,
+    ) -> str:
+        """The text of token ids; see `Client.detokenize`."""
+        model = self._io.model or await self.connect()
+        asked = new_detokenize(token_ids, model, skip_special_tokens=skip_special_tokens)
+        text: str = (await asyncio.wrap_future(self._io.ask(asked))).text
+        return text
 
     async def close(self) -> None:
         """End every stream of this client and leave. Idempotent; waits half a second at most."""

@@ -18,6 +18,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from slipstream_ipc.columns import f32, u32
@@ -52,6 +53,15 @@ class Position(NamedTuple):
     num_tokens: int
 
 
+class Span(NamedTuple):
+    """Where in a message's columns the candidates of an entry's tokens lie, `width` to a token."""
+
+    begin: int
+    end: int
+    width: int
+    rank_begin: int  # a rank to a token
+
+
 class _Layout(NamedTuple):
     widths: list[int]  # of an entry
     firsts: Sequence[int]  # of an entry's values and ids
@@ -65,6 +75,13 @@ class Batch:
         self.message = message
         self.ends = ends
         self.has_one_each = not message.counts  # token id to an entry
+        logprobs = message.logprobs
+        self.has_one_wide_each = (  # and as many candidates
+            logprobs is not None
+            and self.has_one_each
+            and logprobs.width > 0
+            and not logprobs.widths
+        )
 
     @cached_property
     def counts(self) -> list[int] | None:
@@ -103,8 +120,17 @@ class Batch:
             for at in range(begin, end, width)
         ]
 
+    def span(self, entry: int, skip: int) -> Span | None:
+        """Of an entry's log-probabilities less those of its first `skip` tokens, if it has any."""
+        if self.message.logprobs is None:
+            return None
+        widths, firsts, rank_firsts = self._layout
+        width, end = widths[entry], firsts[entry + 1]
+        begin = firsts[entry] + skip * width
+        return Span(begin, end, width, rank_firsts[entry] + skip) if begin < end else None
+
     def id_column(self, entry: int, skip: int) -> bytes:
-        """The same, as a u32 column."""
+        """An entry's token ids less the first `skip`, as a u32 column."""
         firsts = self._firsts
         return self.message.token_ids[4 * (firsts[entry] + skip) : 4 * firsts[entry + 1]]
 
@@ -148,13 +174,18 @@ class Batch:
             widths, list(accumulate(sizes, initial=0)), list(accumulate(ranks, initial=0))
         )
 
+    @property
+    def token_widths(self) -> npt.NDArray[np.int64]:
+        """How many candidates each token has that has any, over all entries."""
+        num_tokens = self.counts or [1] * len(self._layout.widths)
+        widths = np.repeat(np.array(self._layout.widths, np.int64), num_tokens)
+        return widths[widths > 0]
+
     @cached_property
     def _candidates(self) -> list[Logprob]:
         columns = self.message.logprobs
         assert columns is not None
-        num_tokens = self.counts or [1] * len(self._layout.widths)
-        widths = np.repeat(self._layout.widths, num_tokens)  # of a token
-        widths = widths[widths > 0]
+        widths = self.token_widths
         own = np.cumsum(widths) - widths  # where each token's own candidate lies
         ids = u32(columns.ids)
         ranks = np.arange(len(ids)) - np.repeat(own, widths)  # behind it the likeliest, in order

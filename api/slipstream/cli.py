@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from slipstream.bench.chaos.command import add_chaos
+from slipstream.bench.front.options import add_front
 from slipstream.bench.fuzz.command import add_fuzz
 from slipstream.bench.garbage.options import add_gc
 from slipstream.bench.interval.options import add_interval
+from slipstream.bench.latency import add_latency
 from slipstream.bench.output_path.options import add_output_path
 from slipstream.bench.overlap.options import add_overlap
 from slipstream.bench.protocol.options import add_protocol
@@ -40,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # `>&-` closed it
+            sys.stdout.flush()
         return code
     except BrokenPipeError:
         # whoever read our output has enough of it; Python would complain when it flushes the rest
@@ -85,12 +88,14 @@ def _parser() -> Parser:
     add_fuzz(_command(benchmarks, "fuzz", "messages that no honest peer sends, by the million"))
     add_soak(_command(benchmarks, "soak", "whether anything grows over many short requests"))
     add_throughput(_command(benchmarks, "throughput", "many requests at once: tokens a second"))
+    add_latency(_command(benchmarks, "latency", "how long one batch of requests takes"))
     add_output_path(_command(benchmarks, "output-path", "CPU per token, from ids to deltas"))
     add_overlap(
         _command(benchmarks, "overlap", "output processing in the engine's loop or beside it")
     )
     add_protocol(_command(benchmarks, "protocol", "deltas against whole histories"))
     add_interval(_command(benchmarks, "interval", "what a stream interval is worth"))
+    add_front(_command(benchmarks, "front", "what a streamed event costs the HTTP front"))
     add_step(_command(benchmarks, "step", "the core's parts of a decode step, and a model's"))
     add_gc(_command(benchmarks, "gc", "what the shape of a step's ids costs the collector"))
     return parser

@@ -1,6 +1,6 @@
 """The blocking client.
 
-Owns: waiting as threads do. Does not know: the protocol (`client_io`), the kinds of prompts
+Owns: waiting as threads do. Does not know: the protocol (`client_session`), the kinds of prompts
 (`requests`).
 
     with Client() as client:
@@ -11,34 +11,32 @@ Owns: waiting as threads do. Does not know: the protocol (`client_io`), the kind
 from __future__ import annotations
 
 import os
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
 from typing import Any
 
-from slipstream.bells import ThreadBell
-from slipstream.client_io import ClientIO
-from slipstream.endpoints import Endpoint, server_endpoint
-from slipstream.errors import RequestError, bad_request
-from slipstream.many import MAX_IN_FLIGHT, Streams
-from slipstream.outputs import Completion, Delta
-from slipstream.reading import (
-    OutputKind,
-    Reading,
-    new_state,
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.asking import (
+    DEFAULT_TIMEOUT_S,
+    Asking,
     new_states,
     params_for_each,
-    resumed_state,
+    refuse_for_several,
     with_others,
 )
+from slipstream.bells import ThreadBell
+from slipstream.client_io import ClientIO
+from slipstream.errors import RequestError
+from slipstream.many import MAX_IN_FLIGHT, Streams
+from slipstream.outputs import Completion, Delta
+from slipstream.questions import checked_template, ids_of, new_detokenize, new_tokenize
+from slipstream.reading import OutputKind, Reading
 from slipstream.requests import Prompt, checked_params
-from slipstream.stream_table import StreamState
-from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.messages import Fault, ModelCard, SamplingParams
-from slipstream_ipc.trace import open_tracer
-
-DEFAULT_TIMEOUT_S = 10.0
+from slipstream.stream_state import StreamState
+from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
 
 
 class Stream(Reading, Iterator[Delta]):
@@ -96,17 +94,17 @@ class Stream(Reading, Iterator[Delta]):
             state.bell = None
 
 
-class Client:
+class Client(Asking):
     """A connection to a running server, for any number of threads and streams at once.
 
     address: `ipc://` and the path of the server's socket, or `tcp://HOST:PORT`; default:
     $SLIPSTREAM_ADDRESS, else where `slipstream serve` listens by default. keys: for `tcp://`, the
     folder with client.key_secret and server.key, or another secret file beside that; default:
     $SLIPSTREAM_KEYS. insecure: no keys, to a server on this machine that has none. timeout_s: how
-    long to wait for a server, at the start and whenever it is away; what waits then fails. One that
-    loads its model is there, and waited for. trace:
-    the stack's own `trace`, for a client that is to have a track in it and is closed before the
-    stack ends.
+    long to wait for a server, at the start and whenever it is away; what waits then fails, a stream
+    that the server has accepted after six times as long. One that loads its model is there, and
+    waited for. trace: the stack's own `trace`, for a client that is to have a track in it and is
+    closed before the stack ends.
 
     What a stream says while nobody reads it is held in memory, and merged into fewer deltas.
 
@@ -124,8 +122,7 @@ class Client:
         keys: str | os.PathLike[str] | None = None,
         insecure: bool = False,
     ) -> None:
-        self._io = open_io(server_endpoint(address, keys, insecure=insecure), timeout_s, trace)
-        self._finalizer = close_with(self, self._io)
+        super().__init__(address, timeout_s, trace, keys, insecure)
         try:
             self._io.connect().result()
         except BaseException:
@@ -142,11 +139,6 @@ class Client:
         _traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    @property
-    def address(self) -> str:
-        """Where the server is."""
-        return self._io.address
 
     @property
     def model(self) -> ModelCard:
@@ -188,9 +180,16 @@ class Client:
         OverloadedError where the server does not take it, EngineError where it fails,
         SupersededError where somebody else has taken it over, ConnectionLostError, ClosedError.
         """
-        return self._open(
-            prompt, params, output_kind, label, priority, stream_id, cache_salt, options
+        state = self._ask(
+            prompt,
+            checked_params(params, options),
+            output_kind,
+            label=label,
+            priority=priority,
+            stream_id=stream_id,
+            cache_salt=cache_salt,
         )
+        return Stream(self, self._io, state, output_kind)
 
     def resume(
         self,
@@ -210,33 +209,8 @@ class Client:
         known, StreamLostError where it has no such position or is lost on the way, and what
         `stream` raises.
         """
-        state = resumed_state(stream_id, num_chars, num_tokens, output_kind)
-        self._io.submit(state)
+        state = self._ask_again(stream_id, num_chars, num_tokens, output_kind)
         return Stream(self, self._io, state, output_kind)
-
-    def _open(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        kind: OutputKind,
-        label: str | None,
-        priority: int,
-        stream_id: str | None,
-        cache_salt: str | None,
-        options: dict[str, Any],
-    ) -> Stream:
-        state = new_state(
-            self._io,
-            prompt,
-            checked_params(params, options),
-            kind=kind,
-            label=label,
-            priority=priority,
-            stream_id=stream_id,
-            cache_salt=cache_salt,
-        )
-        self._io.submit(state)
-        return Stream(self, self._io, state, kind)
 
     def generate(
         self,
@@ -260,8 +234,16 @@ class Client:
                 [prompt], checked, priority=priority, cache_salt=cache_salt
             )
             return found
-        opened = self._open(prompt, checked, "final", label, priority, stream_id, cache_salt, {})
-        with opened as stream:
+        state = self._ask(
+            prompt,
+            checked,
+            "final",
+            label=label,
+            priority=priority,
+            stream_id=stream_id,
+            cache_salt=cache_salt,
+        )
+        with Stream(self, self._io, state, "final") as stream:
             while not stream._state.is_over:
                 stream._wait()
             return stream._completion()
@@ -330,34 +312,44 @@ class Client:
         """
         every = params_for_each(len(prompts), params, options)
         states = new_states(self._io, prompts, every, priority, kind="delta", cache_salt=cache_salt)
-        return Streams(self, self._io, states)
+        return Streams(self, self._io, states, [each.n for each in every])
+
+    def tokenize(
+        self,
+        prompt: str | Sequence[ChatMessage | Mapping[str, Any]],
+        *,
+        add_special_tokens: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[int]:
+        """The token ids that a prompt becomes.
+
+        prompt: text or chat messages. add_special_tokens: those that the tokenizer puts around a
+        text; None: to a text, not to messages, whose template has its own. The others are what the
+        template is given, as in transformers' `apply_chat_template`.
+
+        Raises: BadRequestError, OverloadedError, EngineError, ConnectionLostError, ClosedError.
+        """
+        template = checked_template(
+            tools, chat_template_kwargs, add_generation_prompt, continue_final_message
+        )
+        asked = new_tokenize(prompt, template, add_special_tokens=add_special_tokens)
+        return ids_of(self._io.ask(asked).result())
+
+    def detokenize(
+        self,
+        token_ids: Sequence[int] | npt.NDArray[np.integer[Any]],
+        *,
+        skip_special_tokens: bool = False,
+    ) -> str:
+        """The text of token ids, as the model's tokenizer decodes them. Errors: as `tokenize`."""
+        asked = new_detokenize(token_ids, self.model, skip_special_tokens=skip_special_tokens)
+        text: str = self._io.ask(asked).result().text
+        return text
 
     def close(self) -> None:
         """End every stream of this client and leave. Idempotent; waits half a second at most."""
         self._finalizer.detach()
         self._io.close()
-
-
-def open_io(endpoint: Endpoint, timeout_s: float, trace: str | None = None) -> ClientIO:
-    """The engine of a new client.
-
-    Raises: BadRequestError.
-    """
-    if not timeout_s > 0:
-        raise bad_request(BadRequest("timeout_s", timeout_s, "a number of seconds > 0"))
-    tracer = open_tracer(trace, "client")
-    return ClientIO(endpoint.address, timeout_s, tracer, access=endpoint.access)
-
-
-def refuse_for_several(label: str | None, stream_id: str | None) -> None:
-    """BadRequestError for what names one stream, where there are several."""
-    for field, value in (("label", label), ("stream_id", stream_id)):
-        if value is not None:
-            raise bad_request(BadRequest(field, value, "None where n is more than 1"))
-
-
-def close_with(client: object, io: ClientIO) -> weakref.finalize[..., object]:
-    """Close the engine when nobody holds the client; at exit it closes itself."""
-    finalizer = weakref.finalize(client, io.close, wait=False)
-    finalizer.atexit = False
-    return finalizer

@@ -15,13 +15,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 import zmq
 
 from slipstream.client_session import GOODBYE_S, TICK_S, ClientSession
 from slipstream.commands import Commands
 from slipstream.errors import ClosedError, EngineError, SlipstreamError
-from slipstream.stream_table import StreamState
+from slipstream.questions import Question
+from slipstream.stream_state import StreamState
 from slipstream_ipc.curve import Access
 from slipstream_ipc.messages import Fault, ModelCard
 from slipstream_ipc.trace import Span, Tracer
@@ -75,6 +77,12 @@ class ClientIO:
         """Ask for the stream. Where nothing can be asked any more it ends with a ClosedError."""
         self._commands.post(partial(self._submit, state))
 
+    def ask(self, question: Question) -> Future[Any]:
+        """Done when the server has answered; ConnectionLostError after `timeout_s` without one."""
+        future: Future[Any] = Future()
+        self._commands.post(partial(self._ask, question, future, time.monotonic()))
+        return future
+
     def abort(self, state: StreamState) -> None:
         """Ask the server to end the stream; its End is still to come."""
         self._commands.post(partial(self._session.abort, state))
@@ -102,6 +110,11 @@ class ClientIO:
 
     def _submit(self, state: StreamState) -> None:
         self._session.submit(state, time.monotonic())
+        if self._ending is not None:
+            self._session.end_all(self._ending)
+
+    def _ask(self, question: Question, future: Future[Any], since: float) -> None:
+        self._session.ask(question, future, since)
         if self._ending is not None:
             self._session.end_all(self._ending)
 

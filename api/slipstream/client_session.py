@@ -4,14 +4,15 @@
 Owns: the attach, what is sent and when, how long a missing server is waited for. Does not know:
 threads, event loops, clocks (the time comes in as an argument), who reads, how outputs look.
 
-Rules (STREAMS I and II):
+Rules:
 - All calls come from one thread. `turn` is called after others, when the socket has something, and
   at least every TICK_S.
 - Deltas are acknowledged when they lie in their streams' queues, and pings are answered here: a
   reader's pause is no death of the client, and delays nobody. What nobody reads is merged
   (`unread`), so it costs what the answer costs.
 - A server that is away for `timeout_s` ends whatever waits, and is waited for anew by whatever
-  comes next.
+  comes next. A stream that it has accepted waits six times as long: it has something to lose, and
+  a server that ran is being replaced.
 """
 
 from __future__ import annotations
@@ -21,20 +22,25 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_bytes
+from typing import Any
 
 import zmq
 
 from slipstream.errors import ConnectionLostError, EngineError, SlipstreamError
 from slipstream.outbox import Outbox
-from slipstream.stream_table import StreamState, StreamTable
+from slipstream.questions import Question, Questions
+from slipstream.stream_state import StreamState
+from slipstream.stream_table import StreamTable
 from slipstream_ipc.attach import Attacher
 from slipstream_ipc.codec import client_codec
 from slipstream_ipc.curve import Access
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
     Accepted,
+    Cancelled,
     ClientToWorker,
     Deltas,
+    Detokenized,
     Fault,
     Goodbye,
     ModelCard,
@@ -42,6 +48,7 @@ from slipstream_ipc.messages import (
     Refusal,
     Rejected,
     Superseded,
+    Tokenized,
     UnknownStreams,
     Welcome,
     WorkerToClient,
@@ -51,6 +58,7 @@ TICK_S = 0.25  # how late a heartbeat or a deadline may be noticed
 GOODBYE_S = 0.5  # how long a server is given to hear that its client leaves
 
 _MAX_BREACHES = 3
+_ACCEPTED_WAIT = 6  # times as long as a stranger
 _WHAT_TO_DO = (
     "start one with scripts/launch or `slipstream serve`, or say where it is "
     "(the address argument or $SLIPSTREAM_ADDRESS)"
@@ -87,6 +95,7 @@ class ClientSession:
         self._table = StreamTable()
         self._callers: list[_Caller] = []
         self._outbox = Outbox(self._table)
+        self._questions = Questions()
         self._lost_at: float | None = now
         self._num_breaches = 0  # of the protocol, since a message was good
         self._goodbye_epoch: int | None = None  # of the attach in which it is said
@@ -120,6 +129,10 @@ class ClientSession:
         self._table.add(state)
         self._outbox.ask(state)
 
+    def ask(self, question: Question, future: Future[Any], now: float) -> None:
+        """Fulfil `future` with the server's answer; ConnectionLostError after `timeout_s`."""
+        self._questions.ask(question, future, now)
+
     def abort(self, state: StreamState) -> None:
         """Ask the server to end the stream; its End is still to come."""
         if not state.was_sent:
@@ -148,6 +161,7 @@ class ClientSession:
         if self._attacher.is_attached:
             self._lost_at = None
             self._outbox.flush(self._attacher.send)
+            self._questions.flush(self._send_question)
         else:
             self._count_absence(now)
         self._table.wake()
@@ -195,6 +209,9 @@ class ClientSession:
                     case UnknownStreams():
                         for state in table.lose(body):
                             self._outbox.ask(state)
+                    case Tokenized() | Detokenized() | Cancelled():
+                        self._questions.answer(body)
+                        self._num_breaches = 0
                     case Welcome():
                         self._greet(body.model)
                     case Refusal():
@@ -208,6 +225,9 @@ class ClientSession:
             if abandoned is not None:
                 table.forget(abandoned)
         return has_deltas
+
+    def _send_question(self, question: Question) -> bool:
+        return self._attacher.send(question, None)
 
     def _note_breach(self, error: ProtocolError) -> None:
         """A new attach may help, but not for ever."""
@@ -223,6 +243,7 @@ class ClientSession:
         for caller in callers:
             caller.future.set_result(model)
         self._outbox.refill()
+        self._questions.refill()
 
     def _count_absence(self, now: float) -> None:
         """End what has waited for `timeout_s`, all of them without a server. One that loads its
@@ -241,11 +262,15 @@ class ClientSession:
             "the Slipstream server has been gone from" if was_there else "no Slipstream server at"
         )
         trouble = self._attacher.trouble  # somebody is there, but not as we expect it
-        why = f"{what} {self.address} for {self.timeout_s:g} s: {trouble or _WHAT_TO_DO}"
+        why = f"{what} {self.address} for {now - self._lost_at:.3g} s: {trouble or _WHAT_TO_DO}"
         error = partial(ConnectionLostError, Fault("engine", why))
         for state in self._table.streams:
+            is_accepted = state.prompt_ids is not None
+            if is_accepted and self._lost_at > now - _ACCEPTED_WAIT * self.timeout_s:
+                continue
             if state.submitted_at <= latest:
                 self._table.give_up(state, error())
+        self._questions.fail(error, latest)
         for caller in list(self._callers):
             if caller.since <= latest:
                 self._callers.remove(caller)
@@ -255,4 +280,5 @@ class ClientSession:
         callers, self._callers = self._callers, []
         for caller in callers:
             caller.future.set_exception(error())
+        self._questions.fail(error)
         self._table.give_up_all(error)

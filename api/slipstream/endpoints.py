@@ -52,11 +52,6 @@ def http_address_in(detail: str) -> str:
     return detail.removeprefix(_SERVING)
 
 
-def http_port_in(detail: str) -> int:
-    """The port in what the front reports."""
-    return int(detail.rpartition(":")[2])
-
-
 def default_address() -> str:
     """The address a client takes by itself: $SLIPSTREAM_ADDRESS, else the default stack's."""
     return os.environ.get(ADDRESS_VARIABLE) or client_address(default_runtime_dir())

@@ -1,6 +1,7 @@
-"""What a supervisor says about its stack, to the terminal or to the `Stack` that started it.
+"""What a supervisor is told, and what it says about its stack, to the terminal or to the `Stack`
+that started it.
 
-Types alone. They cross one pipe, as lines of JSON.
+Types alone. They cross two pipes, as lines of JSON.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
     max_restarts: int = 10
     restart_window_s: float = 300.0
     drain_s: float = 0.0
+    listen: tuple[str, int] | None = None  # host and port, for the children that listen
 
 
 class ProcessStarted(msgspec.Struct, frozen=True, tag=True):

@@ -9,6 +9,7 @@ Rules:
 - The I/O thread alone adds. It adds a stream's last delta before it says that the stream is over,
   and a reader that finds all of them over has found everything that came.
 - A group is the bell of its streams (`bells`), and hangs there from the beginning.
+- The table knows `Together` alone, which HTTP's answers are as well (`http/fan_out`).
 """
 
 from __future__ import annotations
@@ -16,16 +17,49 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from slipstream.batch import Batch
 from slipstream.errors import SlipstreamError
 from slipstream.outputs import Delta
 
 if TYPE_CHECKING:
-    from slipstream.stream_table import StreamState
+    from slipstream.stream_state import StreamState
 
 Items = Iterator[tuple[int, Delta]]  # which of the streams, and what it says
+
+
+class ByNumber(Protocol):
+    """A list or a dict of streams."""
+
+    def __getitem__(self, number: int, /) -> StreamState: ...
+
+
+class Together(Protocol):
+    """Streams that are handed a message together, where it has nothing but streams of theirs.
+
+    party: the table's number for it. num_open: its streams that are not over.
+    """
+
+    party: int
+    num_open: int
+
+    @property
+    def states(self) -> ByNumber:
+        """Those not over, by `StreamState.index`."""
+
+    def add_batch(self, indices: Sequence[int], batch: Batch) -> None:
+        """A message whose entries are these streams'. The bell of the first one rings for all,
+        before those of the streams that end with it. The same list means the same streams.
+        """
+
+    def divide(self) -> None:
+        """The next delta comes to its stream alone: what was added since a bell rang for it goes
+        to the streams' own queues.
+        """
+
+    def let_go(self, state: StreamState) -> None:
+        """A stream of it is over."""
 
 
 class Group:
@@ -56,6 +90,13 @@ class Group:
         texts = batch.message.texts
         deltas = map(Delta, texts, repeat(batch), range(len(texts)))
         self.unread.append(zip(indices, deltas, strict=True))
+
+    def divide(self) -> None:
+        """Its streams have no queues of their own: all of it stays in order."""
+
+    def let_go(self, state: StreamState) -> None:
+        """The table has one less of it."""
+        self.num_open -= 1
 
     def add(self, index: int, delta: Delta) -> None:
         """One delta of one stream."""

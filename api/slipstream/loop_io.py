@@ -22,7 +22,8 @@ import zmq
 
 from slipstream.client_session import GOODBYE_S, TICK_S, ClientSession
 from slipstream.errors import ClosedError
-from slipstream.stream_table import StreamState
+from slipstream.questions import Question
+from slipstream.stream_state import StreamState
 from slipstream_ipc.messages import Fault, ModelCard
 from slipstream_ipc.trace import Span, Tracer
 
@@ -64,6 +65,16 @@ class LoopIO:
         """Ask for the stream."""
         self._session.submit(state, time.monotonic())
         self._schedule()
+
+    def ask(self, question: Question) -> Future[Any]:
+        """Done when the server has answered, in the loop's thread; ConnectionLostError."""
+        future: Future[Any] = Future()
+        if self._is_closed:
+            future.set_exception(ClosedError(Fault("engine", "the client was closed")))
+            return future
+        self._session.ask(question, future, time.monotonic())
+        self._schedule()
+        return future
 
     def abandon(self, state: StreamState) -> None:
         """End the stream at once: nobody reads it any more."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from functools import partial
-from itertools import islice
+from functools import cached_property, partial
+from itertools import accumulate, islice
 from types import TracebackType
 
 from slipstream.bells import LoopBell, ThreadBell, ring_loops
@@ -17,7 +17,8 @@ from slipstream.client_io import ClientIO
 from slipstream.errors import RequestError
 from slipstream.group import Group, Items
 from slipstream.outputs import Delta
-from slipstream.stream_table import StreamState
+from slipstream.prompt_pieces import PromptTokenLogprobs, prompt_logprobs_of
+from slipstream.stream_state import StreamState
 from slipstream_ipc.messages import Fault
 
 MAX_IN_FLIGHT = 4096  # requests of one call that the server has at a time
@@ -26,8 +27,11 @@ MAX_IN_FLIGHT = 4096  # requests of one call that the server has at a time
 class _Many:
     """What both faces share."""
 
-    def __init__(self, io: ClientIO, states: Sequence[StreamState]) -> None:
+    def __init__(
+        self, io: ClientIO, states: Sequence[StreamState], nums_answers: Sequence[int]
+    ) -> None:
         self._io = io
+        self._nums_answers = nums_answers
         self._group = Group(states)
         self._waiting = iter(states)
         self._num_submitted = 0
@@ -38,6 +42,23 @@ class _Many:
     def ids(self) -> list[str]:
         """The streams' ids, with which `Client.resume` goes on with them one by one."""
         return [state.stream_id.hex() for state in self._group.states]
+
+    def prompt_logprobs(self, index: int) -> PromptTokenLogprobs | None:
+        """The prompt's log-probabilities of the answer `index`, as `Completion.prompt_logprobs`:
+        there with the answer's first delta; of several answers to a prompt with their first one's.
+        None before, or where they were not asked for.
+        """
+        return prompt_logprobs_of(self._group.states[self._firsts[index]].prompt_logprobs)
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        """Of each answer, the first to the same prompt."""
+        begins = accumulate(self._nums_answers, initial=0)
+        return [
+            begin
+            for begin, num in zip(begins, self._nums_answers, strict=False)
+            for _ in range(num)
+        ]
 
     def close(self) -> None:
         """End what still runs; what is unread is dropped. Idempotent."""
@@ -87,9 +108,17 @@ class Streams(_Many, Iterable[tuple[int, Delta]]):
     One thread may read it at a time.
     """
 
-    def __init__(self, client: object, io: ClientIO, states: Sequence[StreamState]) -> None:
-        """`client` is closed when nobody holds it, and is held here."""
-        super().__init__(io, states)
+    def __init__(
+        self,
+        client: object,
+        io: ClientIO,
+        states: Sequence[StreamState],
+        nums_answers: Sequence[int],
+    ) -> None:
+        """`client` is closed when nobody holds it, and is held here. nums_answers: to each prompt;
+        `states` are those of all answers.
+        """
+        super().__init__(io, states, nums_answers)
         self._client = client
         self._bell: ThreadBell[None] = ThreadBell()
 
@@ -129,9 +158,15 @@ class Streams(_Many, Iterable[tuple[int, Delta]]):
 class AsyncStreams(_Many):
     """The same for tasks: `async for index, delta in ...`. Made by `AsyncClient.stream_many`."""
 
-    def __init__(self, client: object, io: ClientIO, states: Sequence[StreamState]) -> None:
-        """`client` is closed when nobody holds it, and is held here."""
-        super().__init__(io, states)
+    def __init__(
+        self,
+        client: object,
+        io: ClientIO,
+        states: Sequence[StreamState],
+        nums_answers: Sequence[int],
+    ) -> None:
+        """See `Streams`."""
+        super().__init__(io, states, nums_answers)
         self._client = client
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:

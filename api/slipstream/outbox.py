@@ -2,7 +2,7 @@
 
 Owns: which message is due for which stream, and in which order. Does not know: sockets, clocks.
 
-Rules (STREAMS I and IV):
+Rules:
 - Nothing is sent from a queue of the past: after each Welcome what is due follows from the
   streams' states. Not accepted: Submit (idempotent by its stream id). Accepted, or not our own
   submission: Resume, from what was received. To be ended: Abort, until the server has acknowledged
@@ -19,8 +19,9 @@ from enum import Enum, auto
 
 from msgspec.structs import replace
 
-from slipstream.requests import fits
-from slipstream.stream_table import StreamState, StreamTable
+from slipstream.requests import fits_message
+from slipstream.stream_state import StreamState
+from slipstream.stream_table import StreamTable
 from slipstream_ipc.columns import u32
 from slipstream_ipc.log import history_digest
 from slipstream_ipc.messages import Abort, ClientToWorker, Resume, Submit
@@ -78,7 +79,7 @@ class Outbox:
             return True
         if due is _Due.ASK and isinstance(state.request, Submit):
             submit = self._submit(state, state.request)
-            if submit.was_accepted and not fits(submit):
+            if submit.was_accepted and not fits_message(submit):
                 self._table.fail_lost(state)
                 return True
             is_sent = send(submit, None)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from slipstream.batch import Batch, Cut, Logprob, Position, TokenLogprobs
+from slipstream.batch import Batch, Cut, Logprob, Position, Span, TokenLogprobs
 from slipstream.prompt_pieces import PromptPieces, PromptTokenLogprobs, prompt_logprobs_of
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.messages import Deltas, End, FinishReason, LogprobColumns
@@ -25,9 +25,11 @@ __all__ = [
     "PromptTokenLogprobs",
     "TokenLogprobs",
     "begin_of",
+    "candidates_of",
     "end_of",
     "is_alone",
     "join",
+    "single_of",
 ]
 
 
@@ -156,6 +158,22 @@ def begin_of(delta: Delta) -> Position:
 def end_of(delta: Delta) -> Position:
     """Where in its stream a delta ends."""
     return delta._batch.end_of(delta._entry)
+
+
+def candidates_of(delta: Delta) -> tuple[Batch, Span] | None:
+    """Where a delta's log-probabilities lie, as columns; None where it has none."""
+    span = delta._batch.span(delta._entry, delta._skip)
+    return None if span is None else (delta._batch, span)
+
+
+def single_of(delta: Delta) -> tuple[Batch, int] | None:
+    """Which of the message's tokens a delta has, where each entry has one with as many candidates;
+    None otherwise.
+    """
+    batch = delta._batch
+    if batch.has_one_wide_each and not delta._skip:
+        return batch, delta._entry
+    return None
 
 
 def is_alone(delta: Delta) -> bool:

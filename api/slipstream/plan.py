@@ -7,6 +7,7 @@ names of their config's fields (tests hold both sides together).
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import sys
@@ -25,11 +26,14 @@ from slipstream_ipc.sockets import check_address
 
 API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"
 CORE_SOCKET = "core.sock"
-FRONT = "http"  # the front's name among the processes
+FRONT = "http"  # the front's name among the processes; of several: http-0, http-1, ...
 SIMULATED = "simulated:"
+RANDOM = "random:"
 
 _TOKENIZER = "tokenizer="
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9][\w.-]*", re.ASCII)
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+")
 _CORE_OPTIONS = (
     "dtype",
     "device",
@@ -39,12 +43,15 @@ _CORE_OPTIONS = (
     "block_size",
     "kv_cache_gib",
     "gpu_memory_utilization",
+    "enforce_eager",
+    "cuda_graph_sizes",
     "enable_prefix_caching",
     "num_blocks",
     "threads",
     "native",
     "max_waiting",
     "max_logprobs",
+    "logprobs_gib",
     "step_timeout_s",
     "trust_remote_code",
 )
@@ -69,53 +76,41 @@ def plan_stack(
         check_address(core_address)
     except ValueError as error:
         raise wrong_option("runtime_dir", str(runtime_dir), "a shorter absolute path") from error
-    core = {
-        "model": model,
-        "served_model_name": settings.served_model_name or settings.model or MODEL_NAME,
-        "address": core_address,
-        "runtime_dir": str(runtime_dir),
-        "trace": trace,
-        **{name: getattr(settings, name) for name in _CORE_OPTIONS},
-    }
-    if model == str(MODEL_PATH) and settings.dtype == "auto":
-        # stored in bfloat16 for its size alone; in float32 its texts do not depend on the batch
-        core["dtype"] = "float32"
-    if model == str(MODEL_PATH) and settings.threads is None:
-        core["threads"] = 1  # too small for two threads to be worth their meeting
-    worker = {
-        "tokenizer": tokenizer,
-        "client_address": address,
-        "core_address": core_address,
-        "runtime_dir": str(runtime_dir),
-        "cache_dir": str(_cache_dir()),
-        "listen": settings.listen,
-        "keys": None if keys is None else str(keys),
-        "insecure": settings.insecure,
-        "trace": trace,
-        **{name: getattr(settings, name) for name in _WORKER_OPTIONS},
-    }
     children = [
-        _module("core", "slipstream_core.main", core, has_spare=settings.spare_core),
+        _module(
+            "core",
+            "slipstream_core.main",
+            {
+                "model": model,
+                "served_model_name": settings.served_model_name or settings.model or MODEL_NAME,
+                "address": core_address,
+                "runtime_dir": str(runtime_dir),
+                "trace": trace,
+                **{name: getattr(settings, name) for name in _CORE_OPTIONS},
+                **(_demo_options(settings) if model == str(MODEL_PATH) else {}),
+            },
+            has_spare=settings.spare_core,
+        ),
         _module(
             "worker",
             "slipstream_worker.main",
-            worker,
+            {
+                "tokenizer": tokenizer,
+                "client_address": address,
+                "core_address": core_address,
+                "runtime_dir": str(runtime_dir),
+                "cache_dir": str(cache_dir(runtime_dir)),
+                "listen": settings.listen,
+                "keys": None if keys is None else str(keys),
+                "insecure": settings.insecure,
+                "trace": trace,
+                **{name: getattr(settings, name) for name in _WORKER_OPTIONS},
+            },
             has_spare=settings.spare_worker,
             drains=True,
         ),
+        *_fronts(settings, address, tokenizer, trace),
     ]
-    if settings.http_port is not None:
-        front = {
-            "client_address": address,
-            "tokenizer": tokenizer,
-            "host": settings.host,
-            "port": settings.http_port,
-            "api_keys": api_keys(settings),
-            "trace": trace,
-        }
-        children.append(
-            _module(FRONT, "slipstream.http.main", front, drains=True, hears_condition=True)
-        )
     return SupervisorConfig(
         tuple(children),
         address,
@@ -125,7 +120,61 @@ def plan_stack(
         max_restarts=settings.max_restarts,
         restart_window_s=settings.restart_window_s,
         drain_s=settings.drain_s,
+        listen=None if settings.http_port is None else (settings.host, settings.http_port),
     )
+
+
+def _demo_options(settings: StackSettings) -> dict[str, Any]:
+    """What the core is told otherwise where it serves the bundled model."""
+    options: dict[str, Any] = {}
+    if settings.dtype == "auto":
+        # stored in bfloat16 for its size alone; in float32 its texts do not depend on the batch
+        options["dtype"] = "float32"
+    if settings.threads is None:
+        options["threads"] = 1  # too small for two threads to be worth their meeting
+    return options
+
+
+def _fronts(
+    settings: StackSettings, address: str, tokenizer: str, trace: str | None
+) -> list[ChildSpec]:
+    """The HTTP fronts. Raises: BadRequestError."""
+    if settings.http_port is None:
+        if settings.http_workers > 1:
+            allowed = "1 where there is no http_port"
+            raise wrong_option("http_workers", settings.http_workers, allowed)
+        return []
+    config = {
+        "client_address": address,
+        "tokenizer": tokenizer,
+        "host": settings.host,
+        "port": settings.http_port,
+        "api_keys": api_keys(settings),
+        "trace": trace,
+        "allowed_origins": allowed_origins(settings),
+        "allowed_hosts": allowed_hosts(settings),
+    }
+    return [
+        _module(
+            name,
+            "slipstream.http.main",
+            config,
+            drains=True,
+            hears_condition=True,
+            listens=True,
+        )
+        for name in front_names(settings.http_workers)
+    ]
+
+
+def front_names(number: int) -> list[str]:
+    """What the fronts are called among the processes."""
+    return [FRONT] if number == 1 else [f"{FRONT}-{index}" for index in range(number)]
+
+
+def is_front(name: str) -> bool:
+    """Whether a process of this name is a front."""
+    return name == FRONT or name.startswith(f"{FRONT}-")
 
 
 def api_keys(settings: StackSettings) -> tuple[str, ...]:
@@ -137,18 +186,53 @@ def api_keys(settings: StackSettings) -> tuple[str, ...]:
     return (*given, from_environment) if from_environment else given
 
 
+def allowed_origins(settings: StackSettings) -> tuple[str, ...]:
+    """Origins whose pages may read the front's answers. Raises: BadRequestError."""
+    given = settings.allowed_origins
+    origins = (given,) if isinstance(given, str) else given
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise wrong_option("allowed_origins", origin, "http(s)://HOST[:PORT], or *")
+    return origins
+
+
+def allowed_hosts(settings: StackSettings) -> tuple[str, ...]:
+    """Names that HTTP clients may call the front by. Raises: BadRequestError."""
+    given = settings.allowed_hosts
+    hosts = (given,) if isinstance(given, str) else given
+    for host in hosts:
+        if host != "*" and not _HOST.fullmatch(host) and not _is_address(host):
+            raise wrong_option("allowed_hosts", host, "HOST or *.DOMAIN without a port, or *")
+    return hosts
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def model_and_tokenizer(model: str | None, tokenizer: str | None) -> tuple[str, str]:
     """What the core loads, and where the worker finds its tokenizer.
 
     A folder becomes its absolute path, and a simulated model says which tokenizer it plays back.
+    A model of random weights (`random:NAME`) needs one to be named.
     Raises: BadRequestError.
     """
     if model is None or model == MODEL_NAME:
         found = str(MODEL_PATH)
     elif f"{model}:".startswith(SIMULATED):
         return _simulated(f"{model}:" if ":" not in model else model, tokenizer)
+    elif model.startswith(RANDOM):
+        if tokenizer is None:
+            raise wrong_option(
+                "tokenizer", None, "one for a model of random weights, which has none"
+            )
+        found = model
     else:
-        found = _folder_or_hub_id("model", model, f"{SIMULATED}OPTION=VALUE,...")
+        found = _folder_or_hub_id("model", model, f"{SIMULATED}OPTION=VALUE,... or {RANDOM}NAME")
     if tokenizer is None:
         return found, found
     return found, _folder_or_hub_id("tokenizer", tokenizer)
@@ -172,18 +256,31 @@ def _simulated(model: str, tokenizer: str | None) -> tuple[str, str]:
 
 def _folder_or_hub_id(option: str, value: str, more: str = "") -> str:
     path = Path(value).expanduser()
-    if path.is_dir() and (option == "tokenizer" or (path / "config.json").is_file()):
+    is_tokenizer = option == "tokenizer"
+    if path.is_dir() and (is_tokenizer or (path / "config.json").is_file()):
         return str(path.absolute())
     if path.exists() or not _HUB_ID.fullmatch(value):
-        folder = "a folder with a tokenizer" if option == "tokenizer" else "a model's folder"
+        folder = "a folder with a tokenizer" if is_tokenizer else "a folder with a config.json"
         allowed = [folder, "a hub id (NAME or ORGANISATION/NAME)", more]
         raise wrong_option(option, value, ", ".join(filter(None, allowed)))
     return value
 
 
-def _cache_dir() -> Path:
+def cache_dir(runtime_dir: Path) -> Path:
+    """Where compiled token tables are kept, which is made here.
+
+    A home that cannot be written, or none at all, is usual in containers: then it is a folder
+    beside the sockets, and a table is compiled again whenever that is a new one.
+    """
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "slipstream"
+    try:
+        folder = (Path(base) if base else Path.home() / ".cache") / "slipstream"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+        pass
+    return runtime_dir / "cache"
 
 
 def _module(name: str, module: str, config: dict[str, Any], **traits: bool) -> ChildSpec:

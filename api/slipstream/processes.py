@@ -10,22 +10,29 @@ Rules:
 - A child leads a process group of its own, so a terminal's Ctrl-C reaches the supervisor alone,
   and whatever a child started itself is gone when the child is reaped.
 - A child's standard output is our standard error: our own standard output stays ours.
+- A parent never waits for a child to read. What a child must hear is kept until there is room for
+  it; statistics are offered only to who has read everything before, and the next ones say more.
+- What a child says that cannot be read is a line in the log, which names the child, and no more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
 
-from slipstream.lines import LineReader
+from slipstream.lines import LineReader, LineWriter
+from slipstream.listening import LISTEN_FDS_VARIABLE, handed_down
+from slipstream.statuses import status_of
 from slipstream_ipc.child import (
     CONTROL_FD_VARIABLE,
     PARENT_PID_VARIABLE,
@@ -35,13 +42,14 @@ from slipstream_ipc.child import (
     Condition,
     Drain,
 )
-from slipstream_ipc.messages import Status
+from slipstream_ipc.statistics import Numbers
 
 _PR_SET_PDEATHSIG = 1
 _STANDARD_ERROR = 2
 # what a process gets for its own doing; anything else somebody sends
 _FATAL = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _libc = ctypes.CDLL(None)
+_logger = logging.getLogger(__name__)
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
@@ -49,6 +57,7 @@ class ChildSpec(msgspec.Struct, frozen=True):
 
     has_spare: another one waits beside it, to take its place. drains: it holds what users wait for,
     and says when nothing of that is left. hears_condition: it tells others how the stack is.
+    listens: it takes connections from sockets that are the supervisor's.
     """
 
     name: str
@@ -57,6 +66,7 @@ class ChildSpec(msgspec.Struct, frozen=True):
     has_spare: bool = False
     drains: bool = False
     hears_condition: bool = False
+    listens: bool = False
 
 
 class Exit(msgspec.Struct, frozen=True):
@@ -72,7 +82,8 @@ class Child:
     starting -> ready -> gone, or straight to gone.
     """
 
-    def __init__(self, spec: ChildSpec) -> None:
+    def __init__(self, spec: ChildSpec, listeners: Sequence[socket.socket] = ()) -> None:
+        """listeners: those there are now, for a child that listens."""
         self.name = spec.name
         self.state: Literal["starting", "ready", "gone"] = "starting"
         self.is_active = False  # it was told to serve; else it is a spare
@@ -82,23 +93,25 @@ class Child:
         self.started_at = time.monotonic()
         self.settled_at: float | None = None  # since when it serves; or waits, where it is a spare
         self.heard_at: float | None = None  # its last beat; None while none is expected
+        self.numbers: Numbers | None = None  # the last that it told
         self._condition: Condition | None = None  # that it was told
+        self._num_bad_lines = 0
         self._last_words = ""
         self._killed_for = ""
         with contextlib.ExitStack() as on_error:
             status_fd, status_end = _pipe(on_error)
-            control_end, self._control_fd = _pipe(on_error)
-            os.set_blocking(self._control_fd, False)
+            control_end, control_fd = _pipe(on_error)
             self._process = subprocess.Popen(
                 spec.argv,
                 stdin=subprocess.PIPE,
                 stdout=_STANDARD_ERROR,
-                pass_fds=(status_end, control_end),
+                pass_fds=(status_end, control_end, *[one.fileno() for one in listeners]),
                 env={
                     **os.environ,
                     STATUS_FD_VARIABLE: str(status_end),
                     CONTROL_FD_VARIABLE: str(control_end),
                     PARENT_PID_VARIABLE: str(os.getpid()),
+                    **({LISTEN_FDS_VARIABLE: handed_down(listeners)} if spec.listens else {}),
                 },
                 process_group=0,
                 preexec_fn=_dying_with(os.getpid()),  # safe: the supervisor has one thread
@@ -107,6 +120,7 @@ class Child:
         os.close(status_end)
         os.close(control_end)
         self.status = LineReader(status_fd)
+        self._commands = LineWriter(control_fd)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
             stdin.write(bytes(spec.config))  # a child that is gone already is noticed by its exit
@@ -128,21 +142,27 @@ class Child:
 
     def tell(self, condition: Condition) -> None:
         """Tell it how everybody is, where that is news."""
-        if condition != self._condition and self._tell(condition):
+        if condition != self._condition:
             self._condition = condition
+            self._tell(condition)
+
+    def offer(self, line: bytes) -> None:
+        """Tell it what it need not hear: an encoded command, where it has read all before."""
+        self._commands.offer(line)
 
     def read_status(self) -> None:
         """Take in what it said."""
         for line in self.status.read():
-            try:
-                status = msgspec.json.decode(line, type=Status)
-            except msgspec.DecodeError as error:
-                self.error = self.error or f"it reported {line!r}, which is no status: {error}"
+            status, why_bad = status_of(line)
+            if why_bad:
+                self._note_bad_line(why_bad)
+            if status is None:
                 continue
             self.error = self.error or status.error
             self.detail = status.detail or self.detail
             self._last_words = status.last_words or self._last_words
             self.is_drained = self.is_drained or status.drained
+            self.numbers = status.numbers or self.numbers
             if status.beat:
                 self.heard_at = time.monotonic()
                 if not self.is_active:
@@ -154,6 +174,13 @@ class Child:
             elif status.ready and self.state == "starting":
                 self.state = "ready"
                 self.settled_at = time.monotonic()
+
+    def _note_bad_line(self, why: str) -> None:
+        """In the log: the first, the second, the fourth, …, as there may be very many."""
+        self._num_bad_lines += 1
+        num = self._num_bad_lines
+        if num & (num - 1) == 0:
+            _logger.error("%s (process %d) reported %s (%d times)", self.name, self.pid, why, num)
 
     def has_ended(self) -> bool:
         """Whether it has ended; it stays a zombie until `reap`, so its number stays its own."""
@@ -184,7 +211,7 @@ class Child:
         self.kill()
         code = self._process.wait()
         self.status.close()
-        os.close(self._control_fd)
+        self._commands.close()
         self.state = "gone"
         if self._killed_for:
             return Exit(self._killed_for, within=False)
@@ -193,13 +220,9 @@ class Child:
         words = f" ({self._last_words})" if self._last_words else ""
         return Exit(f"exit code {code}{words}", within=code != 0)
 
-    def _tell(self, command: Command) -> bool:
-        """Whether it can hear that; where it cannot, its end, or its hang, is seen."""
-        try:
-            os.write(self._control_fd, msgspec.json.encode(command) + b"\n")
-        except (BrokenPipeError, BlockingIOError):
-            return False
-        return True
+    def _tell(self, command: Command) -> None:
+        """Now, or when there is room; where it cannot hear that, its end, or its hang, is seen."""
+        self._commands.write(msgspec.json.encode(command))
 
 
 def _pipe(on_error: contextlib.ExitStack) -> tuple[int, int]:

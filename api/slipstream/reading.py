@@ -6,27 +6,15 @@ threads, event loops, the wire.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import islice
-from typing import Any, Literal, get_args
-
-import msgspec
+from collections.abc import Callable
+from typing import Literal
 
 from slipstream.client_io import ClientIO
-from slipstream.errors import BadRequestError, bad_request
 from slipstream.outputs import Completion, Delta, Position, end_of, join
 from slipstream.prompt_pieces import PromptTokenLogprobs, prompt_logprobs_of
-from slipstream.requests import (
-    Prompt,
-    checked_params,
-    new_resume,
-    new_submit,
-    params_of_answers,
-)
-from slipstream.stream_table import StreamState
+from slipstream.stream_state import StreamState
 from slipstream_ipc.columns import u32
-from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.messages import FinishReason, Resume, SamplingParams, Submit
+from slipstream_ipc.messages import FinishReason, Resume, Submit
 
 OutputKind = Literal["delta", "cumulative", "final"]
 
@@ -175,103 +163,3 @@ class Reading:
 def _no_delta() -> Delta:
     """As an empty queue."""
     raise IndexError
-
-
-def new_state(
-    io: ClientIO,
-    prompt: Prompt,
-    params: SamplingParams,
-    *,
-    kind: OutputKind,
-    label: str | None = None,
-    priority: int = 0,
-    stream_id: str | None = None,
-    cache_salt: str | None = None,
-) -> StreamState:
-    """A stream that can be submitted. `params`: checked ones.
-
-    Raises: BadRequestError.
-    """
-    _check_kind(kind)
-    submit = new_submit(
-        prompt,
-        params,
-        label=label,
-        priority=priority,
-        model=io.model,
-        stream_id=stream_id,
-        cache_salt=cache_salt,
-    )
-    return StreamState(submit, wants_whole=kind == "final")
-
-
-def resumed_state(stream_id: str, num_chars: int, num_tokens: int, kind: OutputKind) -> StreamState:
-    """The same, of a stream that runs already, or has ended and is kept.
-
-    Raises: BadRequestError.
-    """
-    _check_kind(kind)
-    return StreamState(new_resume(stream_id, num_chars, num_tokens), wants_whole=kind == "final")
-
-
-def _check_kind(kind: OutputKind) -> None:
-    allowed = get_args(OutputKind)
-    if kind not in allowed:
-        raise bad_request(BadRequest("output_kind", kind, "one of " + ", ".join(allowed)))
-
-
-def new_states(
-    io: ClientIO,
-    prompts: Sequence[Prompt],
-    params: Sequence[SamplingParams],
-    priority: int,
-    *,
-    kind: OutputKind = "final",
-    cache_salt: str | None = None,
-) -> list[StreamState]:
-    """Streams, for each prompt as many as its params ask for. `params`: checked ones, as many.
-
-    Raises: BadRequestError, which says which prompt is meant.
-    """
-    states: list[StreamState] = []
-    for index, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
-        try:
-            states += [
-                new_state(io, prompt, one, kind=kind, priority=priority, cache_salt=cache_salt)
-                for one in params_of_answers(each)
-            ]
-        except BadRequestError as error:
-            message = f"prompts[{index}]: {error.fault.message}"
-            raise BadRequestError(msgspec.structs.replace(error.fault, message=message)) from None
-    return states
-
-
-def with_others(
-    answers: Sequence[Completion], params: Sequence[SamplingParams]
-) -> list[Completion]:
-    """One completion to a prompt, where `answers` are those of all prompts, `n` to each."""
-    rest = iter(answers)
-    found = []
-    for each in params:
-        first, *others = islice(rest, each.n)
-        others = [msgspec.structs.replace(other, _prompt=first._prompt) for other in others]
-        found.append(msgspec.structs.replace(first, _others=tuple(others)) if others else first)
-    return found
-
-
-def params_for_each(
-    num_prompts: int,
-    params: SamplingParams | Sequence[SamplingParams] | None,
-    options: dict[str, Any],
-) -> list[SamplingParams]:
-    """Checked params for each of several prompts: one for all, or as many as there are prompts.
-
-    Raises: BadRequestError.
-    """
-    if not isinstance(params, Sequence):
-        return [checked_params(params, options)] * num_prompts
-    if len(params) != num_prompts:
-        given = f"{len(params)} of them"
-        allowed = f"one for all, or {num_prompts} for {num_prompts} prompts"
-        raise bad_request(BadRequest("params", given, allowed))
-    return [checked_params(each, options) for each in params]

@@ -23,16 +23,18 @@ from msgspec import Raw
 
 from slipstream.errors import bad_request
 from slipstream_ipc.codec import MAX_MESSAGE_BYTES, client_codec, encode_params
-from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
     ChatMessage,
+    ClientToWorker,
     Frame,
     ModelCard,
     Resume,
     SamplingParams,
     StructuredOutputs,
     Submit,
+    TemplateOptions,
 )
 from slipstream_ipc.params import (
     check_cache_salt,
@@ -45,6 +47,7 @@ from slipstream_ipc.params import (
     token_ids_from,
 )
 from slipstream_ipc.structured import json_as_text
+from slipstream_ipc.template import template_message
 
 Prompt = (
     str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[ChatMessage | Mapping[str, str]]
@@ -101,11 +104,12 @@ def new_submit(
     model: ModelCard | None = None,
     stream_id: str | None = None,
     cache_salt: str | None = None,
+    template: TemplateOptions | None = None,
 ) -> Submit:
     """A Submit, its handle for the I/O thread to set.
 
-    params: checked ones. model: what the prompt's ids and length are checked against, if known.
-    stream_id: 32 hexadecimal digits; None draws one.
+    params, template: checked ones. model: what the prompt's ids and length are checked against, if
+    known. stream_id: 32 hexadecimal digits; None draws one.
 
     Raises: BadRequestError.
     """
@@ -121,7 +125,9 @@ def new_submit(
         if not isinstance(cache_salt, str | None):
             raise BadRequest("cache_salt", type(cache_salt).__name__, "a string, or None")
         check_cache_salt(cache_salt or "")
-        text, token_ids, messages = _prompt(prompt, params, model)
+        text, token_ids, messages = checked_prompt(prompt)
+        if token_ids and model is not None:
+            check_prompt(u32(token_ids), params, model)
         if model is not None:
             check_num_logprobs(params, model)
         submit = Submit(
@@ -134,6 +140,7 @@ def new_submit(
             label=_utf8("label", label or ""),
             priority=priority,
             cache_salt=_utf8("cache_salt", cache_salt or ""),
+            template=template or TemplateOptions(),
         )
         num_bytes = _num_bytes(submit)
         if num_bytes > MAX_MESSAGE_BYTES:
@@ -158,13 +165,13 @@ def new_resume(stream_id: str, num_chars: int, num_tokens: int) -> Resume:
         raise bad_request(error) from None
 
 
-def fits(submit: Submit) -> bool:
+def fits_message(body: ClientToWorker) -> bool:
     """Whether it is no larger than a message may be."""
-    return _num_bytes(submit) <= MAX_MESSAGE_BYTES
+    return _num_bytes(body) <= MAX_MESSAGE_BYTES
 
 
-def _num_bytes(submit: Submit) -> int:
-    return len(_codec.encode(Frame(2**63, 2**63, 2**63, submit)))
+def _num_bytes(body: ClientToWorker) -> int:
+    return len(_codec.encode(Frame(2**63, 2**63, 2**63, body)))
 
 
 def _stream_id(given: str) -> bytes:
@@ -173,9 +180,11 @@ def _stream_id(given: str) -> bytes:
     raise BadRequest("stream_id", given, "32 hexadecimal digits (a stream's `id`)")
 
 
-def _prompt(
-    prompt: Prompt, params: SamplingParams, model: ModelCard | None
-) -> tuple[str | None, bytes, tuple[ChatMessage, ...]]:
+def checked_prompt(prompt: Prompt) -> tuple[str | None, bytes, tuple[ChatMessage, ...]]:
+    """A prompt as text, as a column of token ids or as messages; all but one are empty.
+
+    Raises: BadRequest.
+    """
     if isinstance(prompt, str):
         return _utf8("prompt", prompt), b"", ()
     if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes | bytearray):
@@ -185,21 +194,28 @@ def _prompt(
     if isinstance(prompt[0], ChatMessage | Mapping):
         check_turns(len(prompt))
         return None, b"", tuple(_message(index, each) for index, each in enumerate(prompt))
-    ids = token_ids_from(prompt)
-    if model is not None:
-        check_prompt(ids, params, model)
-    return None, pack_u32(ids), ()
+    return None, pack_u32(token_ids_from(prompt)), ()
 
 
 def _message(index: int, given: object) -> ChatMessage:
     field = f"messages[{index}]"
     try:
         if isinstance(given, ChatMessage):
-            given = msgspec.structs.asdict(given)  # its constructor checks no types
+            given = msgspec.to_builtins(given)  # its constructor checks no types
+        elif isinstance(given, Mapping) and given.get("tool_calls") and "content" in given:
+            given = {**given, "content": given["content"] or ""}  # null beside calls alone
         message = msgspec.convert(given, ChatMessage)
     except msgspec.ValidationError as error:
         raise BadRequest(field, given, f"role and content, both strings ({error})") from None
     _utf8(field, message.role + message.content)
+    if message.name is not None:
+        _utf8(f"{field}.name", message.name)
+    if message.tool_calls is not None or message.tool_call_id is not None:
+        try:
+            msgspec.msgpack.encode(message)
+        except UnicodeEncodeError as error:
+            raise BadRequest(field, message, "text that UTF-8 can hold") from error
+        template_message(message, field)
     return message
 
 

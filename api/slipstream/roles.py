@@ -3,7 +3,7 @@
 Owns: a place's process and its spare, the succession of incarnations, when the next one is due.
 Does not know: signals, pipes, other places, or what follows when a place cannot be filled.
 
-Rules (STREAMS II):
+Rules:
 - A place has one process that serves. Its successor is activated after it is reaped, with a larger
   incarnation, and is told how the last one died that served: what one that never got so far died of
   has nothing to do with anybody's requests.
@@ -34,7 +34,6 @@ class Role:
         self.spare_due_at: float | None = 0.0 if spec.has_spare else None
         self._incarnation = 0
         self._died_within = False
-        self._detail = ""
         self._policy = RestartPolicy(max_restarts, window_s)
         self._spare_policy = RestartPolicy(max_restarts, window_s)
 
@@ -56,6 +55,11 @@ class Role:
         return "ready" if silent_at is None or now < silent_at + SILENT_S else "silent"
 
     @property
+    def num_restarts(self) -> int:
+        """Processes that had this place before."""
+        return max(0, self._incarnation - 1)
+
+    @property
     def is_preparing_spare(self) -> bool:
         """Whether a spare is on its way and does not wait yet."""
         return self.spare is not None and self.spare.settled_at is None
@@ -73,13 +77,12 @@ class Role:
             self.spare_due_at = 0.0  # at once when all are ready
         self.active, self.due_at = child, None
         self._incarnation += 1
-        child.activate(Activate(self._incarnation, self._died_within, self._detail))
+        child.activate(Activate(self._incarnation, self._died_within))
 
     def became_ready(self) -> None:
         """The active one serves."""
         assert self.active is not None
         self.has_served = True
-        self._detail = self.active.detail
 
     def lost(self, child: Child, exit_: Exit, now: float) -> bool:
         """One of the two died. False where the place stays empty for good."""

@@ -90,7 +90,7 @@ class _Awaited(Exchange):
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.is_paused = self.has_begun = False
+        self.is_ready = self.is_paused = self.has_begun = False
         self.on_gone = self.on_writable = None
         self.answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import shutil
@@ -20,7 +21,7 @@ from slipstream.events import (
     StackReady,
 )
 from slipstream.options import Parser, add_settings, given_settings
-from slipstream.plan import API_KEY_VARIABLE, FRONT, api_keys, plan_stack
+from slipstream.plan import API_KEY_VARIABLE, api_keys, is_front, plan_stack
 from slipstream.settings import settings_from, wrong_option
 from slipstream.supervisor import Supervisor, log_to_stderr
 from slipstream.tracing.parts import checked_trace, discard_parts, merge_parts
@@ -83,7 +84,7 @@ class _Teller:
             case ProcessReady(name=name, pid=pid, detail=detail, seconds=seconds):
                 about = f": {detail}" if detail else ""
                 _write(sys.stdout, f"{name} ready (process {pid}, {seconds:.1f} s){about}")
-                if name == FRONT:
+                if is_front(name):
                     self._http_address = http_address_in(detail)
             case StackReady(address=address):
                 quoted = shlex.quote(address)
@@ -116,6 +117,10 @@ def _program() -> str:
     return name if found and os.path.samefile(found, sys.argv[0]) else shlex.quote(sys.argv[0])
 
 
-def _write(stream: TextIO, text: str) -> None:
-    stream.write(f"{text}\n")
-    stream.flush()
+def _write(stream: TextIO | None, text: str) -> None:
+    """A line for whoever looks. A full disk, a closed terminal or none ends no stream."""
+    if stream is None:  # as Python has it where the descriptor was closed
+        return
+    with contextlib.suppress(OSError):
+        stream.write(f"{text}\n")
+        stream.flush()

@@ -27,7 +27,10 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     model: Annotated[
         str | None,
-        _about("a folder, a hub id or simulated:OPTION=VALUE,...; default: the bundled demo model"),
+        _about(
+            "a folder, a hub id, simulated:OPTION=VALUE,... or random:NAME; "
+            "default: the bundled demo model"
+        ),
     ] = None
     served_model_name: Annotated[
         str | None, _about("what clients are told that they talk to; default: MODEL as given")
@@ -58,6 +61,11 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(ge=-1, le=2**31 - 1),
         _about("log-probabilities to a token that a request may have; -1: the whole vocabulary's"),
     ] = 20
+    logprobs_gib: Annotated[
+        float,
+        Meta(gt=0),
+        _about("GiB that all requests' log-probabilities may take in a process; others wait"),
+    ] = 2.0
     kv_cache_gib: Annotated[
         float, Meta(gt=0), _about("memory of the key-value cache on the CPU, in GiB")
     ] = 1.0
@@ -65,10 +73,18 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         float,
         Meta(gt=0, lt=1),
         _about(
-            "share of a GPU's memory that the cache takes of what the model leaves free; "
-            "the rest is for activations"
+            "share of a GPU's memory that may be used in all, as in vLLM: what the model and its "
+            "largest step leave of it is the cache's"
         ),
-    ] = 0.8
+    ] = 0.9
+    enforce_eager: Annotated[
+        bool, _about("on a GPU: record no CUDA graphs, which makes small steps slower")
+    ] = False
+    cuda_graph_sizes: Annotated[
+        tuple[Annotated[int, Meta(ge=1)], ...],
+        Meta(max_length=1024),
+        _about("numbers of requests to record decode steps for, in place of 1, 2, 4, 8, 16, 24, …"),
+    ] = ()
     enable_prefix_caching: Annotated[
         bool, _about("compute equal beginnings of requests once, and keep them while there is room")
     ] = True
@@ -80,7 +96,10 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Annotated[int, Meta(ge=1)] | None, _about("threads that compute on the CPU")
     ] = None
     native: Annotated[
-        bool, _about("on the CPU, in float32: kernels of our own and a recorded forward")
+        bool,
+        _about(
+            "kernels of our own: on a GPU by Triton, on a CPU in float32 with a recorded forward"
+        ),
     ] = True
     trust_remote_code: Annotated[
         bool, _about("let code from the model's folder run, with all that a program may do")
@@ -132,12 +151,26 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "of the OpenAI-compatible HTTP front; 0: any free one; `serve` takes 8000, others none"
         ),
     ] = None
+    http_workers: Annotated[
+        int, Meta(ge=1, le=64), _about("HTTP fronts: processes that share one port")
+    ] = 1
     host: Annotated[
         str, _about("where the HTTP front listens; anything but loopback opens it to the network")
     ] = "127.0.0.1"
     api_key: Annotated[
         str | tuple[str, ...],
         _about("a key that HTTP clients may send; $SLIPSTREAM_API_KEY too; none: all are served"),
+    ] = ()
+    allowed_origins: Annotated[
+        str | tuple[str, ...],
+        _about("an origin (http://HOST:PORT) whose pages browsers may let read answers; *: any"),
+    ] = ()
+    allowed_hosts: Annotated[
+        str | tuple[str, ...],
+        _about(
+            "a name (HOST, *.DOMAIN or *) that HTTP clients may call the server by, besides "
+            "loopback's; none: any where it has a key or listens on the network, else loopback's"
+        ),
     ] = ()
     trace: Annotated[
         str | None,
@@ -199,8 +232,9 @@ def _allowed(info: inspect.Type) -> str:
             return "an integer" + _bounds(info)
         case inspect.FloatType():
             return "a number" + _bounds(info)
-        case inspect.VarTupleType():
-            return "a list of strings"
+        case inspect.VarTupleType(item_type=item):
+            is_text = isinstance(item, inspect.StrType)
+            return "a list of strings" if is_text else f"a list of: {_allowed(item)}"
         case inspect.BoolType():
             return "True or False"
         case inspect.NoneType():

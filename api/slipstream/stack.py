@@ -44,7 +44,7 @@ from slipstream.events import (
     SupervisorConfig,
 )
 from slipstream.lines import LineReader
-from slipstream.plan import FRONT, plan_stack
+from slipstream.plan import is_front, plan_stack
 from slipstream.settings import settings_from
 from slipstream.tracing.parts import checked_trace, discard_parts, merge_parts
 from slipstream_ipc.messages import Fault
@@ -222,7 +222,7 @@ class Stack:
             match event:
                 case ProcessStarted():
                     self._pids[event.name] = event.pid
-                case ProcessReady() if event.name == FRONT:
+                case ProcessReady() if is_front(event.name):
                     self.http_address = http_address_in(event.detail)
                 case ProcessEnded():
                     self._pids.pop(event.name, None)

@@ -3,7 +3,7 @@
 Owns: every stream's unread deltas, its one end, who is to be woken. Does not know: sockets, clocks,
 who reads.
 
-Rules (STREAMS I, III and V):
+Rules:
 - An entry continues a stream exactly at the reader's position. What begins earlier is cut to what
   is new; what begins later is a gap, of which nothing is taken: the caller attaches anew.
 - A message whose entries all go on where their streams are is taken as a whole, by its columns; any
@@ -14,28 +14,26 @@ Rules (STREAMS I, III and V):
 - Until then its submission and its ids are kept: with them it can be asked for again, from where it
   is, by whoever has lost it.
 - Streams of one group are handed over a message at a time (`group`), all others a delta at a time.
-- The I/O thread alone writes here. A reader pops from `deltas`, and finds the end by looking at
-  `is_over` before it finds no more deltas.
+- The I/O thread alone writes here, and says that a stream is over last of all (`stream_state`).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import repeat
 from struct import unpack
 
 import numpy as np
 
 from slipstream.batch import Batch
-from slipstream.bells import Bell, LoopBell, ring_loops
+from slipstream.bells import LoopBell, ring_loops
 from slipstream.errors import SlipstreamError, StreamLostError, error_from
-from slipstream.group import Group
+from slipstream.group import Together
 from slipstream.kept_ids import KeptIds
 from slipstream.outputs import Delta
 from slipstream.prompt_pieces import PromptPieces
 from slipstream.received import MANY, Received, ends_of
+from slipstream.stream_state import StreamState
 from slipstream.unread import LOOK_EVERY, MOST_UNREAD, MOST_UNREAD_AT_END, merge
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
 from slipstream_ipc.errors import ProtocolError
@@ -53,38 +51,6 @@ from slipstream_ipc.messages import (
 )
 
 _MAX_GAPS = 3  # at one position: then the server, not the way to it, has lost something
-_MANY = MANY  # entries, from which on columns are quicker than a loop
-
-
-@dataclass(eq=False, slots=True)
-class StreamState:
-    """One stream, between its reader and the I/O thread."""
-
-    request: Submit | Resume  # as it was asked for at first
-    wants_whole: bool  # the reader is woken by the end alone
-    submitted_at: float = 0.0
-    deltas: deque[Delta] = field(default_factory=deque)  # unread; merged while nobody reads
-    bell: Bell[StreamState] | LoopBell | None = None  # hangs here while the reader waits
-    prompt_ids: bytes | None = None  # u32; None until the stream is accepted
-    prompt_logprobs: PromptPieces | None = None  # where they were asked for; whole before a delta
-    end: End | None = None
-    error: SlipstreamError | None = None
-    is_over: bool = False
-    handle: int = -1
-    num_chars: int = 0  # received, once the stream is over; until then the table knows
-    num_tokens: int = 0
-    gap_at: tuple[int, int] = (-1, -1)  # where a part was missing last
-    num_gaps: int = 0  # how often in a row there
-    was_sent: bool = False  # the server may know of it
-    was_resubmitted: bool = False  # over this attach
-    is_abort_wanted: bool = False
-    group: Group | None = None  # which reads it, with others
-    index: int = 0  # in the group
-
-    @property
-    def stream_id(self) -> bytes:
-        """128 bits; who knows them can read the stream and end it."""
-        return self.request.stream_id
 
 
 class StreamTable:
@@ -98,8 +64,9 @@ class StreamTable:
         self._kept = KeptIds()
         self._next_handle = 0
         self._woken: list[StreamState] = []
-        self._groups: dict[int, Group] = {}  # by their party in `received`
+        self._groups: dict[int, Together] = {}  # by their party in `received`
         self._num_groups = 0
+        self._told: list[Together] = []  # were given messages since bells rang last
 
     @property
     def streams(self) -> list[StreamState]:
@@ -127,7 +94,7 @@ class StreamTable:
         if self._received.position(handle) == (0, 0):
             self._kept.open(handle)
 
-    def _party(self, group: Group) -> int:
+    def _party(self, group: Together) -> int:
         if not group.party:
             self._num_groups += 1
             group.party = self._num_groups
@@ -210,7 +177,7 @@ class StreamTable:
             ends.update(zip(u32(message.ended).tolist(), message.ends, strict=True))
         batch = Batch(message, ends)
         handles = message.handles
-        is_worth_it = handles == self._last_handles or len(message.texts) >= _MANY
+        is_worth_it = handles == self._last_handles or len(message.texts) >= MANY
         self._last_handles = handles
         return (is_worth_it and self._take_whole(batch)) or self._take_each(batch)
 
@@ -238,6 +205,7 @@ class StreamTable:
         """Ring for every stream with news; once after each batch."""
         if not self._woken:
             return
+        self._told.clear()
         woken, self._woken = self._woken, []
         loop_bells = []
         for state in woken:
@@ -268,6 +236,7 @@ class StreamTable:
                 self._take_together(group, found.numbers, batch)
                 return True
             states = [group.states[number] for number in found.numbers]
+        self._divide()
         deltas = list(map(Delta, texts, repeat(batch), range(num)))
         begin = 0
         for entry, end in batch.ends.items():  # in the message's order
@@ -275,7 +244,7 @@ class StreamTable:
             self._end(states[entry], deltas[entry], end)
             begin = entry + 1
         self._queue(states[begin:], deltas[begin:])
-        if num >= _MANY:
+        if num >= MANY:
             passed = u32(message.tokens) ^ u32(ends_at[1]) >= LOOK_EVERY
             states = [states[entry] for entry in np.flatnonzero(passed).tolist()]
         for state in states:
@@ -283,14 +252,21 @@ class StreamTable:
                 self._make_room(state)
         return True
 
-    def _take_together(self, group: Group, numbers: list[int], batch: Batch) -> None:
+    def _take_together(self, group: Together, numbers: list[int], batch: Batch) -> None:
         """Hand over a message whose streams are all of one group."""
         group.add_batch(numbers, batch)
+        self._told.append(group)
+        self._woken.append(group.states[numbers[0]])  # one rings for all
         for entry, end in batch.ends.items():
             state = group.states[numbers[entry]]
             state.end = end
             self._finish(state)
-        self._woken.append(group.states[numbers[0]])  # one rings for all
+
+    def _divide(self) -> None:
+        """What comes now comes to each stream alone, and behind what came to them together."""
+        for group in self._told:
+            group.divide()
+        self._told.clear()
 
     def _queue(self, states: list[StreamState], deltas: list[Delta]) -> None:
         woken = self._woken
@@ -310,6 +286,7 @@ class StreamTable:
         num = len(message.texts)
         counts = batch.counts or [1] * num
         is_whole = True
+        self._divide()
         skips = [0] * num  # tokens of an entry that are not taken
         for entry, (handle, chars, tokens, text, count) in enumerate(
             zip(
@@ -389,7 +366,7 @@ class StreamTable:
             self._received.close(state.handle)
             self._kept.drop(state.handle)
         if state.group is not None:
-            state.group.num_open -= 1
+            state.group.let_go(state)
             if not state.group.num_open:
                 self._groups.pop(state.group.party, None)
         state.is_over = True  # last of all: the reader looks here first

@@ -2,7 +2,8 @@
 
 Owns: one loop over the children's status pipes, signals (child exits among them), the clock and,
 when a `Stack` started it, that process's life. Does not know: what the children do, what a model
-is; who succeeds whom (`roles`), after what pause and how often (`restarts`).
+is; who succeeds whom (`roles`), after what pause and how often (`restarts`); what fronts are told
+of the others (`bulletin`).
 
 Rules:
 - Ready means that every child said so. A child that dies before it ever was ends the whole stack
@@ -13,6 +14,8 @@ Rules:
 - Asked to end: while it drains, users' work goes on for `drain_s`, restarts included. Then SIGTERM
   to all that listen, SIGKILL to the others, and to all after STOP_S. Each further signal goes one
   stage on. Nothing is left: no process, no socket, no folder that was made here.
+- The sockets that fronts listen at are ours (`listening`), from before anybody is started until
+  nothing new is to be taken.
 - Failures before ready are told through `report` alone (whoever started us shows them), later
   ones in the log too.
 """
@@ -24,6 +27,7 @@ import logging
 import os
 import selectors
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -33,6 +37,9 @@ from typing import Literal
 
 import msgspec
 
+from slipstream.accounts import Accounts
+from slipstream.bulletin import Bulletin
+from slipstream.endpoints import http_address
 from slipstream.events import (
     Event,
     ProcessEnded,
@@ -45,16 +52,17 @@ from slipstream.events import (
     StackReady,
     SupervisorConfig,
 )
+from slipstream.lines import LineWriter
+from slipstream.listening import close_all, listen_at
+from slipstream.parent import STANDARD_INPUT, watch_parent
 from slipstream.processes import Child, ChildSpec, Exit
 from slipstream.roles import SILENT_S, Role
 from slipstream.runtime_dir import RuntimeDirectory, RuntimeDirectoryInUse
 from slipstream.signals import SignalQueue
-from slipstream_ipc.child import Condition
 
 STOP_S = 3.0  # from SIGTERM to SIGKILL
 _FLUSH_S = 1.0  # after `drain_s`, for the last words to leave
 _GIVE_UP_S = 1.0  # from SIGKILL until we leave a child that even that does not end
-_STANDARD_INPUT = 0
 _logger = logging.getLogger(__name__)
 
 
@@ -68,7 +76,10 @@ class Supervisor:
             spec.name: Role(spec, config.max_restarts, config.restart_window_s)
             for spec in config.children
         }
+        self._accounts = Accounts(self._roles)
+        self._bulletin = Bulletin(self._roles, self._accounts)
         self._children: list[Child] = []  # all that are not reaped
+        self._listeners: list[socket.socket] = []
         self._selector = selectors.DefaultSelector()
         self._phase: Literal["starting", "serving", "draining", "stopping", "killing"] = "starting"
         self._deadline: float | None = None  # of this phase
@@ -86,15 +97,35 @@ class Supervisor:
             ):
                 cleanup.callback(self._selector.close)
                 cleanup.callback(self._leave_nobody)
+                cleanup.callback(self._stop_listening)
                 self._watch(signals, partial(self._on_signals, signals))
                 if self._config.parent_pid is not None:
-                    self._watch_parent(self._config.parent_pid, cleanup)
-                for role in self._roles.values():
-                    self._fill(role)
-                self._loop()
+                    watch_parent(self._config.parent_pid, self._selector, self._stop, cleanup)
+                if self._listen():
+                    for role in self._roles.values():
+                        self._fill(role)
+                    self._loop()
         except (RuntimeDirectoryInUse, OSError) as error:
             self._fail(str(error))
         return self._exit_code
+
+    def _listen(self) -> bool:
+        """Whether we could."""
+        if self._config.listen is None:
+            return True
+        try:
+            self._listeners = listen_at(*self._config.listen)
+        except OSError as error:
+            where = http_address(*self._config.listen)
+            why = error.strerror or error
+            other = "--http-port, in Python http_port, chooses another port"
+            self._fail(f"cannot listen at {where}: {why} ({other})")
+            return False
+        return True
+
+    def _stop_listening(self) -> None:
+        close_all(self._listeners)
+        self._listeners = []
 
     @property
     def _is_ending(self) -> bool:
@@ -153,18 +184,11 @@ class Supervisor:
             is_due = role.spare_due_at is not None and now >= role.spare_due_at
             if role.spare is None and is_due and self._is_calm:
                 role.spare = self._start(role.spec)
-        self._tell_condition(now)
+        self._bulletin.tell(now)
         if self._phase == "draining" and all(
             role.active is not None and role.active.is_drained for role in self._roles.values()
         ):
             self._stop("nothing runs any more")
-
-    def _tell_condition(self, now: float) -> None:
-        """Who tells others how the stack is hears of every change."""
-        condition = Condition({name: role.condition(now) for name, role in self._roles.items()})
-        for role in self._roles.values():
-            if role.spec.hears_condition and role.active is not None:
-                role.active.tell(condition)
 
     def _check_beats(self, child: Child, now: float) -> None:
         timeout_s = self._config.hang_timeout_s
@@ -236,6 +260,7 @@ class Supervisor:
             self._on_status(child)  # its last words come before its end
             if not child.status.has_ended():
                 self._selector.unregister(child.status)
+            self._accounts.ends(child)
             exit_ = child.reap()
             self._children.remove(child)
             for path in Path(self._config.runtime_dir).glob(f"*-{child.pid}.sock"):
@@ -263,13 +288,6 @@ class Supervisor:
             if role.due_at is not None and now >= role.due_at:
                 self._fill(role)
 
-    def _on_parent(self) -> None:
-        """The parent closed our standard input, or died; it has nothing to say there."""
-        with contextlib.suppress(BlockingIOError):
-            if os.read(_STANDARD_INPUT, 4096) == b"":
-                self._selector.unregister(_STANDARD_INPUT)
-                self._stop("parent asked")
-
     # ---- what follows --------------------------------------------------------------------
 
     def _fill(self, role: Role) -> None:
@@ -286,7 +304,7 @@ class Supervisor:
         if self._is_ending:
             return None
         try:
-            child = Child(spec)
+            child = Child(spec, self._listeners if spec.listens else ())
         except OSError as error:
             self._fail(f"{spec.name}: cannot be started: {error}")
             return None
@@ -306,6 +324,7 @@ class Supervisor:
         within_s = self._config.drain_s
         _logger.info("draining (%s): what runs may take %g s", reason, within_s)
         self._phase = "draining"
+        self._stop_listening()
         self._deadline = time.monotonic() + within_s + _FLUSH_S
         self._report(StackDraining(within_s))
         for role in self._roles.values():
@@ -317,6 +336,7 @@ class Supervisor:
             return
         _logger.info("stopping (%s)", reason)
         self._phase = "stopping"
+        self._stop_listening()
         self._deadline = time.monotonic() + STOP_S
         for child in self._children:
             if child.listens:
@@ -346,23 +366,6 @@ class Supervisor:
     def _watch(self, source: object, on_ready: Callable[[], None]) -> None:
         self._selector.register(source, selectors.EVENT_READ, on_ready)  # type: ignore[arg-type]
 
-    def _watch_parent(self, parent: int, cleanup: contextlib.ExitStack) -> None:
-        """Standard input's end is the parent's wish; its pidfd tells of a death that leaves the
-        pipe open because a fork of it holds the other end.
-        """
-        os.set_blocking(_STANDARD_INPUT, False)
-        self._watch(_STANDARD_INPUT, self._on_parent)
-        with contextlib.suppress(AttributeError, OSError):  # an old kernel: the pipe must do
-            pidfd = os.pidfd_open(parent)
-            cleanup.callback(os.close, pidfd)
-            self._watch(pidfd, partial(self._on_parent_death, pidfd))
-        if os.getppid() != parent:
-            self._stop("parent is gone")
-
-    def _on_parent_death(self, pidfd: int) -> None:
-        self._selector.unregister(pidfd)
-        self._stop("parent died")
-
 
 def log_to_stderr() -> None:
     """The supervisor's own lines, in the form the children's have."""
@@ -373,38 +376,19 @@ def log_to_stderr() -> None:
     )
 
 
-class _EventPipe:
-    """Events for whoever started us, who may take a long time to read them."""
-
-    def __init__(self, fd: int) -> None:
-        os.set_blocking(fd, False)
-        self._fd = fd
-        self._unsent = b""
-
-    def write(self, event: Event) -> None:
-        """Write it, and what had found no room before."""
-        self._unsent += msgspec.json.encode(event) + b"\n"
-        try:
-            self._unsent = self._unsent[os.write(self._fd, self._unsent) :]
-        except BlockingIOError:
-            pass
-        except BrokenPipeError:  # nobody listens any more
-            self._unsent = b""
-
-
 def main() -> int:
     """For a `Stack`: the config on standard input, events on standard output."""
     log_to_stderr()
     line = b""
     while not line.endswith(b"\n"):
-        chunk = os.read(_STANDARD_INPUT, 65536)
+        chunk = os.read(STANDARD_INPUT, 65536)
         if not chunk:
             return 1  # the parent died while it spoke
         line += chunk
     config = msgspec.json.decode(line, type=SupervisorConfig)
 
-    report = _EventPipe(sys.stdout.fileno()).write
-    return Supervisor(config, report).run()
+    events = LineWriter(sys.stdout.fileno())  # for whoever may take a long time to read them
+    return Supervisor(config, lambda event: events.write(msgspec.json.encode(event))).run()
 
 
 if __name__ == "__main__":

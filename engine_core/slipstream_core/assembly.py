@@ -6,6 +6,7 @@ the same core inside their own.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import zmq
 
 from slipstream_core.admission import Admission
 from slipstream_core.config import CoreConfig
+from slipstream_core.counters import Counters
 from slipstream_core.desk import Desk
 from slipstream_core.engine import Engine
 from slipstream_core.grammar.compiler import GrammarCompiler
@@ -21,6 +23,7 @@ from slipstream_core.grammar.library import Vocabulary
 from slipstream_core.grammar.rows import GrammarRows
 from slipstream_core.grammar.tokenizer_file import find_tokenizer
 from slipstream_core.in_flight import InFlightNote, read_note
+from slipstream_core.on_hold import OnHold
 from slipstream_core.port import CoreAcceptor
 from slipstream_core.runner.plan import Runner
 from slipstream_core.scheduler import Scheduler
@@ -31,6 +34,7 @@ from slipstream_ipc.log import PagedLog
 from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.messages import ModelCard
 from slipstream_ipc.sockets import bind_router
+from slipstream_ipc.statistics import CoreNumbers
 from slipstream_ipc.trace import Tracer, open_tracer
 
 # What was accepted once may wait beyond `max_waiting`, but not without bound: that many times what
@@ -40,7 +44,7 @@ _READMITTED_FACTOR = 16
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """An assembled core. `close` frees the socket and the runner."""
+    """An assembled core."""
 
     engine: Engine
     desk: Desk
@@ -52,10 +56,16 @@ class Core:
     tracer: Tracer | None
     note: InFlightNote | None
     compiler: GrammarCompiler
+    counters: Counters
 
-    def close(self) -> None:
-        """Stop the device, leave the address."""
-        self.runner.close()
+    def numbers(self) -> CoreNumbers:
+        """What it has counted, as of now."""
+        return self.counters.numbers(self.scheduler, self.desk.num_on_hold, time.monotonic())
+
+    def close(self, *, keeps_runner: bool = False) -> None:
+        """Leave the address; stop the device, unless it is kept for another core."""
+        if not keeps_runner:
+            self.runner.close()
         self.socket.close()
         self.compiler.close()
         if self.tracer is not None:
@@ -113,6 +123,7 @@ def assemble_core(
         lambda: Vocabulary(find_tokenizer(config.model), info.vocab_size, info.eos_token_ids)
     )
     poller.register(compiler.fileno(), zmq.POLLIN)
+    counters = Counters()
     desk = Desk(
         acceptor,
         card,
@@ -126,11 +137,33 @@ def assemble_core(
             max_readmitted=_READMITTED_FACTOR * (config.max_waiting + config.max_num_seqs),
         ),
         grammars=grammars,
-        compiler=compiler,
+        on_hold=OnHold(compiler, logprob_bytes=int(config.logprobs_gib * 2**30)),
         note=note,
         incarnation=config.incarnation,
         suspects=suspects,
+        counters=counters,
     )
     tracer = open_tracer(config.trace, "core")
-    engine = Engine(runner, scheduler, logprobs, desk, poller, tracer, grammars=grammars)
-    return Core(engine, desk, scheduler, tokens, logprobs, runner, socket, tracer, note, compiler)
+    engine = Engine(
+        runner,
+        scheduler,
+        logprobs,
+        desk,
+        poller,
+        tracer,
+        grammars=grammars,
+        counters=counters,
+    )
+    return Core(
+        engine,
+        desk,
+        scheduler,
+        tokens,
+        logprobs,
+        runner,
+        socket,
+        tracer,
+        note,
+        compiler,
+        counters,
+    )

@@ -48,6 +48,7 @@ class BlockPool:
         self._queue_stamps = np.zeros(2 * num_blocks, np.int64)
         self._head = self._tail = 0
         self._num_queued = 0  # entries alive
+        self._num_owed = 0  # blocks in use that were not handed out yet
         self._stamps = np.full(num_blocks, _NOT_QUEUED, np.int64)
         self._next_stamp = _NOT_QUEUED + 1
         self._places = np.zeros(num_blocks, np.int64)  # scratch of `_distinct`
@@ -60,7 +61,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that allocate() could hand out: those that nobody holds."""
-        return self._num_stacked + self._num_queued
+        return self._num_stacked + self._num_queued - self._num_owed
 
     @property
     def num_kept_free(self) -> int:
@@ -77,6 +78,7 @@ class BlockPool:
 
     def allocate(self, n: int) -> Int32s:
         """`n` blocks for one holder each, [n]. The caller has looked at num_free."""
+        self._num_owed = max(self._num_owed - n, 0)
         assert 0 <= n <= self.num_free, f"{n} blocks asked of {self.num_free}"
         start = max(self._num_stacked - n, 0)
         ids = self._stack[start : self._num_stacked][::-1].copy()
@@ -88,8 +90,27 @@ class BlockPool:
         self._refs[ids] = 1
         return ids
 
+    def upcoming(self, n: int) -> Int32s:
+        """The blocks that allocate(n) would hand out, or fewer where there are fewer, [<= n]."""
+        ids = self._stack[max(self._num_stacked - n, 0) : self._num_stacked][::-1].copy()
+        found, head, missing = [ids], self._head, n - len(ids)
+        while missing and head < self._tail:
+            end = min(self._tail, head + max(missing, _WINDOW))
+            found.append(self._queue[head:end][self._alive(head, end)][:missing])
+            missing -= len(found[-1])
+            head = end
+        return np.concatenate(found) if len(found) > 1 else ids
+
+    def owe(self, n: int) -> None:
+        """The next `n` blocks are in use, and free no more. They are to be allocated before any
+        other block is taken or freed.
+        """
+        self._num_owed += n
+        assert self.num_free >= 0
+
     def share(self, ids: Int32s) -> None:
         """One more holder for each of the kept blocks `ids`, [n], all different."""
+        assert not self._num_owed
         assert self._kept[ids].all(), f"not kept: {ids[~self._kept[ids]]}"
         self._num_queued -= int((self._stamps[ids] != _NOT_QUEUED).sum())
         self._stamps[ids] = _NOT_QUEUED
@@ -100,6 +121,7 @@ class BlockPool:
 
         Of those that are kept, the first are handed out first.
         """
+        assert not self._num_owed
         assert (self._refs[ids] > 0).all(), f"not owned: {ids[self._refs[ids] <= 0]}"
         np.subtract.at(self._refs, ids, 1)
         assert (self._refs[ids] >= 0).all(), f"not owned so often: {ids[self._refs[ids] < 0]}"
@@ -117,6 +139,7 @@ class BlockPool:
 
     def forget(self, ids: Int32s) -> None:
         """The content of these blocks, [n], all different, held or free, is worth nothing."""
+        assert not self._num_owed
         self._kept[ids] = False
         free = ids[self._stamps[ids] != _NOT_QUEUED]
         self._stamps[free] = _NOT_QUEUED

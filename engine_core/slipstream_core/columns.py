@@ -17,6 +17,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,15 @@ Bools = npt.NDArray[np.bool_]
 
 NO_SLOT = -1
 NO_ROW = -1
+
+# Positions that each row's worker has acknowledged, the prompt's included, by row; a function where
+# to say them costs something: nobody asks unless somebody has to be looked at.
+Acked = Int64s | Callable[[], Int64s]
+
+
+def positions(acked: Acked) -> Int64s:
+    """What was acknowledged, by row."""
+    return acked() if callable(acked) else acked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +182,12 @@ class RequestColumns:
         """`rows`, those that run first first: by priority, then by arrival."""
         return rows[np.lexsort((self.arrival[rows], self.priority[rows]))]
 
+    def may_run(self, rows: Int64s, acked: Acked) -> Bools:
+        """Whether each row may sample one more: below its limit, not too far ahead."""
+        known = self.known[rows]
+        unacked = known - np.maximum(positions(acked)[rows], self.prompt_len[rows])
+        return np.logical_and(known < self.limit[rows], unacked < self.run_ahead[rows])
+
     def sampling(self, rows: Int64s) -> SamplingColumns:
         """The sampling columns of `rows`, [S]."""
         last = self._last_sampling
@@ -198,6 +214,11 @@ class RequestColumns:
         )
         self._last_sampling = rows, columns
         return columns
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether there may be ids that some row must not sample, which hangs on `known`."""
+        return bool(self._stop_ids)
 
     def masks(self, rows: Int64s) -> tuple[Int64s, Int64s]:
         """Coordinates (index into `rows`, token id) of what those rows must not sample next."""
@@ -268,8 +289,10 @@ class SlotColumns:
 
     def append_blocks(self, slots: Int64s, blocks: Int32s) -> None:
         """One more block for each of `slots`, all different."""
-        self.tables[slots, self.num_blocks[slots]] = blocks
-        self.num_blocks[slots] += 1
+        numbers = self.num_blocks.take(slots)
+        self.tables[slots, numbers] = blocks
+        numbers += 1
+        self.num_blocks[slots] = numbers
 
     def give_back(self, slots: Int64s) -> Int32s:
         """Free held `slots`, all different; returns the blocks that their requests had."""

@@ -13,17 +13,22 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one engine core; unknown names and values out of range are refused.
 
     `served_model_name` is what clients are told; by default `model`.
-    `kv_cache_gib` bounds the cache on the CPU, `gpu_memory_utilization` is the share of what is
-    free on a card once the model is loaded; `num_blocks` overrides both (tests).
+    `kv_cache_gib` bounds the cache on the CPU, `gpu_memory_utilization` is the share of a card
+    that this core may use in all; `num_blocks` overrides both (tests).
+    `enforce_eager` records no decode steps as CUDA graphs; `cuda_graph_sizes` are the numbers of
+    requests of those that are recorded (none given: see `graphs.batch_sizes`).
     `enable_prefix_caching` lets requests share the blocks of equal beginnings.
     `native` lets a CPU compute float32 models with kernels of our own, where there is a C compiler,
-    and with a recording of the model's forward, where one can be made.
+    and with a recording of the model's forward, where one can be made; without it a card does
+    without Triton's, and records nothing.
     `runtime_dir` is the stack's own folder: the core notes there which streams its steps compute,
     and where its predecessor `died_within` (an exception, a fatal signal that nobody sent), it
     reads what that one noted. None: nothing is noted.
     `trace` is the file that a timeline is to become; this process leaves its part beside it.
     `step_timeout_s` is how long a step may take before the device counts as stuck.
     `max_logprobs` is how many log-probabilities to a token a request may have; -1 is no limit.
+    `logprobs_gib` is what the log-probabilities of all requests may take together; those that find
+    no room wait.
     `trust_remote_code` lets code that lies beside the weights run in this process.
     """
 
@@ -43,10 +48,13 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     native: bool = True
     max_waiting: Positive = 16384
     max_logprobs: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 20
+    logprobs_gib: Annotated[float, Meta(gt=0)] = 2.0
     step_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
     trust_remote_code: bool = False
     trace: str | None = None
     runtime_dir: str | None = None
     died_within: bool = False
-    gpu_memory_utilization: Annotated[float, Meta(gt=0, lt=1)] = 0.8
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, lt=1)] = 0.9
     enable_prefix_caching: bool = True
+    enforce_eager: bool = False
+    cuda_graph_sizes: Annotated[tuple[Positive, ...], Meta(max_length=1024)] = ()

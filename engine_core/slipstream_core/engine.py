@@ -2,7 +2,7 @@
 
 Owns: when each of these happens. Does not know: how any of them is done.
 
-Rules (DESIGN §4):
+Rules:
 - One step ahead: while a step runs, the next one is launched behind it, so that the device never
   waits for the host.
 - As late as the device allows: the step behind the running one is planned when the worker has
@@ -28,6 +28,7 @@ from typing import Protocol
 import numpy as np
 import zmq
 
+from slipstream_core.counters import Counters
 from slipstream_core.grammar.rows import GrammarRows
 from slipstream_core.runner.plan import Candidates, Runner, StepFailed, StepPlan
 from slipstream_core.scheduler import Scheduler
@@ -93,6 +94,7 @@ class Engine:
         tracer: Tracer | None = None,
         *,
         grammars: GrammarRows,
+        counters: Counters,
     ) -> None:
         """`poller` has the sockets and the stop signal registered already."""
         self._runner = runner
@@ -102,6 +104,7 @@ class Engine:
         self._poller = poller
         self._tracer = tracer
         self._grammars = grammars
+        self._counters = counters
         self._in_flight: deque[StepPlan] = deque()
         self._collected_step = 0
         self._published_step = 0
@@ -147,12 +150,15 @@ class Engine:
 
     def _launch(self) -> bool:
         begin_ns = time.monotonic_ns()
-        plan = self._scheduler.schedule(self._readers.acked)
+        plan = self._scheduler.schedule(lambda: self._readers.acked)
         if plan is None:
             return False
         launch_ns = time.monotonic_ns()
         if not self._in_flight:
             self._step_started_at = time.monotonic()
+            self._counters.wakes(self._step_started_at)
+        for row in self._scheduler.take_admitted():
+            self._counters.runs(row, begin_ns / 1e9)
         self._readers.launching(plan.step, self._scheduler.rows_of(plan))
         self._runner.launch(plan)
         self._in_flight.append(plan)
@@ -178,9 +184,11 @@ class Engine:
         self._step_s += (took - self._step_s) * (_SMOOTHING if self._step_s else 1.0)
         self._step_started_at = now
         self._collected_step = plan.step
+        self._counters.recent.add(now - took, now, plan.num_requests)
         try:
             result = self._runner.collect()
         except StepFailed as error:
+            self._counters.step(took, plan.num_tokens, 0, 0)
             self._take_back(plan, error)
             self._give_next_masks()
             return
@@ -196,6 +204,9 @@ class Engine:
             for at, piece in result.wide:
                 if at in row_at:
                     self._logprobs.append_wide(row_at[at], piece)
+        self._counters.step(took, plan.num_tokens, len(result.token_ids), len(sampled.rows))
+        if not self._in_flight and self._scheduler.has_work:
+            self._counters.rests(time.monotonic())
         self._readers.mark(sampled.rows)
         self._readers.collected(plan.step)
         if self._tracer is not None:

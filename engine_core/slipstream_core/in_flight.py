@@ -5,7 +5,7 @@ outlives its process, however that ends: writing the note is a copy, and no syst
 
 Does not know: why a core died, what becomes of the streams.
 
-Rules (STREAMS 19):
+Rules:
 - A step is noted before it is launched and struck out when it has been collected. So what stands
   there after a death was being computed, or was about to be.
 - A page's count is written behind its ids and struck out alone: at any moment the note is true.

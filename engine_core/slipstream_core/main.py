@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import time
+from functools import partial
 
 import msgspec
 import zmq
@@ -23,6 +24,7 @@ from slipstream_ipc.child import (
     Beats,
     Commands,
     StopSignal,
+    prepare,
     report,
     start_child,
     wait_for_activation,
@@ -36,7 +38,7 @@ def main() -> int:
     """Run until SIGTERM. Exit code 0, or 1 where the model cannot be served as asked."""
     config, stop = start_child("core", CoreConfig)
     commands, beats = Commands(), Beats()
-    import_runner(config)
+    prepare(partial(import_runner, config), commands)
     _freeze()
     activation = wait_for_activation(commands, stop, beats)
     if activation is None:
@@ -66,7 +68,7 @@ def _serve(core: Core, stop: StopSignal, beats: Beats, step_timeout_s: float) ->
     while not stop.is_set:
         core.engine.run_once()
         now = time.monotonic()
-        if beats.beat(now) and core.engine.running_s(now) > step_timeout_s:
+        if beats.beat(now, core.numbers) and core.engine.running_s(now) > step_timeout_s:
             words = f"a step has not ended within {step_timeout_s:g} s (step_timeout_s)"
             logger.error("%s; this core gives up", words)
             report(Status(last_words=words))

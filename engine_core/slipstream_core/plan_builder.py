@@ -1,8 +1,8 @@
 """From "these rows compute so many tokens" to the columns of a step.
 
-Owns: nothing; it reads the columns and the history, and has rows with rules given their lanes. A
-plan's arrays are never written again, so some are shared: between its columns, and the sampling
-columns with the steps before and after.
+Owns: nothing; it reads the columns and the history, and has rows with rules given their lanes.
+What is made here is never written again, so some arrays are shared: between a plan's columns, and
+the sampling columns with the steps before and after.
 
 Does not know: why a row is in the step, who comes next.
 

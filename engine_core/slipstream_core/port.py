@@ -3,7 +3,7 @@
 Owns: the worker's session, its cursors, the states that wait for credit, what it has checked.
 Does not know: scheduling, admission, how steps run.
 
-Rules (STREAMS I, II):
+Rules:
 - States (Admitted, Registered, Refused, …) leave before tokens, so that a row is known before it
   is used; both wait for credit, neither queues in a socket.
 - An attach drops what waited: the engine states everything anew.

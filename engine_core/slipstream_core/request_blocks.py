@@ -130,8 +130,18 @@ class RequestBlocks:
         self._uses.append(BlockUse(row, int(self._requests.generation[row]), _NO_BLOCKS, blocks))
 
     def grow(self, slots: Int64s) -> None:
-        """One more block for each of these slots; there are as many."""
+        """One more block for each of these slots, [n]; there are as many."""
         self._slots.append_blocks(slots, self._pool.allocate(len(slots)))
+
+    def upcoming(self, num: int) -> Int32s:
+        """The blocks that `grow` would give to `num` slots, in their order; as many as are free."""
+        return self._pool.upcoming(num)
+
+    def take_later(self, num: int) -> None:
+        """`num` of the upcoming blocks are in use: `grow` will give them to somebody, before
+        anything else takes or frees a block.
+        """
+        self._pool.owe(num)
 
     def take_uses(self) -> list[BlockUse]:
         """What the step that was planned shares and fills, in the order of its rows."""

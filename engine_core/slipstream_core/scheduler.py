@@ -1,8 +1,8 @@
 """Who computes which tokens in the next step.
 
-Owns: who waits, the slots, the block tables, and the count of what is in flight. There
-is no prefill phase and no decode phase: every request catches `computed` up with the tokens
-known of it, inside a budget of tokens per step, those that run already first.
+Owns: which requests a step is made of, and the count of what is in flight. There is no prefill
+phase and no decode phase: every request catches `computed` up with the tokens known of it, inside a
+budget of tokens per step, those that run already first.
 
 Does not know: sockets, clocks, devices, text, why a request ends. Token ids pass through it
 unread, from the runner into the history.
@@ -10,21 +10,12 @@ unread, from the runner into the history.
 Rules:
 - `known` counts the tokens in the history and those still in flight, so a step can be planned
   before the one ahead of it is collected, and a length limit is never overrun.
-- Requests run by priority, then by arrival. Where a decoding request finds no free block, the
-  one that is last in that order gives up all of its blocks and waits again (it computes its
-  tokens anew later). In such a step nobody is admitted.
-- Admission takes the blocks of all known tokens at once: a prefill under way never has to
-  preempt, and only decoding requests, one block at a time, ask for more.
-- A request that was preempted is admitted again only when none of its tokens is in flight.
-- Removing frees slot and blocks at once. A step in flight may still use them: the device runs
-  steps in order, so whoever gets them writes later.
+- Requests run by priority, then by arrival. Who decodes comes first, then who prefills (`prefill`);
+  who finds no block gives way (`places`). In a step in which somebody did nobody is admitted.
 - Tokens reach the row that they were sampled for, or nobody: a plan remembers generations.
-- Who is on probation runs alone, with nothing else in flight, until it has sampled a token; those
-  that are run one after another, before all others. A step that fails puts its requests there,
-  and whatever was launched behind it counts for nothing of theirs. Only who fails alone is at
-  fault.
-- Who read what a failed step was to write (see `request_blocks`) computes everything anew, though
-  he had no part in that step.
+- Who is on probation runs alone (`probation`). A step that fails puts its requests there, and
+  whatever was launched behind it counts for nothing of theirs.
+- Who read what a failed step was to write (see `request_blocks`) computes everything anew, too.
 """
 
 from __future__ import annotations
@@ -32,21 +23,22 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.columns import NO_ROW, NO_SLOT, NewRequest, RequestColumns, SlotColumns
+from slipstream_core.columns import NO_ROW, Acked, NewRequest, RequestColumns, SlotColumns
 from slipstream_core.course import Course
 from slipstream_core.decode_batch import DecodeBatch
 from slipstream_core.launched import LaunchedSteps, Sampled
+from slipstream_core.places import Places
 from slipstream_core.plan_builder import TokenColumns, build_plan, token_columns
+from slipstream_core.prefill import Chunk, Prefill
+from slipstream_core.probation import Probation
 from slipstream_core.prompt_rows import PromptRows
 from slipstream_core.request_blocks import RequestBlocks
 from slipstream_core.runner.plan import StepPlan
-from slipstream_core.waiting import WaitingQueue
 from slipstream_ipc.log import PagedLog
 
 __all__ = ["NewRequest", "Sampled", "Scheduler"]
 
 Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _UNBOUNDED = np.iinfo(np.int64).max
 _NOBODY: Int64s = np.empty(0, np.int64)
@@ -97,14 +89,16 @@ class Scheduler:
             enable_prefix_caching=enable_prefix_caching,
             model_salt=model_salt,
         )
-        self._waiting = WaitingQueue(self._requests)
+        self._places = Places(self._requests, self._slots, self._blocks, block_size=block_size)
         self._prompts = PromptRows(tokens)
+        self._prefill = Prefill(
+            self._requests, self._slots, self._blocks, self._places, self._prompts, tokens
+        )
+        self._probation = Probation(self._requests)
         self._in_flight = LaunchedSteps()
         self._batch: DecodeBatch | None = None  # while the same requests run, one token each
         self._course = Course()  # of those that were sampled last
         self._step = 0
-        self._num_on_probation = 0
-        self._num_preemptions = 0
 
     @property
     def num_running(self) -> int:
@@ -114,12 +108,12 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests that do not run yet, or were preempted."""
-        return len(self._waiting)
+        return len(self._places.waiting)
 
     @property
     def num_waiting_tokens(self) -> int:
         """Tokens that the waiting requests have to compute before their next output."""
-        rows = self._waiting.rows
+        rows = self._places.waiting.rows
         return int(self._requests.known[rows].sum()) if rows else 0
 
     @property
@@ -135,7 +129,7 @@ class Scheduler:
     @property
     def num_preemptions(self) -> int:
         """Times that a request gave up its blocks."""
-        return self._num_preemptions
+        return self._places.num_preemptions
 
     @property
     def prefix_cache_queries(self) -> int:
@@ -150,7 +144,11 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any request is here, running or waiting."""
-        return len(self._waiting) > 0 or self.num_running > 0
+        return self.num_waiting > 0 or self.num_running > 0
+
+    def take_admitted(self) -> list[int]:
+        """The rows that were let run since the last call, preempted ones again."""
+        return self._places.take_entered()
 
     def add(self, request: NewRequest) -> None:
         """Queue a request whose tokens are in the history: its prompt, and outputs so far."""
@@ -172,35 +170,35 @@ class Scheduler:
         self._blocks.open(row, request.cache_salt)
         if request.num_prompt_logprobs >= 0:
             self._prompts.add(row, request.prompt_len, request.num_prompt_logprobs)
-        self._num_on_probation += request.on_probation
-        self._waiting.add(row)
+        self._probation.came(row)
+        self._places.waiting.add(row)
 
     def remove(self, row: int) -> None:
         """Forget a request, wherever it is. Removing one that is not here does nothing."""
         if self._requests.is_alive(row):
             self._remove(np.array([row]))
 
-    def schedule(self, acked: Int64s) -> StepPlan | None:
+    def schedule(self, acked: Acked) -> StepPlan | None:
         """The next step, or None where nobody can run.
 
-        `acked[row]` is how many positions of the row's history the worker has acknowledged, the
-        prompt's included. Every plan is to be launched, and answered by complete() or fail() in
+        `acked`: see columns. Every plan is to be launched, and answered by complete() or fail() in
         the same order.
         """
         requests = self._requests
         if self._in_flight.has_probation:
             return None
-        if self._num_on_probation:
-            row = self._next_on_probation(acked)
+        if self._probation:
+            self._end_batch()
+            row = self._probation.first(acked)
             if row is not None:
                 return None if self._in_flight else self._plan_alone(row)
         if self._batch is not None:
             plan = self._plan_again(self._batch, acked)
             if plan is not None:
                 return plan
-            self._batch = None
+            self._end_batch()
         rows = self._slots.running()
-        runnable = self._may_run(rows, acked)
+        runnable = requests.may_run(rows, acked)
         one_behind = requests.known[rows] - requests.computed[rows] == 1
         decoding, prefilling = rows, _NOBODY
         if not (runnable.all() and one_behind.all()):
@@ -208,12 +206,12 @@ class Scheduler:
 
         if len(decoding) > self._max_num_batched_tokens:
             decoding = requests.in_order(decoding)[: self._max_num_batched_tokens]
-        preemptions_before = self._num_preemptions
-        decoding = self._extend_tables(decoding)
+        preemptions_before = self._places.num_preemptions
+        decoding = self._places.extend_tables(decoding)
         budget = self._max_num_batched_tokens - len(decoding)
-        chunks = self._continue(prefilling, budget)
-        if self._waiting and self._num_preemptions == preemptions_before:
-            chunks += self._admit(acked, budget - sum(count for _, count in chunks))
+        chunks = self._prefill.go_on(prefilling, budget)
+        if self._places.waiting and self._places.num_preemptions == preemptions_before:
+            chunks += self._prefill.admit(acked, budget - sum(count for _, count in chunks))
         if not len(decoding) and not chunks:
             return None
         return self._plan(decoding, chunks)
@@ -234,9 +232,8 @@ class Scheduler:
             token_ids = token_ids[alive]
         ids = token_ids.astype(np.uint32)
         self._tokens.append(rows, ids)
-        if record.on_probation and len(rows):
-            self._requests.on_probation[rows] = False
-            self._num_on_probation -= 1
+        if record.on_probation:
+            self._probation.end(rows)
         num_left = self._requests.limit.take(rows) - self._tokens.lengths(rows)
         least_left, ended = int(num_left.min(initial=_UNBOUNDED)), _NOBODY
         if least_left <= 0:
@@ -252,6 +249,7 @@ class Scheduler:
         That is the request that was alone in the step. Of several nobody knows: each of them
         computes its tokens anew, alone.
         """
+        self._end_batch()
         record = self._in_flight.answered(plan)
         spoilt, readers = self._in_flight.spoilt_by(record)
         self._blocks.forget(spoilt)
@@ -263,15 +261,22 @@ class Scheduler:
             self._remove(rows)
             return rows
         for row in rows.tolist():
-            self._put_on_probation(row)
+            self._probation.begin(row)
+            self._take_back(row)
         return rows[:0]
 
     def settle(self) -> None:
         """Do what can wait until the readers have what was sampled last."""
         self._tokens.settle()
 
+    def acks_moved_back(self) -> None:
+        """Some row's acknowledgements are fewer than schedule() was told last."""
+        if self._batch is not None:
+            self._batch.look_again()
+
     def reset_prefix_cache(self) -> None:
         """Let nothing be found in the cache that is there now."""
+        self._end_batch()
         self._blocks.reset_prefix_cache()
 
     def rows_of(self, plan: StepPlan) -> Int64s:
@@ -298,126 +303,22 @@ class Scheduler:
     def _live(self, rows: Int64s, generations: Int64s) -> Int64s:
         return np.where(self._requests.generation[rows] == generations, rows, NO_ROW)
 
-    def _may_run(self, rows: Int64s, acked: Int64s) -> Bools:
-        """Whether each row may sample one more: below its limit, not too far ahead."""
-        requests = self._requests
-        known = requests.known[rows]
-        unacked = known - np.maximum(acked[rows], requests.prompt_len[rows])
-        return np.logical_and(known < requests.limit[rows], unacked < requests.run_ahead[rows])
-
-    def _extend_tables(self, decoding: Int64s) -> Int64s:
-        """Make room for one more token of each row; returns the rows that were not preempted."""
-        requests, slots = self._requests, self._slots
-        at = requests.slot[decoding]
-        full = slots.num_blocks[at] * self._block_size == requests.computed[decoding]
-        asking = at[full]
-        if len(asking) > self._blocks.num_free:
-            # The last in order goes until the rest fits: nobody gives way to one behind him.
-            candidates = requests.in_order(slots.running()).tolist()
-            while len(asking) > self._blocks.num_free:
-                self._preempt(candidates.pop())
-                asking = at[full & (requests.slot[decoding] == at)]
-            decoding = decoding[requests.slot[decoding] == at]
-        if len(asking):
-            self._blocks.grow(asking)
-        return decoding
-
-    def _continue(self, prefilling: Int64s, budget: int) -> list[tuple[int, int]]:
-        """The next chunk of each request under way that still runs, while the budget lasts."""
-        if not len(prefilling):
-            return []
-        requests = self._requests
-        chunks: list[tuple[int, int]] = []
-        for row in requests.in_order(prefilling[requests.slot[prefilling] != NO_SLOT]).tolist():
-            count = self._chunk(row, budget)
-            if count > 0:
-                self._blocks.fill(row, count)
-                chunks.append((row, count))
-                budget -= count
-        return chunks
-
-    def _admit(self, acked: Int64s, budget: int) -> list[tuple[int, int]]:
-        """Let waiting requests run while budget, slots and blocks last; their first chunks.
-
-        A chunk is (row, tokens).
-        """
-        requests = self._requests
-        chunks: list[tuple[int, int]] = []
-        num_passed_over = 0
-        while budget > 0 and self._slots.num_free:
-            row = self._waiting.peek(num_passed_over)
-            if row is None:
-                break
-            known = int(requests.known[row])
-            if known > self._tokens.length(row):
-                break  # preempted, its last token still in flight
-            if not self._may_run(np.array([row]), acked)[0]:
-                # its worker may be stuck: that is not for the others to wait for
-                num_passed_over += 1
-                continue
-            shared = self._blocks.find_room(row)
-            if shared is None or not self._prompts.has_room(row):
-                break
-            self._waiting.remove(row)
-            self._blocks.admit(row, shared)
-            count = self._chunk(row, budget)
-            self._blocks.fill(row, count)
-            chunks.append((row, count))
-            budget -= count
-        return chunks
-
-    def _can_admit(self, acked: Int64s, reserved: int) -> bool:
-        """Whether `_admit` might let somebody run once others have got `reserved` blocks."""
-        row = self._waiting.peek(0)
-        if row is None or not self._slots.num_free:
-            return False
-        if int(self._requests.known[row]) > self._tokens.length(row):
-            return False
-        if not self._may_run(np.array([row]), acked)[0]:
-            return True  # then those behind him may
-        return self._blocks.find_room(row, reserved=reserved) is not None
-
-    def _next_on_probation(self, acked: Int64s) -> int | None:
-        """The first of those on probation that may run."""
-        rows = np.flatnonzero(self._requests.on_probation)
-        rows = self._requests.in_order(rows[self._may_run(rows, acked)])
-        return int(rows[0]) if len(rows) else None
-
-    def _put_on_probation(self, row: int) -> None:
-        """Let a request compute everything anew, alone."""
-        requests = self._requests
-        if not requests.on_probation[row]:
-            requests.on_probation[row] = True
-            self._num_on_probation += 1
-        self._take_back(row)
-
     def _take_back(self, row: int) -> None:
         """Let a request compute everything anew; what is in flight of it is not its own."""
-        requests = self._requests
-        requests.end_lives(row)
-        requests.known[row] = self._tokens.length(row)
-        if requests.slot[row] != NO_SLOT:
-            self._preempt(row)
+        self._requests.end_lives(row)
+        self._requests.known[row] = self._tokens.length(row)
+        if self._places.runs(row):
+            self._places.preempt(row)
 
     def _plan_alone(self, row: int) -> StepPlan:
-        """The next step of a request on probation; others give way where it finds no room."""
-        requests = self._requests
-        if requests.slot[row] == NO_SLOT:
-            candidates = requests.in_order(self._slots.running()).tolist()
-            while not self._slots.num_free or (shared := self._blocks.find_room(row)) is None:
-                self._preempt(candidates.pop())
-            self._waiting.remove(row)
-            self._blocks.admit(row, shared)
-        count = self._chunk(row, self._max_num_batched_tokens)
-        self._blocks.fill(row, count)
-        return self._plan(_NOBODY, [(row, count)])
+        """The next step of a request on probation."""
+        if not self._places.runs(row):
+            self._places.enter_by_force(row)
+        chunk = self._prefill.chunk(row, self._max_num_batched_tokens)
+        assert chunk is not None
+        return self._plan(_NOBODY, [chunk])
 
-    def _chunk(self, row: int, budget: int) -> int:
-        """How many tokens of a row the step that is being planned computes."""
-        start = int(self._requests.computed[row])
-        return self._prompts.cut(row, start, min(budget, int(self._requests.known[row]) - start))
-
-    def _plan(self, decoding: Int64s, chunks: list[tuple[int, int]]) -> StepPlan:
+    def _plan(self, decoding: Int64s, chunks: list[Chunk]) -> StepPlan:
         """The step of these rows; from here on it counts as computed, its tokens as known."""
         requests = self._requests
         rows, counts = decoding, np.ones(len(decoding), np.int64)
@@ -444,6 +345,7 @@ class Scheduler:
             self._batch = DecodeBatch(
                 requests,
                 self._slots,
+                self._blocks,
                 self._tokens,
                 rows,
                 columns,
@@ -453,21 +355,29 @@ class Scheduler:
             )
         return plan
 
-    def _plan_again(self, batch: DecodeBatch, acked: Int64s) -> StepPlan | None:
+    def _plan_again(self, batch: DecodeBatch, acked: Acked) -> StepPlan | None:
         """The next step of the same requests; None where it is not that simple."""
         if batch.rows is not self._slots.running() or not batch.may_run(acked):
             return None
-        beginning = batch.beginning()
-        if len(beginning) > self._blocks.num_free or self._can_admit(acked, len(beginning)):
+        num_beginning = batch.num_beginning()
+        if num_beginning > self._blocks.num_free or self._prefill.can_admit(acked, num_beginning):
             return None
-        if len(beginning):
-            self._blocks.grow(self._requests.slot.take(batch.rows.take(beginning)))
-        is_last_in_flight = self._in_flight.last_step == batch.step
-        columns = batch.next_columns(beginning, is_last_in_flight=is_last_in_flight)
+        if self._requests.has_masks:
+            batch.settle()
+        columns = batch.next_columns(
+            oldest_in_flight=self._in_flight.first_step,
+            is_last=self._in_flight.last_step == batch.step,
+        )
         num = len(batch.rows)
         plan = self._launch(columns, batch.rows, batch.generations, num_decodes=num)
         batch.count(plan.step)
         return plan
+
+    def _end_batch(self) -> None:
+        """Somebody comes or goes, or has to be looked at."""
+        if self._batch is not None:
+            self._batch.settle()
+            self._batch = None
 
     def _launch(
         self, columns: TokenColumns, rows: Int64s, generations: Int64s, *, num_decodes: int
@@ -475,34 +385,16 @@ class Scheduler:
         requests = self._requests
         self._step += 1
         plan = build_plan(requests, columns, self._tokens, step=self._step, num_decodes=num_decodes)
-        on_probation = bool(self._num_on_probation and requests.on_probation[rows[0]])
+        on_probation = self._probation.has(int(rows[0]))
         uses = self._blocks.take_uses()
         self._in_flight.add(plan, rows, generations, on_probation=on_probation, uses=uses)
         return plan
 
-    def _preempt(self, row: int) -> None:
-        """Take slot and blocks from a running request and let it wait in its old place."""
-        self._release(np.array([row]))
-        self._requests.computed[row] = 0
-        self._waiting.add(row)
-        self._num_preemptions += 1
-
     def _remove(self, rows: Int64s) -> None:
         """Forget live requests, all different, running or waiting."""
-        requests = self._requests
-        runs = requests.slot[rows] != NO_SLOT
-        if runs.any():
-            self._release(rows[runs])
-        for row in rows[~runs].tolist():
-            self._waiting.remove(row)
-        self._num_on_probation -= int(requests.on_probation[rows].sum())
-        self._blocks.close(rows)
-        requests.remove(rows)
+        if self._batch is not None:
+            self._end_batch()
+        self._probation.end(rows)
+        self._places.remove(rows)
         for row in rows.tolist() if self._prompts else ():
             self._prompts.remove(row)
-
-    def _release(self, rows: Int64s) -> None:
-        """Free slots and blocks of running requests."""
-        self._blocks.release(rows)
-        if self._requests.rules:
-            self._requests.rules.leave(rows.tolist())

@@ -3,7 +3,7 @@
 Owns: registrations, rows, and the ends that tokens do not imply. Does not know: tokens, scheduling,
 sockets.
 
-Rules (STREAMS III):
+Rules:
 - A row is one stream's until it is forgotten; compute slot and cache are freed much earlier.
 - An end is stored once; whoever comes later changes nothing.
 """

@@ -3,7 +3,7 @@
 Owns: the socket, routes, sessions, acks, pings. Does not know: streams; its user answers each Hello
 with `welcome`, and drops the receipts of the life before.
 
-Rules (STREAMS II and V):
+Rules:
 - A party (an identity) has one session, that of its latest epoch; an older one's frames are stale.
 - A route without a session is told to attach. A gap ends a session: its peer is told to attach.
 - A route has one session: a Hello of another identity on it ends the one before.
@@ -29,6 +29,7 @@ from slipstream_ipc.codec import Codec
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.link import Beat, Header, Link, Verdict
 from slipstream_ipc.messages import (
+    MAX_IDENTITY_BYTES,
     PROTOCOL_VERSION,
     Fault,
     Frame,
@@ -46,7 +47,6 @@ Out = TypeVar("Out")
 In = TypeVar("In")
 Receipt = TypeVar("Receipt")
 
-_MAX_IDENTITY_BYTES = 64
 _MAX_HELD = 2**16
 
 
@@ -232,8 +232,8 @@ class Acceptor(Generic[Out, In, Receipt]):
             mismatch = f"protocol version {hello.version}, spoken here: {PROTOCOL_VERSION}"
             self._refuse(route, mismatch, epoch, "version")
             return False
-        if not 0 < len(hello.identity) <= _MAX_IDENTITY_BYTES:
-            why = f"an identity of 1 to {_MAX_IDENTITY_BYTES} bytes expected"
+        if not 0 < len(hello.identity) <= MAX_IDENTITY_BYTES:
+            why = f"an identity of 1 to {MAX_IDENTITY_BYTES} bytes expected"
             self._refuse(route, why, epoch, "identity")
             return False
         return True

@@ -3,7 +3,7 @@
 Owns: the socket and the link of the current attach, the handshake, acks and pings. Does not know:
 streams; its user states positions after each Welcome and drops the receipts of the life before.
 
-Rules (STREAMS II):
+Rules:
 - Each attach has a fresh socket with a random routing id; the old one is closed with LINGER 0, so
   nothing queued for one peer ever reaches another.
 - A gap, a Reattach or a missed heartbeat: attach anew. So does a connection that broke, when what
@@ -89,6 +89,7 @@ class Attacher(Generic[Out, In, Receipt]):
         self._patience_s = welcome_within_s
         self._epoch = incarnation << 32
         self._socket: zmq.Socket[bytes] | None = None
+        self._has_heard = False  # in the `receive` under way: a frame came that is no stranger's
         self.is_attached = False
         self.is_starting = False  # the peer has heard of this attach, and cannot serve yet
         self.fresh = fresh
@@ -146,7 +147,7 @@ class Attacher(Generic[Out, In, Receipt]):
         The loop's body may send, attach and close. Without `acknowledges` the caller does, who
         perhaps has an answer to send with it.
         """
-        has_heard = False
+        self._has_heard = False
         for _ in range(MAX_READ_AT_ONCE):
             if self._socket is None:
                 return
@@ -161,51 +162,10 @@ class Attacher(Generic[Out, In, Receipt]):
             except ProtocolError as error:
                 yield cast(In, Refusal(Fault("engine", f"the peer sent {error}")))
                 continue
-            body = frame.body
-            header = Header(frame.epoch, frame.seq, frame.ack)
-            numbered = is_numbered(body)
-            if not numbered and body is not None:
-                if isinstance(body, Reattach):
-                    if frame.epoch == self._epoch:
-                        self.attach(now)
-                    continue
-                if isinstance(body, Starting):
-                    if frame.epoch == self._epoch and not self.is_attached:
-                        self.is_starting = True
-                        self._hello_at = now  # it is kept: another one is sent without haste
-                    continue
-                if isinstance(body, Refusal) and frame.epoch == 0:
-                    yield body  # of something in which they could read no epoch
-                    continue
-            has_heard = True
-            verdict = self._link.receive(header, numbered, now)
-            if verdict is Verdict.GAP:
-                self.attach(now)
-            elif verdict is Verdict.DELIVER and body is not None:
-                if numbered:
-                    yield body
-                    continue
-                if isinstance(body, Ping):
-                    self._send_control(None)
-                    continue
-                if isinstance(body, Welcome):
-                    if self.is_attached:
-                        continue  # seen before; a second one would begin everything again
-                    if body.version != PROTOCOL_VERSION:
-                        yield cast(In, Refusal(Fault("engine", _mismatch(body.version))))
-                        continue
-                    try:
-                        check_socket_folder(self._address)
-                    except PermissionError as error:
-                        yield cast(In, Refusal(Fault("engine", str(error))))
-                        continue
-                    self.is_attached = True
-                    self.is_starting = False
-                    self.trouble = ""
-                    self.fresh = False
-                    self._patience_s = self._welcome_within_s
+            body = self._judge(frame, now)
+            if body is not None:
                 yield body
-        if self._socket is not None and not has_heard:  # the poller says it again
+        if self._socket is not None and not self._has_heard:  # the poller says it again
             seen = self._watch.look()
             self.trouble = seen.refused or seen.trouble or self.trouble
             if seen.refused:
@@ -258,6 +218,52 @@ class Attacher(Generic[Out, In, Receipt]):
             self._poller.unregister(self._socket)
             self._socket.close(linger=0)
             self._socket = None
+
+    def _judge(self, frame: Frame[In], now: float) -> In | None:
+        """What of a frame is to be delivered."""
+        body = frame.body
+        numbered = is_numbered(body)
+        if not numbered and body is not None:
+            if isinstance(body, Reattach):
+                if frame.epoch == self._epoch:
+                    self.attach(now)
+                return None
+            if isinstance(body, Starting):
+                if frame.epoch == self._epoch and not self.is_attached:
+                    self.is_starting = True
+                    self._hello_at = now  # it is kept: another one is sent without haste
+                return None
+            if isinstance(body, Refusal) and frame.epoch == 0:
+                return body  # of something in which they could read no epoch
+        self._has_heard = True
+        verdict = self._link.receive(Header(frame.epoch, frame.seq, frame.ack), numbered, now)
+        if verdict is Verdict.GAP:
+            self.attach(now)
+        elif verdict is Verdict.DELIVER and body is not None:
+            return body if numbered else self._obey(body)
+        return None
+
+    def _obey(self, body: In) -> In | None:
+        """Do what a control message of this attach asks for; what of it is to be delivered."""
+        if isinstance(body, Ping):
+            self._send_control(None)
+            return None
+        if not isinstance(body, Welcome):
+            return body
+        if self.is_attached:
+            return None  # seen before; a second one would begin everything again
+        if body.version != PROTOCOL_VERSION:
+            return cast(In, Refusal(Fault("engine", _mismatch(body.version))))
+        try:
+            check_socket_folder(self._address)
+        except PermissionError as error:
+            return cast(In, Refusal(Fault("engine", str(error))))
+        self.is_attached = True
+        self.is_starting = False
+        self.trouble = ""
+        self.fresh = False
+        self._patience_s = self._welcome_within_s
+        return body
 
     def _send_control(self, body: Out | None) -> None:
         if self._send(Frame(*self._link.control_header(), body)):

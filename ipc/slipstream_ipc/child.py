@@ -13,7 +13,8 @@ Rules:
   model until then, so that it can wait as a spare beside the process that it will replace.
 - The loop that does a child's work writes its beats, so their absence says that the loop hangs.
   From the first beat on they are expected, until the child says that it is `loading`.
-- A child never waits for its parent to read: a beat that finds no room is dropped.
+- A child never waits for its parent to read: a beat that finds no room is dropped. It is written
+  as a whole or not at all, so it takes at most PIPE_BUF bytes; numbers that do not fit stay away.
 - A child's own files in the runtime directory are named `*-PID.sock`: its parent removes them when
   it has died.
 """
@@ -27,13 +28,16 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TypeVar
 
 import msgspec
 
 from slipstream_ipc.messages import Status
+from slipstream_ipc.statistics import Numbers, Statistics
 
 STATUS_FD_VARIABLE = "SLIPSTREAM_STATUS_FD"
 CONTROL_FD_VARIABLE = "SLIPSTREAM_CONTROL_FD"
@@ -42,8 +46,10 @@ BEAT_S = 0.5  # between two beats; a loop that beats turns at least as often
 
 Config = TypeVar("Config")
 
+_logger = logging.getLogger(__name__)
+
 _PR_SET_PDEATHSIG = 1
-_CHUNK_BYTES = 4096
+_CHUNK_BYTES = 65536
 _MAX_LAST_WORDS = 400  # characters
 
 
@@ -52,12 +58,10 @@ class Activate(msgspec.Struct, frozen=True, tag=True):
 
     incarnation: larger than those of all who served in this place before. died_within: whether the
     last of them died of what it did itself (an exception, a fatal signal that nobody sent).
-    predecessor: the detail with which that one had reported that it is ready, if it ever was.
     """
 
     incarnation: int = 0
     died_within: bool = False
-    predecessor: str = ""
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
@@ -76,7 +80,7 @@ class Condition(msgspec.Struct, frozen=True, tag=True):
     processes: dict[str, str]
 
 
-Command = Activate | Drain | Condition
+Command = Activate | Drain | Condition | Statistics
 
 
 class StopSignal:
@@ -118,8 +122,15 @@ class Commands:
         """Readable when a command has come."""
         return self._fd
 
+    @property
+    def any_waiting(self) -> bool:
+        """Whether `read` would give some, or end this process."""
+        return bool(self._waiting or select.select([self._fd], [], [], 0)[0])
+
     def read(self) -> list[Command]:
-        """Those that have come since. Ends this process where nobody is left who could command."""
+        """Those that have come since; what is none is a line in the log. Ends this process where
+        nobody is left who could command.
+        """
         commands, self._waiting = self._waiting, []
         try:
             chunk = os.read(self._fd, _CHUNK_BYTES)
@@ -128,7 +139,12 @@ class Commands:
         if not chunk:
             sys.exit(1)
         *lines, self._rest = (self._rest + chunk).split(b"\n")
-        return commands + [self._decode(line) for line in lines]
+        for line in lines:
+            try:
+                commands.append(self._decode(line))
+            except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                _logger.error("the parent sent %d bytes that are no command: %s", len(line), error)
+        return commands
 
 
 class Beats:
@@ -137,12 +153,12 @@ class Beats:
     def __init__(self) -> None:
         self._due = 0.0
 
-    def beat(self, now: float) -> bool:
-        """Write a beat if one is due; whether it was."""
+    def beat(self, now: float, numbers: Callable[[], Numbers] | None = None) -> bool:
+        """Write a beat if one is due, with what was counted by then; whether it was."""
         if now < self._due:
             return False
         self._due = now + BEAT_S / 2  # so that a loop that sleeps for BEAT_S never skips one
-        report(Status(beat=True))
+        report(Status(beat=True, numbers=None if numbers is None else numbers()))
         return True
 
 
@@ -184,6 +200,37 @@ def wait_for_activation(commands: Commands, stop: StopSignal, beats: Beats) -> A
     return None
 
 
+def prepare(work: Callable[[], None], commands: Commands) -> None:
+    """Do `work` before `Activate`, or beside another who serves: then with less of the processors.
+
+    A spare's imports take seconds of a core that those who serve have a use for. Niceness is a
+    thread's own and cannot be taken back, so they are a thread's of their own. Where their place
+    falls free meanwhile they go on like that: who died needs no processor any more.
+    """
+    if commands.any_waiting:
+        work()
+        return
+    raised: list[BaseException] = []
+
+    def gently() -> None:
+        try:
+            with contextlib.suppress(OSError):  # not everywhere may a thread be nice alone
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _niceness_of_spares())
+            work()
+        except BaseException as error:  # the main thread's to raise
+            raised.append(error)
+
+    thread = threading.Thread(target=gently, name="prepare")
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+
+
+def _niceness_of_spares() -> int:
+    return min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
+
+
 def report(status: Status) -> None:
     """Tell the parent, if one listens."""
     given = os.environ.get(STATUS_FD_VARIABLE)
@@ -191,6 +238,8 @@ def report(status: Status) -> None:
         return
     fd = int(given)
     line = msgspec.json.encode(status) + b"\n"
+    if status.beat and len(line) > select.PIPE_BUF:
+        line = msgspec.json.encode(msgspec.structs.replace(status, numbers=None)) + b"\n"
     with contextlib.suppress(BrokenPipeError):  # it has heard enough, or is dying
         while line:
             try:

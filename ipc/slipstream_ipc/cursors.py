@@ -1,7 +1,7 @@
 """How far one receiver has been sent, and has acknowledged, each row of a history.
 
-Owns: the cursor of STREAMS' "a history and a cursor", for token histories by row: which rows have
-something new, how much of it fits the next message, what an acknowledgement means for them.
+Owns: the cursors into token histories (`log`), by row: which rows have something new, how much of
+it fits the next message, what an acknowledgement means for them.
 
 Does not know: messages, sockets, what a row is.
 
@@ -51,7 +51,8 @@ class _Course:
         self.rows, self.counts, self.lives = portion.rows, portion.counts, portion.lives
         self.ends = portion.starts + 1
         self.is_written = True  # `ends` stand in the column of what was sent
-        self.acked: Int64s | None = None  # the starts of what was acknowledged last, if not written
+        self.acked: Int64s | None = None  # the starts of the latest that was acknowledged
+        self.is_acked_written = True  # it stands in the column of what was acknowledged
 
     def is_later(self, portion: Portion) -> bool:
         """Whether a portion of the course acknowledges more than is known."""
@@ -73,10 +74,11 @@ class Cursors:
     def acked(self) -> Int64s:
         """Positions acknowledged until now, by row; not to be written."""
         course = self._course
-        if course is not None and course.acked is not None:
+        if course is not None and not course.is_acked_written:
             # nobody was opened since the portion was made, and acknowledgements only grow
+            assert course.acked is not None
             self._acked[course.rows] = course.acked + 1
-            course.acked = None
+            course.is_acked_written = True
         return self._acked
 
     def open(self, row: int, position: int) -> None:
@@ -158,6 +160,7 @@ class Cursors:
         if course is not None and portion.lives is course.lives:
             if course.is_later(portion):
                 course.acked = portion.starts
+                course.is_acked_written = False
             return
         rows, ends = portion.rows, portion.starts + portion.counts
         same = self._lives.take(rows) == portion.lives

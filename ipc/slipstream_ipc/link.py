@@ -3,7 +3,7 @@
 Owns: the numbers of a `Frame` and the clockwork of a link's life. Does not know: sockets, clocks
 (the time comes in as an argument), what a body means.
 
-Rules (STREAMS I and II):
+Rules:
 - An attach is a new life with a new epoch; a frame of another epoch is stale.
 - Frames that carry a body for the streams are numbered 1, 2, 3 …; at most `window` of them are
   unacknowledged, which is the sender's credit. All others (acks, pings, the handshake) need no

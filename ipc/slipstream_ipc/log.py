@@ -1,4 +1,4 @@
-"""Histories of streams as paged numpy columns: the token half of STREAMS' `Log`.
+"""Histories of streams as paged numpy columns: what a sender keeps of tokens.
 
 Owns: the values that streams have produced so far, by row. A row is a small integer that its
 user hands out; a position counts the values of that row since its start.

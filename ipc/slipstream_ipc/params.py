@@ -107,6 +107,18 @@ def with_num_logprobs(params: SamplingParams, vocab_size: int) -> SamplingParams
     return msgspec.structs.replace(params, **whole) if whole else params
 
 
+def logprob_bytes(params: SamplingParams, prompt_len: int, max_tokens: int) -> int:
+    """Bytes that a request's log-probabilities may take, prompt and outputs. -1 is no number."""
+    num_bytes = 0
+    for wanted, num_tokens in (
+        (params.logprobs, max_tokens),
+        (params.prompt_logprobs, prompt_len - 1),
+    ):
+        if wanted is not None:
+            num_bytes += num_tokens * LOGPROB_BYTES * (1 + wanted)
+    return num_bytes
+
+
 def check_logprob_bytes(
     params: SamplingParams, prompt_len: int, max_tokens: int, vocab_size: int
 ) -> None:

@@ -3,7 +3,7 @@
 Owns: what is there of them, and how they are cut into messages. The core fills one as it computes,
 the worker as it receives. Does not know: messages' types, sockets, when something is sent.
 
-Rules (STREAMS 17: a header with a cursor of its own):
+Rules:
 - Positions count from 0, which is the prompt's second token: its first has none.
 - A piece that begins at 0 begins anew (a prompt is computed again after a preemption, said again
   after an attach); any other goes on where the last one ended. What is whole stays as it is.

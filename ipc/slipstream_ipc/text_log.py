@@ -1,4 +1,4 @@
-"""The text half of STREAMS' `Log`: what a stream has released, with opaque positions.
+"""The history of a stream's text: what it has released, with opaque positions.
 
 Owns: the units of text and tokens in which a stream becomes readable, and reading from any unit
 on. Does not know: readers, intervals, stop rules, token ids (they lie beside, by token position).
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -55,6 +56,12 @@ class TextLog:
         self._texts.append(text)
         self._token_ends.append(num_tokens)
         self._num_chars += len(text)
+
+    def append_each(self, texts: Sequence[str], before: int) -> None:
+        """Release each of `texts` together with one token, behind the `before` first."""
+        self._texts += texts
+        self._token_ends += range(before + 1, before + 1 + len(texts))
+        self._num_chars += sum(map(len, texts))
 
     @property
     def starts_at_zero(self) -> bool:

@@ -63,6 +63,8 @@ def unpack_words(ids: bytes, counts: bytes) -> Words:
 
     Raises BadRequest where they are no such columns, or more than a request may have.
     """
+    if not ids and not counts:
+        return []  # nearly always
     try:
         lengths, token_ids = u32(counts, "bad_word_counts"), u32(ids, "bad_word_ids")
     except ProtocolError as error:

@@ -25,6 +25,7 @@ class Cells:
     handles: memoryview
     sent_tokens: memoryview
     sent_chars: memoryview
+    delivered_at: memoryview[float]
     max_tokens: memoryview
     firsts: memoryview
     stop_low: memoryview

@@ -3,7 +3,7 @@
 Owns: the client's session, the lines it reads, the states that wait for credit. Does not know: how
 streams are computed, admitted or ended.
 
-Rules (STREAMS I, II, V):
+Rules:
 - States (Accepted, Rejected) leave before deltas; both wait for credit, nothing queues in a socket.
 - A client without credit is sent nothing; what it misses is merged into the next message.
 - Where the interval is "auto", first tokens and ends leave at once, everything else when the reader
@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from time import monotonic
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,7 @@ from slipstream_ipc.accept import Acceptor, Session
 from slipstream_ipc.messages import ClientToWorker, PromptLogprobs, Superseded, WorkerToClient
 from slipstream_worker import deltas
 from slipstream_worker.columns import StreamColumns
+from slipstream_worker.counters import Counters, Pace
 from slipstream_worker.few_deltas import FEW, FewBuilt, build_few, due_few
 from slipstream_worker.streams import Reader, Stream
 
@@ -38,8 +40,6 @@ _MAX_STATES = 2**16
 
 FrontAcceptor = Acceptor[WorkerToClient, ClientToWorker, Receipt]
 
-_NONE: Int64s = np.zeros(0, np.int64)
-
 
 class ClientPort:
     """Everything that goes to one client."""
@@ -49,6 +49,7 @@ class ClientPort:
         acceptor: FrontAcceptor,
         session: Session[Receipt],
         columns: StreamColumns,
+        counters: Counters,
         room: int | None = None,
     ) -> None:
         """`room`: messages under way from which on only what is urgent is sent; None: no such."""
@@ -56,9 +57,10 @@ class ClientPort:
         self._room = room
         self._session = session
         self._columns = columns
+        self._pace = Pace(columns, counters)
         self._states: deque[WorkerToClient] = deque()
-        self._lines = _NONE  # of the streams that it is sent, ascending
-        self._few: list[int] | None = []  # the same, where they are few
+        self._numbers: list[int] = []  # lines of the streams that it is sent, ascending
+        self._lines: Int64s | None = None  # the same as a column, made when it is wanted
         self._first_line = 0  # the slow line whose turn it is, where not all fit
         self._has_news = False
         self.streams: set[Stream] = set()  # read by this client
@@ -69,6 +71,11 @@ class ClientPort:
         return self._session
 
     @property
+    def unsent(self) -> Sequence[WorkerToClient]:
+        """States that wait for credit."""
+        return self._states
+
+    @property
     def has_unsent(self) -> bool:
         """Whether something waits for credit."""
         return bool(self._states) or self._has_news
@@ -77,7 +84,8 @@ class ClientPort:
         """A new life: the client will say what it wants."""
         self._session = session
         self._states.clear()
-        self._set_lines(_NONE)
+        self._pace.settle()
+        self._numbers, self._lines = [], None
         self._has_news = False
         for stream in self.streams:
             assert stream.reader is not None
@@ -94,7 +102,7 @@ class ClientPort:
             self._states.append(PromptLogprobs(handle, start, columns))
 
     def read(self, stream: Stream, reader: Reader) -> None:
-        """The client reads this stream; nothing of it is sent before `send_from`."""
+        """The client reads this stream; nothing of it is sent before `send_from_here`."""
         reader.is_waiting = True
         stream.reader = reader
         self.streams.add(stream)
@@ -156,6 +164,7 @@ class ClientPort:
             if not self._acceptor.send(session, built.message, built.slow.ended):
                 break
             has_sent = True
+            self._pace.left(built, monotonic())
             built.commit(self._columns)
             if built.slow.moves:
                 self._first_line = built.slow.moves[-1][0].line + 1
@@ -166,9 +175,11 @@ class ClientPort:
 
     def _build(self, *, urgent: bool) -> deltas.Built | FewBuilt | None:
         """A message of what is due, if anything is."""
-        columns, few = self._columns, self._few
-        if few is None:
+        columns, few = self._columns, self._numbers
+        if len(few) > FEW:
             lines = self._lines
+            if lines is None:
+                lines = self._lines = np.array(few, np.int64)
             is_dirty = columns.is_dirty.take(lines)
             if not is_dirty.all():
                 lines = lines[is_dirty]
@@ -206,15 +217,17 @@ class ClientPort:
         ]
 
     def _insert_line(self, line: int) -> None:
-        at = int(np.searchsorted(self._lines, line))
-        if at == len(self._lines) or self._lines[at] != line:
-            self._set_lines(np.insert(self._lines, at, line))
+        numbers = self._numbers
+        at = bisect_left(numbers, line)
+        if at == len(numbers) or numbers[at] != line:
+            self._pace.settle()
+            numbers.insert(at, line)
+            self._lines = None
 
     def _drop_line(self, line: int) -> None:
-        at = int(np.searchsorted(self._lines, line))
-        if at < len(self._lines) and self._lines[at] == line:
-            self._set_lines(np.delete(self._lines, at))
-
-    def _set_lines(self, lines: Int64s) -> None:
-        self._lines = lines
-        self._few = lines.tolist() if len(lines) <= FEW else None
+        numbers = self._numbers
+        at = bisect_left(numbers, line)
+        if at < len(numbers) and numbers[at] == line:
+            self._pace.settle()
+            del numbers[at]
+            self._lines = None

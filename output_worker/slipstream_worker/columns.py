@@ -13,8 +13,6 @@ Rules:
   and everything released has been sent.
 - A line that wants very many log-probabilities to a token is never fast: how many of its tokens fit
   a message has nothing to do with how many of the others' do.
-- Which whole tokens can begin a stop string is learnt: at first all that have the first character
-  of one, until a token has been looked at and found harmless for that set of stop strings.
 - A stream's units, and so the positions that readers know, are the same on both ways.
 - Columns are the truth for one line as for a thousand. Where there are but a few, the scalar way
   reads and writes them one by one (`append_few`, `few_deltas`), and does the same.
@@ -24,6 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -37,20 +36,22 @@ from slipstream_ipc.prompt_log import PromptLog
 from slipstream_ipc.text_log import Cursor
 from slipstream_ipc.wide_logprobs import MAX_NARROW
 from slipstream_worker.cells import NO_CELLS, Cells
-from slipstream_worker.fast_table import FastTable, View, character_sets
+from slipstream_worker.fast_table import FastTable, View
+from slipstream_worker.output import StreamOutput
+from slipstream_worker.plain_tokens import PlainTokens
 from slipstream_worker.streams import Stream
 
 logger = logging.getLogger(__name__)
 
+Float64s = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
 UInt64s = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 
 _NOBODY = 0
-_NOT_BY_LINE = ("_is_plain", "_latest", "_sorted", "_harmless")
+_NOT_BY_LINE = ("_latest", "_sorted")
 _NOBODYS: Int64s = np.zeros(0, np.int64)
-_MAX_SETS = 64  # of stop strings, for which it is known which tokens are harmless
 
 
 class StreamColumns:
@@ -76,6 +77,8 @@ class StreamColumns:
         self.handles: UInt32s = np.zeros(num, np.uint32)  # its reader's
         self.sent_tokens: Int64s = np.zeros(num, np.int64)  # of fast lines
         self.sent_chars: Int64s = np.zeros(num, np.int64)
+        # when its reader was sent something last, 0.0 never (see `counters`, which keeps it)
+        self.delivered_at: Float64s = np.zeros(num, np.float64)
         self._prompt_lens: Int64s = np.zeros(num, np.int64)
         self._max_tokens: Int64s = np.zeros(num, np.int64)
         self._firsts: Int64s = np.zeros(num, np.int64)  # of the line's view in `fast`
@@ -84,12 +87,7 @@ class StreamColumns:
         self._rules = self._rules_of(self._latest)
         self._num_with_stops = 0
         self._sets: Int64s = np.zeros(num, np.int64)  # of its stop strings; 0: nothing is learnt
-        self._set_of: dict[tuple[View, tuple[str, ...]], int] = {}
-        num_ids = fast.vocab_size + 1 if fast is not None else 0
-        self._harmless: Bools = np.zeros((1, num_ids), np.bool_)  # [set, token id]
-        self._num_stopping: dict[int, int] = {}  # streams that a token id ends, by id
-        # of each entry of `fast`: whole, and ends no stream
-        self._is_plain: Bools = fast.lens >= 0 if fast is not None else np.zeros(0, np.bool_)
+        self._plain = PlainTokens(fast)
         self.cells = self._new_cells()
 
     # ---- a line's life -------------------------------------------------------------------
@@ -128,16 +126,17 @@ class StreamColumns:
         self.intervals[line] = stream.interval
         self.is_dirty[line] = False
         self.sent_tokens[line] = self.sent_chars[line] = 0
+        self.delivered_at[line] = 0.0
         self._prompt_lens[line] = len(admit.prompt_ids) // 4
         self._max_tokens[line] = admit.max_tokens
         stops = stop_strings(params)
-        low, high = character_sets([stop[0] for stop in stops])
-        self._stop_low[line] = np.bitwise_or.reduce(low)
-        self._stop_high[line] = np.bitwise_or.reduce(high)
+        self._stop_low[line], self._stop_high[line] = self._plain.first_characters(stops)
         self._num_with_stops += bool(stops)
-        self._sets[line] = self._stop_set(_view(admit), stops)
-        for token_id in admit.stop_token_ids:
-            self._count_stop(token_id, 1)
+        number, was_another = self._plain.set_of(_view(admit), stops)
+        if was_another:
+            self._sets[self._sets == number] = 0
+        self._sets[line] = number
+        self._plain.add_stops(admit.stop_token_ids)
         self.is_fast[line] = False
         if self.fast is not None:
             self._firsts[line] = self.fast.first(_view(admit))
@@ -156,8 +155,7 @@ class StreamColumns:
         self.prompts.drop(line)
         self.is_dirty[line] = self.is_fast[line] = False
         self._num_with_stops -= bool(stop_strings(stream.registration.params))
-        for token_id in stream.registration.stop_token_ids:
-            self._count_stop(token_id, -1)
+        self._plain.remove_stops(stream.registration.stop_token_ids)
 
     # ---- tokens --------------------------------------------------------------------------
 
@@ -193,14 +191,14 @@ class StreamColumns:
             of_token = np.repeat(lines, counts)
             firsts, _, stop_low, stop_high = self._rules_of(of_token)
         at = np.minimum(token_ids, fast.vocab_size) + firsts
-        needs_care = ~self._is_plain.take(at)
+        needs_care = ~self._plain.is_plain.take(at)
         if self._num_with_stops:
             shared = fast.low.take(at) & stop_low
             shared |= fast.high.take(at) & stop_high
             some = np.flatnonzero(shared)
             if len(some):
                 ids = np.minimum(token_ids[some], fast.vocab_size)
-                needs_care[some] |= ~self._harmless[self._sets[of_token[some]], ids]
+                needs_care[some] |= ~self._plain.harmless[self._sets[of_token[some]], ids]
         if counts is not None:
             needs_care = np.logical_or.reduceat(needs_care, np.cumsum(counts) - counts)
         needs_care |= ~self.is_fast.take(lines)
@@ -222,7 +220,7 @@ class StreamColumns:
                 fast is None
                 or not is_fast[line]
                 or lengths[index] >= max_tokens[line]
-                or not self._is_plain_for(fast, line, token_ids[index])
+                or not self.is_plain_for(fast, line, token_ids[index])
             ):
                 care.append(index)
         return care
@@ -266,14 +264,15 @@ class StreamColumns:
             stream.reader.cursor = sent
 
     def learn(self, stream: Stream, token_id: int) -> None:
-        """A fast line was slowed down by this token; perhaps it need not have been."""
-        fast, number = self.fast, self._sets[stream.line]
+        """This token was looked at behind a settled output; perhaps it need not have been."""
+        fast, number = self.fast, self.cells.sets[stream.line]
         if fast is None or not number or token_id >= fast.vocab_size:
             return
-        at = int(self._firsts[stream.line]) + token_id
-        assert stream.output is not None
-        if fast.lens[at] >= 0 and stream.output.is_harmless(fast.texts[at]):
-            self._harmless[number, token_id] = True
+        if not self._plain.is_known.item(number, token_id):
+            at = self.cells.firsts[stream.line] + token_id
+            assert stream.output is not None
+            is_harmless = fast.lens.item(at) >= 0 and stream.output.is_harmless(fast.texts[at])
+            self._plain.learn(number, token_id, is_harmless=is_harmless)
 
     def speed_up(self, stream: Stream, sent: Cursor) -> None:
         """Make the line fast, if it can be: all that is released lies before `sent`, and read."""
@@ -282,12 +281,7 @@ class StreamColumns:
         is_whole = output.end is None and sent.unit == output.log.num_units
         if self.fast is None or not is_whole or self.widths[line] > MAX_NARROW:
             return
-        try:
-            is_settled = output.is_settled
-        except Exception:  # whose next token will show what is wrong with it
-            logger.exception("a stream's detokeniser failed")
-            return
-        if is_settled:
+        if is_settled(output):
             self.is_fast[line] = True
             self.sent_chars[line] = sent.num_chars
             self.sent_tokens[line] = sent.num_tokens
@@ -328,22 +322,7 @@ class StreamColumns:
             self._stop_high.take(lines),
         )
 
-    def _stop_set(self, view: View, stops: tuple[str, ...]) -> int:
-        """The number under which it is kept what is learnt for these stop strings."""
-        if not stops or self.fast is None:
-            return 0
-        number = self._set_of.get((view, stops), 0)
-        if not number and len(self._set_of) < _MAX_SETS:
-            number = self._set_of[view, stops] = len(self._harmless)
-            self._harmless = np.pad(self._harmless, ((0, 1), (0, 0)))
-        elif not number:  # the oldest set's place; whoever has that learns no more
-            oldest = next(iter(self._set_of))
-            number = self._set_of[view, stops] = self._set_of.pop(oldest)
-            self._sets[self._sets == number] = 0
-            self._harmless[number] = False
-        return number
-
-    def _is_plain_for(self, fast: FastTable, line: int, token_id: int) -> bool:
+    def is_plain_for(self, fast: FastTable, line: int, token_id: int) -> bool:
         """Whether the token is whole, ends no stream, and begins no stop string of this line."""
         cells = self.cells
         if token_id > fast.vocab_size:
@@ -354,21 +333,8 @@ class StreamColumns:
         if not self._num_with_stops:
             return True
         if cells.lows[at] & cells.stop_low[line] or cells.highs[at] & cells.stop_high[line]:
-            return bool(self._harmless[cells.sets[line], token_id])
+            return bool(self._plain.harmless[cells.sets[line], token_id])
         return True
-
-    def _count_stop(self, token_id: int, change: int) -> None:
-        fast = self.fast
-        if fast is None or token_id >= fast.vocab_size:
-            return  # never fast anyhow
-        number = self._num_stopping.get(token_id, 0) + change
-        if number:
-            self._num_stopping[token_id] = number
-        else:
-            self._num_stopping.pop(token_id, None)
-        for view in View:
-            at = fast.first(view) + token_id
-            self._is_plain[at] = not number and fast.lens[at] >= 0
 
     def _grow(self, num_lines: int) -> None:
         more = max(num_lines, 2 * len(self.is_fast)) - len(self.is_fast)
@@ -387,15 +353,26 @@ class StreamColumns:
             handles=self.handles.data,
             sent_tokens=self.sent_tokens.data,
             sent_chars=self.sent_chars.data,
+            delivered_at=cast("memoryview[float]", self.delivered_at.data),
             max_tokens=self._max_tokens.data,
             firsts=self._firsts.data,
             stop_low=self._stop_low.data,
             stop_high=self._stop_high.data,
             sets=self._sets.data,
-            is_plain=self._is_plain.data,
+            is_plain=self._plain.is_plain.data,
             lows=fast.low.data if fast is not None else NO_CELLS,
             highs=fast.high.data if fast is not None else NO_CELLS,
         )
+
+
+def is_settled(output: StreamOutput) -> bool:
+    """Whether it is, where its detokeniser can say so; else its next token will show what is wrong
+    with it."""
+    try:
+        return output.is_settled
+    except Exception:
+        logger.exception("a stream's detokeniser failed")
+        return False
 
 
 def _view(admit: Admit) -> View:

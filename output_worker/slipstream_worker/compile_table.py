@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import Decoder
 
 from slipstream_worker.decode_reference import byte_of_token, decoder_steps
+from slipstream_worker.panics import is_panic
 from slipstream_worker.self_test import find_mismatch
 from slipstream_worker.token_table import TokenTable
 
@@ -49,8 +50,13 @@ def compile_table(tokenizer: Tokenizer) -> TokenTable:
         added.content for added in tokenizer.get_added_tokens_decoder().values() if added.special
     }
     special = tuple(i for i, token in enumerate(tokens) if token in special_tokens)
-    table = _compile(decoder_steps(tokenizer), tokens, special)
-    mismatch = find_mismatch(tokenizer, table)
+    try:
+        table = _compile(decoder_steps(tokenizer), tokens, special)
+        mismatch = find_mismatch(tokenizer, table)
+    except BaseException as error:
+        if is_panic(error):
+            raise UnsupportedDecoder(f"the decoder panics: {error}") from error
+        raise
     if mismatch is not None:
         raise UnsupportedDecoder(f"self-test: {mismatch}")
     return table

@@ -3,7 +3,7 @@
 Owns: the attach to the core, the states that wait for credit, the report that is due. Does not
 know: what streams are; the worker states them anew after each attach.
 
-Rules (STREAMS I):
+Rules:
 - States leave in the order they were made. A report says how far everything has been checked;
   while it waits for credit, a later one takes its place and adds its rows.
 - One message answers a step: its report, which acknowledges it too.

@@ -76,11 +76,6 @@ class Built:
     fast_chars: Int64s
     is_all: bool  # that was due
 
-    @property
-    def ended(self) -> list[Stream]:
-        """Whose end is in it: their readers have all of them when it is acknowledged."""
-        return self.slow.ended
-
     def commit(self, columns: StreamColumns) -> None:
         """The message has left: move the cursors."""
         fast = self.fast
@@ -112,7 +107,7 @@ class SlowEntries:
         self.chars: list[int] = []
         self.texts: list[str] = []
         self.ended_at: list[int] = []
-        self.ended: list[Stream] = []
+        self.ended: list[Stream] = []  # whose end is in it
         self.ends: list[End] = []
         self.moves: list[tuple[Stream, Cursor]] = []  # where each reader's copy ends then
         self.spans: list[tuple[int, int, int]] = []  # line, first token, number of tokens

@@ -2,11 +2,12 @@
 
 Owns: submissions on their way to the core. Does not know: the core's messages, how text is made.
 
-Rules (STREAMS I, V):
+Rules:
 - A submission is idempotent by its stream id; the same id with other content is a conflict.
 - Nobody is heard before every stream of the life before is known (SyncDone; see `worker`), so
   "unknown" is the truth.
 - Whatever goes wrong with one client's message is that client's: it is told, nobody else is.
+- What was aborted before it was accepted is not begun again, whoever asks for it and however late.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
     Abort,
     Accepted,
+    Cancel,
     ClientToWorker,
+    Detokenize,
     Fault,
     Goodbye,
     Hello,
@@ -29,13 +32,21 @@ from slipstream_ipc.messages import (
     Rendered,
     Resume,
     Submit,
+    Tokenize,
     UnknownStreams,
 )
 from slipstream_worker.clients import FrontAcceptor, Receipt
 from slipstream_worker.detokenizer import DetokenizerFactory
 from slipstream_worker.lives import Lives
 from slipstream_worker.prompts import PromptSource
-from slipstream_worker.registration import check_submit, fingerprint, open_output, register
+from slipstream_worker.questions import Questions
+from slipstream_worker.registration import (
+    check_submit,
+    fingerprint,
+    num_prompt_chars,
+    open_output,
+    register,
+)
 from slipstream_worker.streams import Position, Stage, Stream
 
 logger = logging.getLogger(__name__)
@@ -58,6 +69,7 @@ class FromClients:
         self._lives = lives
         self._prompts = prompts
         self._detokenizers = detokenizers
+        self._questions = Questions(lives, prompts)
         self._rendering: dict[int, tuple[Stream, int]] = {}  # by the prompt process' key, and size
         self._rendering_chars = 0
         self.is_draining = False  # nothing new is taken
@@ -67,16 +79,17 @@ class FromClients:
         lives = self._lives
         match body:
             case Hello():
-                lives.greet(session)
+                lives.readers.greet(session)
                 self._front.welcome(session, card)
             case Submit():
+                known = lives.streams.get(body.stream_id)
                 try:
                     self._submit(session, body, card)
                 except Exception as error:
                     logger.exception("a submission failed")
                     why = f"{type(error).__name__} while the request was taken in"
                     taken_in = lives.streams.get(body.stream_id)
-                    if taken_in is not None and taken_in.submit is body:
+                    if taken_in is not None and taken_in is not known:
                         lives.fail(taken_in, why)
                     else:
                         self._reject(session, body.handle, Fault("engine", why))
@@ -84,8 +97,16 @@ class FromClients:
                 self._resume(session, body)
             case Abort():
                 stream = lives.streams.get(body.stream_id)
-                if stream is not None and lives.is_reader(stream, session.identity, body.handle):
+                if stream is not None and lives.readers.is_reader(
+                    stream, session.identity, body.handle
+                ):
                     lives.abort(stream)
+            case Tokenize():
+                self._questions.tokenize(session.identity, body)
+            case Detokenize():
+                self._questions.detokenize(session.identity, body, card)
+            case Cancel():
+                self._questions.cancel(session.identity, body)
             case Goodbye():
                 self._front.close(session)
                 lives.dismiss(session.identity)
@@ -94,6 +115,8 @@ class FromClients:
 
     def rendered(self, answer: Rendered, card: ModelCard) -> None:
         """The prompt process is done with a prompt."""
+        if self._questions.answered(answer):
+            return
         asked = self._rendering.pop(answer.key, None)
         if asked is None:
             return
@@ -116,8 +139,8 @@ class FromClients:
         if known is not None:
             self._submit_again(session, submit, known)
             return
-        if lives.has_been(submit.stream_id):
-            fault = Fault("unknown_stream", "this stream has ended, and what it said is forgotten")
+        fault = lives.keeping.why_gone(submit.stream_id)
+        if fault is not None:
             self._reject(session, submit.handle, fault)
             return
         if self.is_draining and not submit.was_accepted:
@@ -135,13 +158,19 @@ class FromClients:
             self._reject(session, submit.handle, Fault("overloaded", why))
             return
         stream = Stream(submit.stream_id, Stage.RENDERING, submit, fingerprint(submit))
+        stream.arrived_at = lives.keeping.now
         lives.streams.add(stream)
-        lives.read(stream, session.identity, submit.handle, _position(submit))
+        lives.readers.read(stream, session.identity, submit.handle, _position(submit))
         if is_ready:
             self._set_out(stream, Rendered(0), card)
         else:
-            key = self._prompts.ask(Render(0, submit.text, submit.messages, bad_words))
-            num_chars = _num_chars(submit)
+            render = Render(
+                *(0, submit.text, submit.messages, bad_words),
+                template=submit.template,
+                max_tokens=card.max_model_len,
+            )
+            key = self._prompts.ask(render)
+            num_chars = num_prompt_chars(submit.text, submit.messages, submit.template)
             self._rendering[key] = (stream, num_chars)
             self._rendering_chars += num_chars
 
@@ -159,9 +188,9 @@ class FromClients:
             fault = Fault("conflict", "this stream id is taken by another request", "stream_id")
             self._reject(session, submit.handle, fault)
             return
-        self._lives.read(known, session.identity, submit.handle, _position(submit))
+        self._lives.readers.read(known, session.identity, submit.handle, _position(submit))
         if known.stage in (Stage.RUNNING, Stage.ENDED):
-            self._lives.accept(known)
+            self._lives.readers.accept(known)
 
     def _set_out(self, stream: Stream, rendered: Rendered, card: ModelCard) -> None:
         """All its tokens are known: check the request as a whole, ask the core."""
@@ -170,7 +199,8 @@ class FromClients:
         try:
             prompt_ids = stream.submit.token_ids or rendered.token_ids
             words = rendered.bad_word_ids, rendered.bad_word_counts
-            admit = register(stream.submit, prompt_ids, stream.reader.client, card, words)
+            reader, known_as = stream.reader.client, stream.fingerprint
+            admit = register(stream.submit, prompt_ids, reader, card, words, known_as=known_as)
         except BadRequest as error:
             self._lives.reject(stream, error.fault)
             return
@@ -182,22 +212,18 @@ class FromClients:
         lives = self._lives
         stream = lives.streams.get(resume.stream_id)
         if stream is None:
-            lives.port(session.identity).state(UnknownStreams((resume.handle,)))
+            lives.readers.port(session.identity).state(UnknownStreams((resume.handle,)))
             return
         position = Position(resume.num_chars, resume.num_tokens, resume.digest)
         if stream.stage in (Stage.RUNNING, Stage.ENDED) and stream.registration is not None:
-            port = lives.port(session.identity)
+            port = lives.readers.port(session.identity)
             port.state(Accepted(resume.handle, stream.registration.prompt_ids))
             port.state_prompt(stream, resume.handle)
-        lives.read(stream, session.identity, resume.handle, position)
+        lives.readers.read(stream, session.identity, resume.handle, position)
 
     def _reject(self, session: Session[Receipt], handle: int, fault: Fault) -> None:
-        self._lives.port(session.identity).state(Rejected(handle, fault))
-
-
-def _num_chars(submit: Submit) -> int:
-    turns = sum(len(turn.role) + len(turn.content) for turn in submit.messages)
-    return turns + len(submit.text or "")
+        self._lives.counters.rejected(fault.code)
+        self._lives.readers.port(session.identity).state(Rejected(handle, fault))
 
 
 def _position(submit: Submit) -> Position:

@@ -3,7 +3,7 @@
 Owns: the attach to the core (what is stated, what is replayed), and the hot path: a step's tokens
 to their streams. Does not know: clients, how a stream's text is made.
 
-Rules (STREAMS II, IV):
+Rules:
 - After an attach a fresh worker takes what the core replays; any other states its positions.
 - An exception while handling one stream ends that stream and nothing else.
 - What streams end by is found before any text is made that nothing hangs on (see `columns`).
@@ -145,7 +145,7 @@ class FromCore:
             logger.exception("a stream cannot be taken up again")
             self._core.state(Forget((admit.stream_id,)))
             return
-        stream = Stream(admit.stream_id, Stage.RUNNING)
+        stream = Stream(admit.stream_id, Stage.RUNNING, is_counted=message.is_over)
         lives.streams.add(stream)
         lives.register(stream, admit, output)
         lives.streams.place(stream, message.row)
@@ -171,7 +171,7 @@ class FromCore:
             return
         reader = stream.reader
         if reader is not None and reader.is_listening:
-            lives.port(reader.client).state_prompt(stream, reader.handle)
+            lives.readers.port(reader.client).state_prompt(stream, reader.handle)
 
     def _step(self, step: Step) -> None:
         """New tokens of many streams: the hot path."""
@@ -195,9 +195,11 @@ class FromCore:
             columns.logprobs.append_columns(lines, counts, step.logprobs)
         if np.count_nonzero(lines) != len(lines):
             is_known = lines > 0
+            num_tokens = len(token_ids)
             token_ids = token_ids[is_known if counts is None else np.repeat(is_known, counts)]
             lines = lines[is_known]
             counts = counts if counts is None else counts[is_known]
+            lives.counters.num_overrun_tokens += num_tokens - len(token_ids)
         if self._num_pending_ends:
             lines, counts, token_ids = self._take_replayed(lines, counts, token_ids)
         if len(lines):
@@ -207,7 +209,7 @@ class FromCore:
             self._push(lines, counts, token_ids, np.flatnonzero(needs_care))
             if tracer is not None:
                 tracer.add(Span.DETOKENISE, begin_ns, monotonic_ns(), step.step)
-            lives.has_news(lines)
+            lives.readers.has_news(lines)
         self._core.checked(step.step)
 
     def _is_for_few(self, step: Step) -> bool:
@@ -230,6 +232,7 @@ class FromCore:
         ids = unpack_short(step.token_ids)
         if not all(lines):
             known = [(line, token_id) for line, token_id in zip(lines, ids, strict=True) if line]
+            lives.counters.num_overrun_tokens += len(ids) - len(known)
             lines, ids = [line for line, _ in known], tuple([token_id for _, token_id in known])
         care = columns.append_few(lines, ids)
         if tracer is not None:
@@ -238,7 +241,7 @@ class FromCore:
             self._push_one(lines[at], ids[at : at + 1])
         if tracer is not None:
             tracer.add(Span.DETOKENISE, begin_ns, monotonic_ns(), step.step)
-        lives.has_news(lines)
+        lives.readers.has_news(lines)
 
     def _push_one(self, line: int, token_ids: Sequence[int]) -> None:
         stream = self._lives.columns.streams[line]

@@ -1,66 +1,56 @@
 """The life of every stream of a worker: accepted or rejected, ended, kept for a while, forgotten.
 
-Owns: all streams and all clients' ports, and every change from one stage of a stream to the next.
-Does not know: where the wish or the token came from that causes a change.
+Owns: all streams, and every change from one stage of a stream to the next. Does not know: where
+the wish or the token came from that causes a change, how readers are found and told (`readers`),
+when an ended stream's time has come (`keeping`).
 
-Rules (STREAMS III, V):
+Rules:
 - Every stream that a client submits gets exactly one answer, every accepted one exactly one end.
 - A stream that was rejected is not kept. An ended one is kept for the grace time after its reader
   has all of it (or after its end, if nobody reads it), then forgotten here and in the core; earlier
-  where ended streams together take too much memory. Its id is remembered for long: what has ended
-  is not run again.
-- A stream has one reader. Whoever comes later is it, the one before is told and has no say.
+  where ended streams together take too much memory.
 - When a client is gone for good, so is everything that only it could read.
 """
 
 from __future__ import annotations
 
-import heapq
 import logging
-from collections import deque
 from collections.abc import Sequence
-from math import inf
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from slipstream_ipc.accept import Session
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import (
-    Accepted,
     Admit,
     Fault,
     FinishReason,
     Forget,
-    Rejected,
-    Superseded,
     Withdraw,
 )
-from slipstream_ipc.text_log import Cursor
-from slipstream_worker.clients import AUTO_ROOM, ClientPort, FrontAcceptor, Receipt
+from slipstream_ipc.statistics import WorkerGauges, WorkerNumbers
+from slipstream_worker.careful import push_carefully
+from slipstream_worker.clients import AUTO_ROOM, FrontAcceptor
 from slipstream_worker.columns import StreamColumns
 from slipstream_worker.core_hop import CoreHop
+from slipstream_worker.counters import Counters
 from slipstream_worker.detokenizer import DetokenizerFactory
+from slipstream_worker.keeping import ABORTED, Keeping
 from slipstream_worker.output import StreamOutput
-from slipstream_worker.positions import Diverged, locate
-from slipstream_worker.streams import Position, Reader, Stage, Stream, StreamTable
-from slipstream_worker.tombstones import Tombstones
+from slipstream_worker.readers import Readers
+from slipstream_worker.streams import Stage, Stream, StreamTable
 
 logger = logging.getLogger(__name__)
 
 _MAX_STRIKES = 3  # cores that may die over a stream; the last one ran it alone
-_MAX_ENDED_BYTES = 256 * 2**20  # of ended streams that are kept for readers that come back
-_LEAST_TOMBSTONES = 2**16
-_FEW_CLIENTS = 8  # to look at all of them is cheaper than to find out which have news
 
-Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
 
 
 class Lives:
-    """All streams of one worker, and whoever reads them."""
+    """All streams of one worker."""
 
     def __init__(
         self,
@@ -72,121 +62,15 @@ class Lives:
         stream_interval: int | Literal["auto"],
     ) -> None:
         self._core = core
-        self._detokenizers = detokenizers
-        self._front = front
-        self._grace_s = grace_s
         self._least_interval = 1 if stream_interval == "auto" else stream_interval
-        self._room = AUTO_ROOM if stream_interval == "auto" else None
-        self._clients: dict[bytes, ClientPort] = {}
-        self._vanished: list[tuple[float, Session[Receipt]]] = []  # and when they count as dead
-        self._leaving: list[tuple[float, int, bytes]] = []  # heap: when to forget which stream
-        self._num_left = 0
-        self.now = 0.0  # set by whoever drives us, before anything else
-        self._awaiting: dict[Stream, None] = {}  # whose readers are ahead of us
-        self._kept: deque[Stream] = deque()  # that have ended, oldest first
-        self._ended_bytes = 0
-        self._tombstones = Tombstones(_LEAST_TOMBSTONES)
         self._struck_by = -1  # incarnation of the core whose suspects have been struck
+        self._num_ended = 0  # streams that are kept
         self.columns = columns
+        self.counters = Counters()
         self.streams = StreamTable()
-
-    @property
-    def num_clients(self) -> int:
-        """Clients that are attached, or may come back."""
-        return len(self._clients)
-
-    # ---- clients -------------------------------------------------------------------------
-
-    def greet(self, session: Session[Receipt]) -> None:
-        """A client attached: for the first time, or anew."""
-        port = self._clients.get(session.identity)
-        if port is None:
-            port = ClientPort(self._front, session, self.columns, self._room)
-            self._clients[session.identity] = port
-        else:
-            port.attach(session)
-            for stream in port.streams:
-                if stream.stage is Stage.ENDED and stream.leaves_at == inf:
-                    # perhaps the client has all of it, and what it acknowledged was lost
-                    self._leave_at(stream, self.now + self._grace_s)
-
-    def port(self, client: bytes) -> ClientPort:
-        """The port of an attached client."""
-        return self._clients[client]
-
-    def read(self, stream: Stream, client: bytes, handle: int, position: Position) -> None:
-        """`client` reads a stream from `position` on; whoever read it before is superseded.
-
-        Where the stream has no such position the newcomer is told so, and nothing changes.
-        """
-        port, reader = self._clients[client], Reader(client, handle, awaited=position)
-        if (client, handle) in stream.past_readers:  # it was away when it was told
-            port.state(Superseded(handle))
-            return
-        try:
-            cursor = self._locate(stream, position)
-        except Diverged as error:
-            port.state(_diverged(handle, error))
-            return
-        before = stream.reader
-        if before is not None:
-            if (before.client, before.handle) == (client, handle):
-                port.leave(stream)
-            else:
-                self._clients[before.client].supersede(stream)
-                stream.past_readers.append((before.client, before.handle))
-        port.read(stream, reader)
-        stream.leaves_at = inf
-        self._place(stream, reader, cursor)
-
-    def is_reader(self, stream: Stream, client: bytes, handle: int | None) -> bool:
-        """Whether a client that calls the stream by this handle has a say over it."""
-        reader = stream.reader
-        if reader is None:  # nobody has come back to it since it was replayed
-            return stream.registration is not None and stream.registration.owner == client
-        return reader.client == client and handle in (None, reader.handle)
-
-    def dismiss(self, client: bytes) -> None:
-        """A client is gone for good. Idempotent."""
-        port = self._clients.pop(client, None)
-        if port is None:
-            return
-        for stream in list(port.streams):
-            stream.reader = None
-            if stream.stage is Stage.RENDERING:
-                self._remove(stream)
-                continue
-            if stream.stage is not Stage.ENDED:
-                self.abort(stream)
-            self._leave_at(stream, self.now)
-
-    def _locate(self, stream: Stream, position: Position) -> Cursor | None:
-        if stream.output is None:
-            return None  # looked for again when the stream is registered
-        return locate(self.columns, stream, position, self._detokenizers)
-
-    def _place(self, stream: Stream, reader: Reader, cursor: Cursor | None) -> None:
-        """Begin to send a stream to its reader, once we have come to where its copy ends."""
-        if cursor is None:
-            self._awaiting[stream] = None
-        else:
-            self._awaiting.pop(stream, None)
-            reader.cursor = cursor
-            self._clients[reader.client].send_from_here(stream)
-
-    def _look_again(self, stream: Stream, reader: Reader) -> None:
-        """There is more of a stream whose reader is ahead of us."""
-        assert reader.awaited is not None
-        try:
-            self._place(stream, reader, self._locate(stream, reader.awaited))
-        except Diverged as error:
-            self._awaiting.pop(stream, None)
-            port = self._clients[reader.client]
-            port.state(_diverged(reader.handle, error))
-            port.leave(stream)
-            stream.reader = None
-            if stream.stage is Stage.ENDED:
-                self._leave_at(stream, self.now + self._grace_s)
+        self.keeping = Keeping(self.streams, grace_s)
+        room = AUTO_ROOM if stream_interval == "auto" else None
+        self.readers = Readers(front, columns, detokenizers, self.counters, self.keeping, room)
 
     # ---- a stream's stages ---------------------------------------------------------------
 
@@ -200,8 +84,7 @@ class Lives:
         stream.strikes = admit.strikes
         stream.struck_at = len(admit.output_ids) // 4
         self.columns.open(stream, admit)
-        if stream.reader is not None and stream.reader.awaited is not None:
-            self._look_again(stream, stream.reader)
+        self.readers.opened(stream)
 
     def submit(self, stream: Stream) -> None:
         """Have the core run a stream, unless the tokens it comes with have ended it already."""
@@ -211,7 +94,7 @@ class Lives:
         if stream.output.end is None:
             self._core.state(stream.registration)
         else:
-            self.accept(stream)
+            self.readers.accept(stream)
             self._ended(stream)
 
     def admitted(self, stream: Stream, row: int) -> None:
@@ -222,7 +105,10 @@ class Lives:
             self._tell_end(stream)  # it ended while the core did not hear
         elif stream.stage is Stage.SUBMITTED:
             stream.stage = Stage.RUNNING
-            self.accept(stream)
+            assert stream.registration is not None
+            if not stream.registration.was_accepted:
+                self.counters.accepted(len(stream.registration.prompt_ids) // 4)
+            self.readers.accept(stream)
 
     def readmission(self, stream: Stream) -> Admit:
         """The registration with which a core that lost a stream can go on with it."""
@@ -255,14 +141,6 @@ class Lives:
                 times = f"{stream.strikes} times in a row"
                 self.fail(stream, f"the engine died {times} over this request, at last alone")
 
-    def accept(self, stream: Stream) -> None:
-        """Tell the reader that its stream runs."""
-        reader, admit = stream.reader, stream.registration
-        if reader is not None and reader.is_listening and admit is not None:
-            port = self._clients[reader.client]
-            port.state(Accepted(reader.handle, admit.prompt_ids))
-            port.state_prompt(stream, reader.handle)
-
     def refused(self, stream: Stream, fault: Fault) -> None:
         """The core did not take a stream, or had to end it."""
         if stream.stage is Stage.SUBMITTED:
@@ -273,25 +151,14 @@ class Lives:
 
     def reject(self, stream: Stream, fault: Fault) -> None:
         """A stream is not taken."""
-        if stream.reader is not None:
-            port = self._clients[stream.reader.client]
-            if stream.reader.is_listening:  # else it asks again, and is answered then
-                port.state(Rejected(stream.reader.handle, fault))
-            port.leave(stream)
+        self.counters.rejected(fault.code)
+        self.readers.reject(stream, fault)
         self._remove(stream)
 
     def push(self, stream: Stream, token_ids: Sequence[int]) -> None:
         """New tokens of a running stream, which are in its history already; they may end it."""
-        output = stream.output
-        assert output is not None
-        if output.end is not None:
-            return
-        columns = self.columns
-        if columns.is_fast[stream.line]:
-            columns.slow_down(stream, columns.num_tokens(stream) - len(token_ids))
-            for token_id in token_ids:
-                columns.learn(stream, token_id)
-        if output.push(token_ids):
+        assert stream.output is not None
+        if stream.output.end is None and push_carefully(self.columns, stream, token_ids):
             self._ended(stream)
             self._tell_end(stream)
 
@@ -309,28 +176,14 @@ class Lives:
             self._finish(stream, end.reason, end.fault)
             self._ended(stream)
 
-    def has_news(self, lines: Int64s | Sequence[int]) -> None:
-        """These lines have new tokens; see to it that their readers' clients are looked at."""
-        if len(self._clients) <= _FEW_CLIENTS:
-            for port in self._clients.values():
-                port.mark()
-            return
-        streams = self.columns.streams
-        readers = {
-            stream.reader.client
-            for line in (lines.tolist() if isinstance(lines, np.ndarray) else lines)
-            if (stream := streams[line]) is not None and stream.reader is not None
-        }
-        for client in readers:
-            self._clients[client].mark()
-
     def abort(self, stream: Stream) -> None:
         """End a stream at its reader's wish, wherever it is on its way."""
         if stream.stage is Stage.RENDERING:
-            self.reject(stream, Fault("bad_request", "aborted before it was accepted"))
+            self.keeping.aborted(stream.stream_id)
+            self.reject(stream, ABORTED)
         elif stream.output is not None and stream.output.end is None:
             if stream.stage is Stage.SUBMITTED:
-                self.accept(stream)
+                self.readers.accept(stream)
             self._end(stream, "abort")
 
     def fail(self, stream: Stream, why: str) -> None:
@@ -343,6 +196,16 @@ class Lives:
             stream.output.break_off(fault)
             self._ended(stream)
             self._tell_end(stream)
+
+    def dismiss(self, client: bytes) -> None:
+        """A client is gone for good, and with it what only it could read. Idempotent."""
+        for stream in self.readers.remove(client):
+            if stream.stage is Stage.RENDERING:
+                self._remove(stream)
+                continue
+            if stream.stage is not Stage.ENDED:
+                self.abort(stream)
+            self.keeping.leave_at(stream, self.keeping.now)
 
     def end_all(self, fault: Fault) -> None:
         """End whatever still goes on; what is held back is released first."""
@@ -370,23 +233,20 @@ class Lives:
 
     def _ended(self, stream: Stream) -> None:
         stream.stage = Stage.ENDED
+        self._num_ended += 1
         self.streams.silence(stream)
         assert stream.registration is not None
         token_bytes = 16 + 8 * int(self.columns.widths[stream.line])
         num_tokens = self.columns.num_tokens(stream)
-        stream.held_bytes = len(stream.registration.prompt_ids) + token_bytes * num_tokens
-        stream.held_bytes += self.columns.prompts.num_bytes(stream.line)
-        self._ended_bytes += stream.held_bytes
-        self._kept.append(stream)
-        reader = stream.reader
-        if reader is not None and reader.awaited is not None:
-            self._look_again(stream, reader)
-            reader = stream.reader
-        if reader is not None and not reader.is_waiting:
-            self.columns.is_dirty[stream.line] = True
-            self._clients[reader.client].mark()
-        elif stream.leaves_at == inf:
-            self._leave_at(stream, self.now + self._grace_s)
+        if not stream.is_counted:
+            assert stream.output is not None
+            assert stream.output.end is not None
+            end = stream.output.end
+            self.counters.finished(end.reason, max(0, num_tokens - end.num_tokens))
+        held_bytes = len(stream.registration.prompt_ids) + token_bytes * num_tokens
+        held_bytes += self.columns.prompts.num_bytes(stream.line)
+        self.keeping.ended(stream, held_bytes)
+        self.readers.ended(stream)
 
     def _tell_end(self, stream: Stream) -> None:
         """Tell the core of an end that was named here."""
@@ -404,95 +264,41 @@ class Lives:
     @property
     def num_running(self) -> int:
         """Streams that have not ended."""
-        return sum(stream.stage is not Stage.ENDED for stream in self.streams.all())
+        return len(self.streams) - self._num_ended
 
-    @property
-    def has_unsent(self) -> bool:
-        """Whether something waits to be sent to a client that is there."""
-        return any(port.has_unsent and port.session.is_open for port in self._clients.values())
-
-    def flush(self) -> bool:
-        """Send every client what is due; whether that was anything."""
-        if self._awaiting:
-            self._look_for_places()
-        has_sent = False
-        for port in self._clients.values():
-            for stream in port.take_over():
-                self._leave_at(stream, self.now + self._grace_s)
-            has_sent |= port.has_unsent and port.flush()
-        return has_sent
+    def numbers(self) -> WorkerNumbers:
+        """What was counted, as of now."""
+        return self.counters.numbers(
+            WorkerGauges(
+                num_streams=self.num_running,
+                num_kept_streams=self._num_ended,
+                num_clients=self.readers.num_clients,
+            )
+        )
 
     def beat(self) -> None:
         """Dismiss clients that stayed away, forget streams whose time has come."""
-        now = self.now
-        for session in self._front.take_lost():
-            self._vanished.append((now + self._grace_s, session))
-        while self._vanished and self._vanished[0][0] <= now:
-            _, session = self._vanished.pop(0)
-            port = self._clients.get(session.identity)
-            if port is not None and port.session is session:
-                self.dismiss(session.identity)
-        self._make_room()
-        gone = []
-        while self._leaving and self._leaving[0][0] <= now:
-            stream = self.streams.get(heapq.heappop(self._leaving)[2])
-            if stream is not None and stream.leaves_at <= now:
-                if stream.reader is not None:
-                    self._clients[stream.reader.client].leave(stream)
-                self._remove(stream)
-                self._tombstones.add(stream.stream_id)
-                gone.append(stream.stream_id)
+        for client in self.readers.take_gone():
+            self.dismiss(client)
+        gone = self.keeping.take_due()
+        for stream in gone:
+            self._remove(stream)
         if gone:
-            self._core.state(Forget(tuple(gone)))
-
-    def has_been(self, stream_id: bytes) -> bool:
-        """Whether a stream of this id ended and was forgotten."""
-        return stream_id in self._tombstones
+            self._core.state(Forget(tuple(stream.stream_id for stream in gone)))
 
     def clear(self) -> None:
         """Forget everything: the core will tell it anew."""
         for stream in self.streams.all():
             self.columns.close(stream)
         self.streams.clear()
-        self._awaiting.clear()
-        self._kept.clear()
-        self._ended_bytes = 0
-
-    def _look_for_places(self) -> None:
-        for stream in list(self._awaiting):
-            if stream.reader is None or stream.reader.awaited is None:
-                del self._awaiting[stream]
-            elif self.columns.is_dirty[stream.line]:  # since the last look
-                self.columns.is_dirty[stream.line] = False
-                self._look_again(stream, stream.reader)
-
-    def _make_room(self) -> None:
-        """Let go of ended streams, the oldest first, where they take too much memory."""
-        kept = self._kept
-        while kept and not kept[0].line:
-            kept.popleft()  # forgotten meanwhile
-        for _ in range(len(kept)):
-            if self._ended_bytes <= _MAX_ENDED_BYTES:
-                break
-            stream = kept.popleft()
-            if stream.line and stream.leaves_at == inf:
-                kept.append(stream)  # its reader has yet to get all of it
-            elif stream.line:
-                self._ended_bytes -= stream.held_bytes
-                stream.held_bytes = 0
-                self._leave_at(stream, self.now)
+        self.readers.clear()
+        self.keeping.clear()
+        self._num_ended = 0
 
     def _remove(self, stream: Stream) -> None:
-        self._ended_bytes -= stream.held_bytes
-        self._awaiting.pop(stream, None)
+        self.readers.forget(stream)
+        self.keeping.removed(stream)
         self.columns.close(stream)
+        if stream.stage is Stage.ENDED and self.streams.get(stream.stream_id) is stream:
+            self._num_ended -= 1
         self.streams.remove(stream)
-
-    def _leave_at(self, stream: Stream, when: float) -> None:
-        stream.leaves_at = when
-        self._num_left += 1  # ties in the heap never compare ids
-        heapq.heappush(self._leaving, (when, self._num_left, stream.stream_id))
-
-
-def _diverged(handle: int, error: Diverged) -> Rejected:
-    return Rejected(handle, Fault("diverged", str(error), "num_tokens"))

@@ -110,7 +110,7 @@ def _serve(
         worker.run_once(now, events)
         if now >= beat_at:
             worker.beat(now)
-            beats.beat(now)
+            beats.beat(now, worker.numbers)
             beat_at = now + _BEAT_S
         if not is_ready and worker.card is not None:
             is_ready = True

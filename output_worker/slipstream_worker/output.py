@@ -3,7 +3,7 @@
 Owns: the stream's text log, the criteria that tokens imply (stop ids, stop strings, length), and
 what is released when. Does not know: clients, messages, other streams, where token ids are kept.
 
-Rules (STREAMS III and IV):
+Rules:
 - A pure function of the token history: the same tokens give the same units, cut and end, however
   they are divided into calls.
 - Tokens are released together with the text they produced, never before: while some of a token's
@@ -109,9 +109,8 @@ class StreamOutput:
 
     def take_whole(self, texts: Sequence[str]) -> None:
         """Take in whole tokens of these texts, which end nothing; each is released at once."""
-        for text in texts:
-            self.num_tokens += 1
-            self.log.append(text, self.num_tokens)
+        self.log.append_each(texts, self.num_tokens)
+        self.num_tokens += len(texts)
         self._num_chars = self._num_emitted = self.log.end.num_chars
 
     def finish(self, reason: FinishReason, fault: Fault | None = None) -> None:

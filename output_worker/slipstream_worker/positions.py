@@ -3,7 +3,7 @@
 Owns: finding a cursor for a position that some life of a worker handed out. Does not know: readers,
 messages.
 
-Rules (STREAMS 7, 15, 18):
+Rules:
 - A position that the stream has not come to yet is no error: after an attach our own copy may be
   behind the reader's. One that it has passed without having it never comes: two different texts
   are never spliced.

@@ -4,7 +4,7 @@ Owns: the tokenizer and everything heavy that comes with it; compiling its decod
 that the worker reads. Does not know: streams, clients. A bad prompt is an answer, not a death.
 
 Why a process: both templates and `encode` hold the interpreter's lock; on a thread a long prompt
-would stall every stream (DESIGN §1).
+would stall every stream. Long prompts have a thread of their own in it (`long_prompts`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,14 +23,19 @@ from msgspec import Struct
 from tokenizers import Tokenizer
 
 from slipstream_ipc.child import start_child
-from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest, brief
 from slipstream_ipc.messages import Fault, PromptReady, Render, Rendered
+from slipstream_ipc.template import MAX_QUESTION_TOKENS, read_template, template_message
 from slipstream_worker.bad_words import bad_word_ids
 from slipstream_worker.compile_table import UnsupportedDecoder, compile_table
+from slipstream_worker.long_prompts import LongLane, is_long, is_too_long
+from slipstream_worker.panics import is_panic
 from slipstream_worker.token_table import TableFileError, cache_path, load_table, save_table
 
 logger = logging.getLogger(__name__)
+
+MAX_ANSWER_BYTES = 4 * 2**20  # of text to a client's question: it is to fit into a message
 
 
 class PromptConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,16 +61,21 @@ def main() -> int:
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(stop.fileno(), zmq.POLLIN)
-    try:
-        tokenizer = load_tokenizer(config)
-        ready = prepare_table(tokenizer, Path(config.cache_dir))
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        ready = PromptReady("", "", error=f"tokenizer {config.tokenizer!r}: {error}")
-        tokenizer = None
+    tokenizer, ready = prepare(config)
     socket.send(encode(ready))
+    long_ones = LongLane(partial(render, tokenizer))
+    poller.register(long_ones.fileno(), zmq.POLLIN)
     while not stop.is_set:
-        if dict(poller.poll()).get(socket):
-            socket.send(encode(render(tokenizer, decoder.decode(socket.recv()))))
+        arrived = dict(poller.poll())
+        if arrived.get(socket):
+            request = decoder.decode(socket.recv())
+            if is_long(request):
+                long_ones.put(request)
+            else:
+                socket.send(encode(render(tokenizer, request)))
+        if arrived.get(long_ones.fileno()):
+            for answer in long_ones.take():
+                socket.send(encode(answer))
     socket.close()
     context.term()
     return 0
@@ -78,17 +89,42 @@ def _do_without_torch() -> None:
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would warn that there is no torch
 
 
+def prepare(config: PromptConfig) -> tuple[Any, PromptReady]:
+    """The tokenizer and what the worker is told of it: where its table lies, or what is wrong."""
+    try:
+        tokenizer = load_tokenizer(config)
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        # a broken tokenizer.json has the libraries raise a bare KeyError as well as a good sentence
+        kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+        said = brief(" ".join(str(error).split()))
+        why = f"cannot load the tokenizer {config.tokenizer!r} ({kind}{said}); needed "
+        why += "is a folder or hub id with a sound tokenizer.json: the model's own, or --tokenizer"
+        return None, PromptReady("", "", error=why)
+    try:
+        return tokenizer, prepare_table(tokenizer, Path(config.cache_dir))
+    except OSError as error:
+        why = f"cannot write the cache folder: {error} (XDG_CACHE_HOME names another)"
+        return None, PromptReady("", "", error=why)
+
+
 def load_tokenizer(config: PromptConfig) -> Any:
-    """A fast transformers tokenizer. Raises OSError, ValueError where there is none."""
+    """A fast transformers tokenizer. Raises whatever the libraries raise where there is none."""
     from transformers import AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    # it writes lines itself and hands them on to our log, which would say them twice
+    logging.getLogger("huggingface_hub").handlers.clear()
     tokenizer = AutoTokenizer.from_pretrained(
         config.tokenizer, trust_remote_code=config.trust_remote_code
     )
     if not tokenizer.is_fast:
         raise ValueError("has no tokenizer.json; only such tokenizers are supported")
+    # as its first call would: from then on nothing changes it, and two threads may call it
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 
@@ -113,22 +149,31 @@ def prepare_table(tokenizer: Any, cache_dir: Path) -> PromptReady:
 
 
 def render(tokenizer: Any, request: Render) -> Rendered:
-    """The ids of a prompt; whatever goes wrong is the answer to this request alone."""
+    """The ids of a prompt, or the text of ids; whatever goes wrong is the answer to this request
+    alone.
+    """
     try:
-        if request.messages:
-            if not tokenizer.chat_template:
-                fault = Fault("bad_request", "this model has no chat template", "messages")
-                return Rendered(request.key, fault=fault)
-            turns = [msgspec.to_builtins(message) for message in request.messages]
-            text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        else:
-            ids = [] if request.text is None else tokenizer(request.text)["input_ids"]
+        if request.token_ids is not None:
+            return _decoded(tokenizer, request, request.token_ids)
+        if request.messages and not tokenizer.chat_template:
+            fault = Fault("bad_request", "this model has no chat template", "messages")
+            return Rendered(request.key, fault=fault)
+        ids = _prompt_ids(tokenizer, request)
+        if request.is_question and len(ids) > MAX_QUESTION_TOKENS:
+            allowed = f"at most {MAX_QUESTION_TOKENS}"
+            raise BadRequest("prompt", f"{len(ids)} tokens", allowed)
         words = bad_word_ids(tokenizer, request.bad_words)
+        strings = tokenizer.convert_ids_to_tokens(ids) if request.with_strings else ()
+        if request.with_strings:
+            _check_size("prompt", "".join(strings))
     except BadRequest as error:
         return Rendered(request.key, fault=error.fault)
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         field = "messages" if request.messages else "prompt"
+        if request.token_ids is not None:
+            field = "token_ids"
         # its caller is told more: the error may quote the prompt, which is in no log
         logger.debug("a prompt could not be rendered: %s", type(error).__name__)
         why = brief(f"{field}: {error}")
@@ -138,7 +183,57 @@ def render(tokenizer: Any, request: Render) -> Rendered:
         pack_u32(np.asarray(ids, np.uint32)),
         bad_word_ids=pack_u32([token_id for word in words for token_id in word]),
         bad_word_counts=pack_u32([len(word) for word in words]),
+        strings=tuple(strings),
     )
+
+
+def _prompt_ids(tokenizer: Any, request: Render) -> list[int]:
+    """Raises: BadRequest, and whatever the template raises."""
+    text, add_special_tokens = request.text, True
+    if request.messages:
+        template = request.template
+        tools, kwargs = read_template(template)
+        text, add_special_tokens = (
+            tokenizer.apply_chat_template(
+                [
+                    template_message(message, f"messages[{index}]")
+                    for index, message in enumerate(request.messages)
+                ],
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=template.add_generation_prompt,
+                continue_final_message=template.continue_final_message,
+                **kwargs,
+            ),
+            False,
+        )
+    if text is None:
+        return []
+
+    def num_tokens(part: str) -> int:
+        return len(tokenizer(part, add_special_tokens=False)["input_ids"])
+
+    if is_too_long(text, request.max_tokens, num_tokens):
+        given = f"{len(text)} characters, more than {request.max_tokens} tokens"
+        raise BadRequest("prompt", given, f"at most {request.max_tokens - 1} tokens")
+    if request.add_special_tokens is not None:
+        add_special_tokens = request.add_special_tokens
+    ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+    return ids
+
+
+def _decoded(tokenizer: Any, request: Render, column: bytes) -> Rendered:
+    ids = u32(column).tolist()  # which the worker has checked
+    text = tokenizer.decode(ids, skip_special_tokens=request.skip_special_tokens)
+    _check_size("token_ids", text)
+    return Rendered(request.key, text=text)
+
+
+def _check_size(field: str, text: str) -> None:
+    num_bytes = len(text.encode())
+    if num_bytes > MAX_ANSWER_BYTES:
+        allowed = f"what has an answer of at most {MAX_ANSWER_BYTES}"
+        raise BadRequest(field, f"{num_bytes} bytes of text", allowed)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ Owns: the child, the socket to it, the prompts it has yet to answer. Does not kn
 
 Rules:
 - A child that dies is started again, and asked again what it had not answered once it is ready; a
-  prompt that was being rendered in two deaths is refused.
+  prompt that was being rendered in two deaths is refused. As a short one and a long one are under
+  way together (`long_prompts`), the long one is refused only where there was no such short one.
+- A child that says what is no answer is ended, and so replaced: its next answers could be wrong.
 - Nothing blocks: what cannot be sent while there is no child is sent when there is one.
 """
 
@@ -23,6 +25,7 @@ import zmq
 
 from slipstream_ipc.child import PARENT_PID_VARIABLE, STATUS_FD_VARIABLE
 from slipstream_ipc.messages import Fault, FromPromptProcess, PromptReady, Render, Rendered
+from slipstream_worker.long_prompts import LongPrompts, is_long, size_of
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +63,8 @@ class Prompts:
         self._socket.bind(address)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoder = msgspec.msgpack.Decoder[FromPromptProcess](FromPromptProcess)
-        self._waiting: dict[int, Render] = {}  # oldest first: the first is being rendered
+        self._waiting: dict[int, Render] = {}  # oldest first; of short ones the first is rendered
+        self._long = LongPrompts()  # those of them that are long
         self._strikes: dict[int, int] = {}
         self._next_key = 0
         self._is_ready = False
@@ -76,7 +80,10 @@ class Prompts:
         self._next_key += 1
         request = msgspec.structs.replace(request, key=self._next_key)
         self._waiting[request.key] = request
-        if self._is_ready:
+        if is_long(request):
+            self._long.add(request.key, size_of(request))
+            self._send_long()
+        elif self._is_ready:
             self._send(request)
         return request.key
 
@@ -87,15 +94,27 @@ class Prompts:
     def receive(self) -> Iterator[Rendered | PromptReady]:
         """What has arrived."""
         while self._socket.poll(0):
-            answer = self._decoder.decode(self._socket.recv())
+            data = self._socket.recv()
+            try:
+                answer = self._decoder.decode(data)
+            except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                logger.error(
+                    "the prompt process said %d bytes that are no answer: %s", len(data), error
+                )
+                self._child.kill()
+                continue
             if isinstance(answer, Rendered):
                 self._strikes.pop(answer.key, None)
                 if self._waiting.pop(answer.key, None) is None:
                     continue
+                self._long.discard(answer.key)
+                self._send_long()
             else:
                 self._is_ready = True
                 for request in self._waiting.values():
-                    self._send(request)
+                    if not is_long(request) or request.key == self._long.current:
+                        self._send(request)
+                self._send_long()
             yield answer
 
     def beat(self) -> Iterator[Rendered]:
@@ -103,13 +122,15 @@ class Prompts:
         if self._child.poll() is None:
             return
         logger.error("the prompt process died (code %s); starting another", self._child.returncode)
-        if self._waiting:
-            first = next(iter(self._waiting))
-            self._strikes[first] = self._strikes.get(first, 0) + 1
-            if self._strikes[first] > 1:
-                del self._waiting[first], self._strikes[first]
+        for key in self._suspects():
+            self._strikes[key] = self._strikes.get(key, 0) + 1
+        for key in self._suspects():
+            if self._strikes[key] > 1:
+                del self._waiting[key], self._strikes[key]
+                self._long.discard(key)
                 fault = Fault("engine", "the prompt process died twice of this prompt")
-                yield Rendered(first, fault=fault)
+                yield Rendered(key, fault=fault)
+                break
         self._is_ready = False
         self._child = self._start()
 
@@ -122,6 +143,17 @@ class Prompts:
             self._child.kill()
             self._child.wait()
         self._socket.close()
+
+    def _suspects(self) -> list[int]:
+        """What was being rendered, perhaps: the first short one, and the long one."""
+        short = (key for key, request in self._waiting.items() if not is_long(request))
+        found = [next(short, None), self._long.current]
+        return [key for key in found if key is not None]
+
+    def _send_long(self) -> None:
+        """Have the next long one rendered, where none is."""
+        if self._is_ready and (key := self._long.next()) is not None:
+            self._send(self._waiting[key])
 
     def _send(self, request: Render) -> None:
         # where the child is gone unnoticed, the request is sent again to the next one

@@ -14,7 +14,14 @@ from msgspec import structs
 from slipstream_ipc.codec import decode_params
 from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.messages import Admit, ModelCard, SamplingParams, Submit
+from slipstream_ipc.messages import (
+    Admit,
+    ChatMessage,
+    ModelCard,
+    SamplingParams,
+    Submit,
+    TemplateOptions,
+)
 from slipstream_ipc.params import (
     check_cache_salt,
     check_label,
@@ -54,6 +61,18 @@ def check_submit(submit: Submit) -> SamplingParams:
     return params
 
 
+def num_prompt_chars(
+    text: str | None, messages: tuple[ChatMessage, ...], template: TemplateOptions
+) -> int:
+    """How much there is to render and to tokenise."""
+    turns = 0
+    for turn in messages:
+        turns += len(turn.role) + len(turn.content)
+        for call in turn.tool_calls or ():
+            turns += len(call.function.name) + len(call.function.arguments)
+    return len(text or "") + turns + len(template.tools) + len(template.kwargs)
+
+
 def fingerprint(submit: Submit) -> bytes:
     """By which a late duplicate of a submission is told from other content under its id.
 
@@ -69,11 +88,13 @@ def register(
     client: bytes,
     card: ModelCard,
     bad_words: tuple[bytes, bytes] = (b"", b""),
+    *,
+    known_as: bytes = b"",
 ) -> Admit:
     """The registration of a checked submission whose prompt is known; BadRequest if it cannot run.
 
-    `bad_words` are the ids and counts of the request's, as in Admit. No seed given means one that
-    follows from the stream's id (STREAMS 15).
+    `bad_words` are the ids and counts of the request's, as in Admit; `known_as` is the submission's
+    fingerprint, where it has been made. No seed given means one that follows from the stream's id.
     """
     params = decode_params(submit.params)
     max_tokens = check_prompt(u32(prompt_ids), params, card)
@@ -99,7 +120,7 @@ def register(
         label=submit.label,
         owner=client,
         handle=submit.handle,
-        fingerprint=fingerprint(submit),
+        fingerprint=known_as or fingerprint(submit),
         output_ids=submit.output_ids,
         was_accepted=submit.was_accepted,
         cache_salt=submit.cache_salt,

@@ -24,7 +24,7 @@ __all__ = ["StopStrings"]
 class StopStrings:
     """The stop strings of one request, compiled. Holds nothing of a stream: children share it."""
 
-    __slots__ = ("_first_chars", "_include", "_min_len", "_stops")
+    __slots__ = ("_first_chars", "_include", "_inner_chars", "_min_len", "_stops")
 
     def __init__(self, stops: Sequence[str], include_stop_str_in_output: bool = False) -> None:
         """Raises ValueError if `stops` is empty or has an empty string in it."""
@@ -34,6 +34,7 @@ class StopStrings:
         self._include = include_stop_str_in_output
         self._min_len = min(map(len, stops))
         self._first_chars = frozenset(stop[0] for stop in stops)
+        self._inner_chars = frozenset("".join(stop[:-1] for stop in stops))
 
     def is_harmless(self, text: str) -> bool:
         """Whether `text`, with nothing held before it, neither ends a stream nor holds anything."""
@@ -74,6 +75,8 @@ class StopStrings:
         size is the square of a stop string's, which is the user's to choose.
         """
         held_at = len(buffer)
+        if buffer[-1:] not in self._inner_chars:  # what is held ends within a stop string
+            return held_at
         for stop in self._stops:
             start = buffer.find(stop[0], max(0, len(buffer) - len(stop) + 1), held_at)
             while start >= 0:

@@ -88,6 +88,9 @@ class Stream:
     held_bytes: int = 0  # what it costs to keep it, once it has ended
     strikes: int = 0  # cores that died from within while they ran it, without progress between
     struck_at: int = 0  # tokens it had at the last of them
+    arrived_at: float = 0.0  # when it was submitted; 0.0: to another worker, or its end has left
+    first_at: float = 0.0  # when its first tokens left; 0.0: they have not
+    is_counted: bool = False  # its end was named and counted by another worker
 
 
 class StreamTable:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slipstream_worker.broken_utf8 import MAX_DANGLING, REPLACEMENT
+from slipstream_worker.panics import PanicError, is_panic
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -96,7 +97,12 @@ class WindowDetokenizer:
         return tail
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip)
+        try:
+            return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip)
+        except BaseException as error:
+            if is_panic(error):
+                raise PanicError(f"the tokenizer cannot decode this: {error}") from error
+            raise
 
     def _new_text(self, text: str, new_ids: list[int]) -> str:
         """What `text`, the decoding of the context and `new_ids`, adds to the context's."""

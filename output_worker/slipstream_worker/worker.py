@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container
-from time import monotonic_ns
+from time import monotonic, monotonic_ns
 from typing import Literal
 
 import zmq
+from msgspec.structs import replace
 
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import Fault, ModelCard, Rendered, Step
+from slipstream_ipc.recent import Recent
+from slipstream_ipc.statistics import WorkerNumbers
 from slipstream_ipc.trace import Span, Tracer
 from slipstream_worker.clients import FrontAcceptor
 from slipstream_worker.columns import StreamColumns
@@ -53,6 +56,7 @@ class Worker:
     ) -> None:
         """`socket` is the one that `front` accepts on; `tokenizer` is where clients find it."""
         self._tracer = tracer
+        self._recent = Recent()  # turns with a step
         self._poller = poller
         self._core = core
         self._socket = socket
@@ -77,7 +81,8 @@ class Worker:
         arrived: what our poller has just said is readable; None looks everywhere, which takes a
         system call for each socket.
         """
-        self.lives.now = now
+        self.lives.keeping.now = now
+        step_before = self._from_core.step
         if arrived is None or self._core.is_among(arrived):
             try:
                 self._receive(now)
@@ -100,9 +105,11 @@ class Worker:
         self._core.flush()
         tracer = self._tracer
         begin_ns = monotonic_ns() if tracer is not None else 0
-        if self.lives.flush() and tracer is not None:
+        if self.lives.readers.flush() and tracer is not None:
             tracer.add(Span.EMIT, begin_ns, monotonic_ns(), self._from_core.step)
         self.lives.columns.settle()
+        if self._from_core.step != step_before:
+            self._recent.add(now, monotonic())
 
     def begin_drain(self) -> None:
         """Take no new requests; what runs goes on."""
@@ -120,7 +127,7 @@ class Worker:
     @property
     def has_unsent(self) -> bool:
         """Whether something waits to be sent to a client that is there."""
-        return self.lives.has_unsent
+        return self.lives.readers.has_unsent
 
     def beat(self, now: float) -> None:
         """What only the clock brings: signs of life, and what is to be forgotten."""
@@ -129,8 +136,12 @@ class Worker:
         for answer in self._prompts.beat():
             if self.card is not None:
                 self._from_clients.rendered(answer, self.card)
-        self.lives.now = now
+        self.lives.keeping.now = now
         self.lives.beat()
+
+    def numbers(self) -> WorkerNumbers:
+        """What was counted, as of now."""
+        return replace(self.lives.numbers(), recent=self._recent.spans(monotonic()))
 
     def say_goodbye(self) -> None:
         """Tell the clients that the stack stops, so that they need not find out by waiting."""

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import pytest
 import zmq
+from tests.patience import PATIENCE_S
 
 from slipstream_ipc.accept import Acceptor
 from slipstream_ipc.codec import front_codec
@@ -37,7 +38,6 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.sockets import bind_router, private_directory
 
 MODEL = ModelCard("fake", "/nowhere", vocab_size=1000, max_model_len=2048, eos_token_ids=(2,))
-PATIENCE_S = 10.0  # never waited for unless something is broken
 
 Body = TypeVar("Body")
 

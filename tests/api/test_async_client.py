@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import pytest
 import uvloop
-from tests.api.conftest import PATIENCE_S, Entry, FakeWorker, deltas, end_of
+from tests.api.conftest import Entry, FakeWorker, deltas, end_of
+from tests.patience import PATIENCE_S
 
 from slipstream import (
     AsyncClient,

@@ -102,6 +102,7 @@ def test_intervals_are_measured(way, tmp_path, capsys):
         assert row["output_tokens_per_s"] > 0
         assert all(row[f"{name}_cpu_us_per_token"] > 0 for name in processes)
         assert row.keys() >= {"ttft_median_ms", "itl_p99_ms", "over_interval_1"}
-    assert rows["5"]["tokens_per_delta"] > 2 > rows["1"]["tokens_per_delta"]
+    assert rows["5"]["tokens_per_delta"] > 2
+    assert rows["1"]["tokens_per_delta"] >= 1
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "simulated" in capsys.readouterr().out

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.api.conftest import PATIENCE_S, Entry, deltas, end_of
+from tests.api.conftest import Entry, deltas, end_of
+from tests.patience import PATIENCE_S
 
 from slipstream.bench.live_streams import LiveStreams, Window, random_prompts
 from slipstream.bench.overlap import arrivals, latency, stops

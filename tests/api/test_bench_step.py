@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,17 +38,47 @@ def test_every_part_of_every_step_is_timed_and_every_token_arrives(batch, enable
 
 def test_a_model_is_timed_where_all_decode_and_left_as_it_was():
     before = torch_runner.sample, torch_runner.TorchRunner._forward
-    longest = 20 + model_parts.num_outputs(3, 20, 4)
-    runner = model_parts.load(str(MODEL_PATH), batches=[1, 3], longest=longest, threads=1)
+    batches = [1, 3, 130]  # of 130 the prompts take two steps
+    runner = model_parts.load(str(MODEL_PATH), batches=batches, prompt_len=20, steps=4, threads=1)
     try:
-        us = model_parts.measure(runner, 3, prompt_len=20, steps=4)
+        found = [
+            model_parts.measure(runner, n, prompt_len=20, steps=4, enable_prefix_caching=True)
+            for n in batches
+        ]
     finally:
         runner.close()
     assert (torch_runner.sample, torch_runner.TorchRunner._forward) == before
-    assert {name: len(times) for name, times in us.items()} == dict.fromkeys(model_parts.PARTS, 4)
-    for attention, matmul, sampling, device in zip(*us.values(), strict=True):
-        assert min(attention, matmul, sampling) > 0
-        assert attention + matmul + sampling < device
+    for us in found:
+        assert {name: len(times) for name, times in us.items()} == dict.fromkeys(
+            (*PARTS, *model_parts.PARTS), 4
+        )
+        assert all(time > 0 for times in us.values() for time in times)
+        for model, sampling, device in zip(*(us[part] for part in model_parts.PARTS), strict=True):
+            assert model + sampling < device
+
+
+def test_a_device_that_takes_longer_is_told_where_it_does(monkeypatch):
+    """What is put into one part of a model's step is found there and in no other."""
+    runner = model_parts.load(str(MODEL_PATH), batches=[2], prompt_len=8, steps=4, threads=1)
+    sample, later_ns = torch_runner.sample, 0
+    long_us = 1e9  # a thousand seconds, which nothing else takes
+
+    def slowly(*arguments, **options):
+        nonlocal later_ns
+        later_ns += int(long_us * 1e3)
+        return sample(*arguments, **options)
+
+    clock = SimpleNamespace(perf_counter_ns=lambda: time.perf_counter_ns() + later_ns)
+    monkeypatch.setattr(model_parts, "time", clock)
+    monkeypatch.setattr(torch_runner, "sample", slowly)
+    try:
+        us = model_parts.measure(runner, 2, prompt_len=8, steps=4, enable_prefix_caching=True)
+    finally:
+        runner.close()
+    assert min(us["sampling"]) >= long_us
+    assert min(us["device"]) >= long_us
+    slow = {part for part in us if max(us[part]) >= long_us}
+    assert slow == {"sampling", "device"}
 
 
 def test_the_command_tells_each_part_of_each_batch(tmp_path, capsys):
@@ -63,6 +95,18 @@ def test_the_command_tells_each_part_of_each_batch(tmp_path, capsys):
         assert (row["steps"], row["runs"], row["prompt_len"]) == (6, 2, 8)
     assert png_file.read_bytes().startswith(b"\x89PNG")
     assert "us_per_step" in capsys.readouterr().out
+
+
+def test_the_command_tells_where_a_models_step_goes(tmp_path):
+    json_file = tmp_path / "rows.json"
+    words = ["--batches", "2", "--steps", "3", "--prompt-len", "8", "--runs", "1"]
+    options = ["--model", str(MODEL_PATH), "--threads", "1", "--json", str(json_file)]
+    assert main(["bench", "step", *words, *options]) == 0
+    rows = [row for row in json.loads(json_file.read_text()) if row["model"] != "simulated"]
+    us = {row["part"]: row["us_per_step"] for row in rows}
+    assert list(us) == [*PARTS, "all", *model_parts.PARTS]
+    assert {(row["model"], row["batch"], row["steps"]) for row in rows} == {(str(MODEL_PATH), 2, 3)}
+    assert all(time > 0 for time in us.values())
 
 
 def test_what_cannot_be_is_refused(capsys):

@@ -391,3 +391,15 @@ def test_chaos_quick_finds_no_difference(tmp_path, capsys):
     assert {"gap_p50_s", "gap_p99_s"} <= set(result)
     assert sum(result["blows"].values()) >= 4
     assert "identical        60 of 60" in shown
+
+
+@pytest.mark.slow
+def test_chaos_kills_one_of_several_fronts(tmp_path, capsys):
+    file = tmp_path / "chaos.json"
+    words = "--quick --requests 24 --rounds 3 --kill front --http-workers 2"
+    code = main(["bench", "chaos", *words.split(), "--json", str(file)])
+    shown = capsys.readouterr().out
+    assert code == 0, shown
+    result = json.loads(file.read_text())
+    assert result["identical"] == result["total"] == 24
+    assert set(result["blows"]) == {"kill front"}

@@ -11,17 +11,18 @@ import sys
 import threading
 
 import pytest
+from tests.patience import PATIENCE_S
+from tests.stacks import spareless_stack
 
-from slipstream import Client, Stack
+from slipstream import Client
 from slipstream.cli import main
 
-PATIENCE_S = 60.0  # other work shares this machine
-COMMAND = [sys.executable, "-m", "slipstream.cli"]
+COMMAND = [sys.executable, "-m", "slipstream"]
 
 
 @pytest.fixture(scope="module")
 def address():
-    with Stack("simulated:step_ms=1,mode=chain") as stack:
+    with spareless_stack("simulated:step_ms=1,mode=chain") as stack:
         yield stack.address
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket as sockets
 import stat
 from pathlib import Path
 
 import pytest
+from tests.ports import free_port
+from tests.stacks import spareless_stack
 
-from slipstream import BadRequestError, Client, SlipstreamError, Stack
+from slipstream import BadRequestError, Client, SlipstreamError
 from slipstream.cli import main
 from slipstream.endpoints import server_endpoint
 from slipstream.keys import add_client, make_folder
@@ -144,20 +145,13 @@ def test_keys_that_others_can_read(folder: Path) -> None:
 # ---- a stack -----------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with sockets.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
-
-
 @pytest.mark.slow
 def test_a_stack_with_keys(
     tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tcp = f"tcp://127.0.0.1:{free_port()}"
     make_folder(tmp_path / "others")
-    with Stack("simulated:step_ms=1", listen=tcp, keys=str(folder)) as stack:
+    with spareless_stack("simulated:step_ms=1", listen=tcp, keys=str(folder)) as stack:
         with stack.client() as client, Client(tcp, keys=folder) as remote:
             texts = {
                 one.generate("In Python,", max_tokens=20, temperature=0).text
@@ -180,7 +174,7 @@ def test_a_stack_with_keys(
 def test_a_stack_without_keys_on_this_machine() -> None:
     tcp = f"tcp://127.0.0.1:{free_port()}"
     with (
-        Stack("simulated:step_ms=1", listen=tcp, insecure=True) as stack,
+        spareless_stack("simulated:step_ms=1", listen=tcp, insecure=True) as stack,
         Client(tcp, insecure=True) as client,
     ):
         assert stack.address.startswith("ipc://")

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from tests.patience import PATIENCE_S
 
 from slipstream import LLM, BadRequestError, ChatMessage, ClosedError, SamplingParams
 from slipstream.stack import StackError
@@ -118,8 +119,10 @@ def test_wrong_settings_raise_before_anything_starts():
 
 
 @pytest.mark.slow
-def test_a_stack_that_ends_under_a_batch_is_told_at_once():
+def test_a_stack_that_ends_under_a_batch_is_told_at_once(monkeypatch):
     with LLM("simulated:step_ms=20", max_restarts=0) as llm:
+        # the client by itself would wait for longer than this test does
+        monkeypatch.setattr(llm._client._io._session, "timeout_s", 10 * PATIENCE_S)
 
         def kill_once_it_works():
             with llm._stack.client() as client:
@@ -131,7 +134,7 @@ def test_a_stack_that_ends_under_a_batch_is_told_at_once():
         begin = time.monotonic()
         with pytest.raises(StackError, match="the stack ended"):
             llm.generate(["anybody there?"] * 4, SamplingParams(max_tokens=2000), use_tqdm=False)
-        assert time.monotonic() - begin < 9  # the client by itself would wait for longer
+        assert time.monotonic() - begin < PATIENCE_S
         killer.join()
         with pytest.raises(StackError):
             llm.generate("and now?", PARAMS, use_tqdm=False)

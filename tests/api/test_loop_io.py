@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import uvloop
 from tests.api.conftest import Entry, FakeWorker, deltas, end_of
+from tests.patience import PATIENCE_S
 
 from slipstream.errors import ClosedError, ConnectionLostError, OverloadedError
 from slipstream.loop_io import LoopIO
 from slipstream.requests import new_submit
-from slipstream.stream_table import StreamState
+from slipstream.stream_state import StreamState
 from slipstream_ipc.messages import Abort, Fault, Goodbye, Resume, SamplingParams, Submit
 
 
@@ -39,7 +40,7 @@ class Reader:
         """Wait for rings until it holds."""
         while not condition():
             self._news.clear()
-            await asyncio.wait_for(self._news.wait(), 10)
+            await asyncio.wait_for(self._news.wait(), PATIENCE_S)
 
     async def end(self) -> str:
         """What the stream has said in all."""
@@ -157,6 +158,6 @@ def test_a_server_that_says_nothing_does_not_hold_up_the_end(worker: FakeWorker,
         io = LoopIO(worker.address, 10.0)
         await io.connect()
         await away(worker.stop)
-        await asyncio.wait_for(io.close(), 5)
+        await asyncio.wait_for(io.close(), PATIENCE_S)
 
     run(main())

@@ -20,7 +20,8 @@ from slipstream import AsyncClient, BadRequestError, Client, OverloadedError
 from slipstream.errors import EngineError
 from slipstream.group import Group
 from slipstream.requests import new_submit
-from slipstream.stream_table import StreamState, StreamTable
+from slipstream.stream_state import StreamState
+from slipstream.stream_table import StreamTable
 from slipstream_ipc.messages import Abort, Fault, SamplingParams, Submit
 
 
@@ -64,7 +65,7 @@ def test_a_group_reads_what_its_streams_would(
     group = states[0].group
     assert group is not None
     read: dict[int, list[tuple[str, list[int], str | None]]] = defaultdict(list)
-    with patch.multiple("slipstream.stream_table", _MANY=many, _MAX_GAPS=10**6):
+    with patch.multiple("slipstream.stream_table", MANY=many, _MAX_GAPS=10**6):
         for message in messages:
             entries, used = [], set()
             for which, offset, size, kind in message:

@@ -9,7 +9,8 @@ from tests.api.conftest import Entry, deltas
 from slipstream.errors import StreamLostError
 from slipstream.outbox import Outbox
 from slipstream.requests import new_submit
-from slipstream.stream_table import StreamState, StreamTable
+from slipstream.stream_state import StreamState
+from slipstream.stream_table import StreamTable
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.log import history_digest
 from slipstream_ipc.messages import (

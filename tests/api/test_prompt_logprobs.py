@@ -3,6 +3,7 @@ transformers' own logits."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -12,9 +13,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from tests.stacks import spareless_stack
 from transformers import AutoModelForCausalLM
 
-from slipstream import BadRequestError, Client, SamplingParams, Stack
+from slipstream import (
+    AsyncStreams,
+    BadRequestError,
+    Client,
+    SamplingParams,
+    Stack,
+    Streams,
+)
 from slipstream.demo import MODEL_PATH
 from slipstream.outputs import PromptTokenLogprobs, TokenLogprobs
 from slipstream_ipc.params import MAX_LOGPROB_BYTES
@@ -134,6 +143,45 @@ def test_several_answers_share_their_prompts(client: Client, model: Any) -> None
         check_prompt(model, ids, 2, each.prompt_logprobs)
 
 
+def test_streams_that_are_read_together_have_them_too(
+    stack: Stack, client: Client, model: Any
+) -> None:
+    asked = [(IDS[:9], 2, 2), (IDS[5:60], None, 1), (IDS[3:30], 1, 3)]
+    params = [SamplingParams(max_tokens=3, seed=1, n=n, prompt_logprobs=k) for _, k, n in asked]
+    prompts = [ids for ids, _, _ in asked]
+
+    def check(streams: Streams | AsyncStreams) -> None:
+        index = 0
+        for ids, k, n in asked:
+            for _ in range(n):
+                found = streams.prompt_logprobs(index)
+                if k is None:
+                    assert found is None
+                else:
+                    check_prompt(model, ids, k, found)
+                index += 1
+        with pytest.raises(IndexError):
+            streams.prompt_logprobs(index)
+
+    streams = client.stream_many(prompts, params)
+    seen = set()
+    for index, _ in streams:
+        if index in (0, 3) and index not in seen:  # first answers: there with the first delta
+            assert streams.prompt_logprobs(index) is not None
+        seen.add(index)
+    assert seen == set(range(6))
+    check(streams)
+
+    async def main() -> None:
+        async with stack.async_client() as one:
+            found = one.stream_many(prompts, params)
+            async for _ in found:
+                pass
+            check(found)
+
+    asyncio.run(main())
+
+
 @pytest.mark.slow
 def test_after_preemption_nothing_is_lost_or_doubled(client: Client, model: Any) -> None:
     # 200 blocks of 16 tokens: not all of them fit at their longest
@@ -177,7 +225,7 @@ def test_they_are_there_with_the_first_delta(client: Client, model: Any) -> None
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
 def test_what_would_take_too_much_memory_is_refused_by_name(field: str) -> None:
     model = "simulated:step_ms=0,prefill_us=0,vocab_size=32000"
-    with Stack(model, max_logprobs=-1) as stack, stack.client() as client:
+    with spareless_stack(model, max_logprobs=-1) as stack, stack.client() as client:
         num = MAX_LOGPROB_BYTES // (8 * 32001)
         ids, too_many = IDS[: num + 1], IDS[: num + 2]
         most = 1 if field == "prompt_logprobs" else num
@@ -223,7 +271,7 @@ def kill(stack: Stack, role: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
 def test_the_server_says_how_many_there_may_be(field: str) -> None:
-    with Stack("simulated:step_ms=0") as stack, stack.client() as client:
+    with spareless_stack("simulated:step_ms=0") as stack, stack.client() as client:
         assert client.model.max_logprobs == 20
         for wanted in (21, -1):
             with pytest.raises(BadRequestError, match=f"{field}.*max_logprobs") as caught:

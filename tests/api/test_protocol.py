@@ -11,10 +11,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.patience import PATIENCE_S
+from tests.stacks import spareless_stack
 
-import slipstream
-from slipstream_ipc import messages
-from slipstream_ipc.codec import MAX_MESSAGE_BYTES, client_codec, front_codec
+from slipstream_ipc import messages, params, structured, template, token_rules
+from slipstream_ipc.codec import MAX_MESSAGE_BYTES, MAX_PARAMS_BYTES, client_codec, front_codec
 from slipstream_ipc.columns import check_deltas, f32, u32
 from slipstream_ipc.link import WINDOW
 from slipstream_ipc.log import history_digest
@@ -42,6 +43,31 @@ def test_numbers_are_those_of_the_code() -> None:
     assert f"version {messages.PROTOCOL_VERSION}" in PAGE.splitlines()[0]
     assert f"{MAX_MESSAGE_BYTES:,} bytes" in PAGE
     assert f"At most {WINDOW} numbered messages" in PAGE
+    page = " ".join(PAGE.split())
+    for number, of in (
+        (messages.MAX_IDENTITY_BYTES, "an identity at most {} bytes"),
+        (messages.MAX_CHAT_TURNS, "a chat {} messages"),
+        (messages.MAX_TOOL_CALLS, "of at most {} tool calls"),
+        (messages.MAX_TEMPLATE_CHARS, "tools and variables {} characters each"),
+        (messages.MAX_LABEL_CHARS, "a label or a cache salt {} characters"),
+        (messages.MAX_CANCELLED, "end these streams (at most {})"),
+        (MAX_PARAMS_BYTES // 2**20, "params {} MiB"),
+        (token_rules.MAX_LOGIT_BIASES, "integers to floats, at most {};"),
+        (token_rules.MAX_ALLOWED_TOKEN_IDS, "at most {} `allowed_token_ids`"),
+        (token_rules.MAX_BAD_WORDS, "and {} `bad_words`"),
+        (token_rules.MAX_BAD_WORD_CHARS, "`bad_words` of at most {} characters"),
+        (token_rules.MAX_BAD_WORD_TOKENS, "characters and {} tokens each"),
+        (structured.MAX_CHOICES, "array of 1 to {} strings"),
+        (structured.MAX_SCHEMA_BYTES // 1024, "text of at most {} KiB"),
+        (structured.MAX_REGEX_BYTES // 1024, "`regex` ({} KiB"),
+        (structured.MAX_GRAMMAR_BYTES // 1024, "`grammar` ({} KiB"),
+        (structured.MAX_CHOICE_BYTES // 1024, "strings, {} KiB in all"),
+        (params.MAX_LOGPROB_BYTES // 2**20, "may take {} MiB, and"),
+        (params.MAX_HELD_LOGPROB_BYTES // 2**20, "those of the outputs {} MiB"),
+        (template.MAX_QUESTION_TOKENS, "A question may be about {} tokens"),
+        (template.MAX_QUESTION_CHARS, "a Tokenize have {} characters"),
+    ):
+        assert of.format(f"{number:,}") in page, of
 
 
 def test_the_digest_is_what_it_says() -> None:
@@ -91,12 +117,16 @@ def test_the_minimal_client_is_minimal() -> None:
 
 @pytest.mark.slow
 def test_the_minimal_client_streams_what_ours_does() -> None:
-    with slipstream.Stack("simulated:step_ms=1") as stack, stack.client() as client:
+    with spareless_stack("simulated:step_ms=1") as stack, stack.client() as client:
         expected = client.generate("Hello there", temperature=0, max_tokens=40).text
         arguments = [sys.executable, str(CLIENT), stack.address, "Hello there", "40"]
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            arguments, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
         assert (done.returncode, done.stdout) == (0, expected)
         arguments[3] = ""
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            arguments, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
         assert done.returncode == 1
         assert "at least one token" in done.stderr

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```(python|bash)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -21,6 +23,8 @@ PYTHON = [text for language, text in BLOCKS if language == "python"]
 COMMANDS = [
     line for language, text in BLOCKS if language == "bash" for line in text.strip().splitlines()
 ]
+# the first is the fixture `launched`, the last are these tests, and one has its own, test_demo_kill
+ELSEWHERE = ("scripts/launch", "scripts/test", ".venv/bin/slipstream demo kill")
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +42,8 @@ def port() -> str:
         try:
             probe.bind(("127.0.0.1", 8000))
         except OSError:
-            probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+            return str(free_port())
+        return "8000"
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +65,24 @@ def launched(environment: dict[str, str], port: str) -> Iterator[str]:
             break
     yield "".join(said)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode in (0, 130, 1, -signal.SIGINT)
 
 
 def test_there_is_something_to_test() -> None:
     assert COMMANDS[0] == "scripts/launch"
     assert len(PYTHON) >= 4
+
+
+def _failing_on_errors(command: str) -> str:
+    """With an exit code for what the server refuses."""
+    return re.sub(r"^curl ", "curl --fail-with-body ", command)
+
+
+def test_curl_is_asked_to_fail() -> None:
+    [*asked] = [_failing_on_errors(each) for each in COMMANDS if each.startswith("curl")]
+    assert len(asked) >= 5
+    assert all(each.startswith("curl --fail-with-body -s") for each in asked)
 
 
 @pytest.mark.slow
@@ -88,7 +103,7 @@ def test_python_block(block: str, environment: dict[str, str], port: str) -> Non
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -97,17 +112,15 @@ def test_python_block(block: str, environment: dict[str, str], port: str) -> Non
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("launched")
-@pytest.mark.parametrize(
-    "command", [c for c in COMMANDS if not c.startswith(("scripts/launch", "scripts/test"))]
-)
+@pytest.mark.parametrize("command", [c for c in COMMANDS if not c.startswith(ELSEWHERE)])
 def test_command(command: str, environment: dict[str, str], port: str) -> None:
     done = subprocess.run(
-        ["bash", "-c", command.replace("8000", port)],
+        ["bash", "-c", _failing_on_errors(command).replace("8000", port)],
         cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=2 * PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

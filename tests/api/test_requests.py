@@ -73,7 +73,7 @@ def test_every_submit_has_an_id_of_its_own() -> None:
         ("half a pair \ud800", "prompt"),
         ([{"role": "user"}], "messages[0]"),
         ([{"role": "user", "content": "x"}, {"role": "user", "content": 3}], "messages[1]"),
-        ([{"role": "user", "content": "x", "name": "y"}], "messages[0]"),
+        ([{"role": "user", "content": "x", "nonsense": "y"}], "messages[0]"),
         ([{"role": "user", "content": "x"}] * 16385, "messages"),
         ([ChatMessage("user", "x"), 5], "messages[1]"),
         ([ChatMessage("user", 5)], "messages[0]"),  # type: ignore[arg-type]

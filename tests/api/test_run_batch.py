@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
+from tests.stacks import spareless_stack
 
 from slipstream import Client, Stack
 from slipstream.cli import main
 from slipstream.endpoints import KEYS_VARIABLE
 
-PATIENCE_S = 60.0
-
 
 @pytest.fixture(scope="module")
 def stack():
-    with Stack("simulated:step_ms=1,mode=chain") as running:
+    with spareless_stack("simulated:step_ms=1,mode=chain") as running:
         yield running
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+
 import pytest
 
 from slipstream.events import ProcessEnded, ProcessRestarted, StackDraining, StackFailed
@@ -26,3 +29,22 @@ def test_a_failure_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) ->
     _Teller(has_keys=False)(StackFailed("core (process 7) ended: signal SIGKILL"))
     said = "slipstream serve: core (process 7) ended: signal SIGKILL\n"
     assert capsys.readouterr() == ("", said)
+
+
+class FullDisk(io.StringIO):
+    """A log that cannot be written."""
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("stream", [FullDisk(), None])
+def test_a_stack_outlives_a_log_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None
+) -> None:
+    """What the teller raises would end the supervisor, and with it every stream."""
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setattr("sys.stderr", stream)
+    tell = _Teller(has_keys=False)
+    tell(ProcessRestarted("worker", 34, "signal SIGKILL", 0.125))
+    tell(StackFailed("core (process 7) ended: signal SIGKILL"))

@@ -109,9 +109,12 @@ def test_every_option_reaches_a_process(tmp_path):
         "max_model_len": 777,
         "max_waiting": 11,
         "max_logprobs": 13,
+        "logprobs_gib": 0.5,
         "step_timeout_s": 12.5,
         "kv_cache_gib": 0.25,
         "gpu_memory_utilization": 0.5,
+        "enforce_eager": True,
+        "cuda_graph_sizes": (1, 8),
         "enable_prefix_caching": False,
         "num_blocks": 99,
         "block_size": 32,
@@ -125,7 +128,9 @@ def test_every_option_reaches_a_process(tmp_path):
         "listen": "tcp://127.0.0.1:5555",
         "insecure": True,
     }
-    elsewhere = {"model", "tokenizer", "http_port", "host", "api_key", *OF_THE_SUPERVISOR}
+    of_the_front = {"http_port", "http_workers", "host", "api_key", "allowed_origins"}
+    of_the_front.add("allowed_hosts")
+    elsewhere = {"model", "tokenizer", *of_the_front, *OF_THE_SUPERVISOR}
     assert {*given, "keys"} == {*StackSettings.__struct_fields__} - elsewhere
     core, worker = configs(tmp_path, **given)
     arrived = {**msgspec.structs.asdict(worker), **msgspec.structs.asdict(core)}
@@ -199,6 +204,15 @@ def test_a_front_is_there_where_it_has_a_port(tmp_path, monkeypatch):
     assert front(tmp_path, http_port=0).api_keys == ()
 
 
+def test_several_fronts_share_what_the_supervisor_binds(tmp_path):
+    plan = plan_stack(settings_from({"http_port": 81, "http_workers": 3}), tmp_path)
+    assert plan.listen == ("127.0.0.1", 81)
+    fronts = [child for child in plan.children if child.listens]
+    assert [child.name for child in fronts] == ["http-0", "http-1", "http-2"]
+    assert len({bytes(child.config) for child in fronts}) == 1
+    assert plan_stack(settings_from({}), tmp_path).listen is None
+
+
 @pytest.mark.parametrize("key", ["", "se cret", "secret\n", "sécret", ["fine", ""], [7], 7])
 def test_a_key_that_cannot_be_is_refused_without_being_shown(tmp_path, key):
     with pytest.raises(BadRequestError, match=r"api_key: got '\(not shown\)'") as caught:
@@ -208,11 +222,29 @@ def test_a_key_that_cannot_be_is_refused_without_being_shown(tmp_path, key):
 
 
 def test_compiled_tables_lie_in_the_users_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert configs(tmp_path)[1].cache_dir == "/somewhere/slipstream"
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/somewhere")
+    assert configs(tmp_path)[1].cache_dir == f"{tmp_path}/somewhere/slipstream"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert configs(tmp_path)[1].cache_dir == "/home/someone/.cache/slipstream"
+    monkeypatch.setenv("HOME", f"{tmp_path}/someone")
+    assert configs(tmp_path)[1].cache_dir == f"{tmp_path}/someone/.cache/slipstream"
+
+
+def test_compiled_tables_lie_beside_the_sockets_where_no_home_can_be_written(tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/dev/null")
+    assert configs(tmp_path)[1].cache_dir == f"{tmp_path}/cache"
+    monkeypatch.setenv("HOME", f"{tmp_path}/someone")
+    monkeypatch.setattr("os.access", lambda *_: False)  # as on a file system that is read-only
+    assert configs(tmp_path)[1].cache_dir == f"{tmp_path}/cache"
+
+
+def test_a_user_without_a_home_has_a_cache(tmp_path, monkeypatch):
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert configs(tmp_path)[1].cache_dir == f"{tmp_path}/cache"
 
 
 @pytest.mark.parametrize(
@@ -229,6 +261,7 @@ def test_compiled_tables_lie_in_the_users_cache(tmp_path, monkeypatch):
         (f"simulated:tokenizer={DEMO},mode=chain", None, ..., DEMO),
         ("simulated:step_ms=2", DEMO, f"simulated:step_ms=2,tokenizer={DEMO}", DEMO),
         (f"simulated:tokenizer={DEMO}/tokenizer.json", None, ..., DEMO),
+        ("random:qwen3-0.6b", DEMO, "random:qwen3-0.6b", DEMO),
     ],
 )
 def test_models(model, tokenizer, core_loads, worker_loads):
@@ -263,11 +296,18 @@ def test_a_model_that_cannot_be_is_refused_with_what_can(model):
         ("simulated", "/nowhere"),
         (f"simulated:tokenizer={DEMO}", DEMO),
         (None, "./nowhere"),
+        ("random:qwen3-0.6b", None),
+        ("random:qwen3-0.6b", "./nowhere"),
     ],
 )
 def test_a_tokenizer_that_cannot_be_is_refused(model, tokenizer):
     with pytest.raises(BadRequestError, match="tokenizer: got "):
         model_and_tokenizer(model, tokenizer)
+
+
+def test_a_folder_without_a_model_is_told_what_it_lacks(tmp_path):
+    with pytest.raises(BadRequestError, match=r"allowed: a folder with a config\.json"):
+        model_and_tokenizer(str(tmp_path), None)
 
 
 def test_a_folder_too_deep_for_a_socket_is_refused():

@@ -12,7 +12,8 @@ from tests.api.conftest import Entry, deltas, end_of
 
 from slipstream.errors import StreamLostError, SupersededError, UnknownStreamError
 from slipstream.requests import new_submit
-from slipstream.stream_table import StreamState, StreamTable
+from slipstream.stream_state import StreamState
+from slipstream.stream_table import StreamTable
 from slipstream_ipc.columns import u32
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
@@ -214,7 +215,7 @@ def test_whatever_comes_the_copy_is_exact_and_can_be_asked_for_again(
         "slipstream.stream_table",
         MOST_UNREAD=most_unread,
         LOOK_EVERY=1,
-        _MANY=many,
+        MANY=many,
         _MAX_GAPS=10**6,
     ):
         for message in messages:

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from tests.patience import PATIENCE_S
 
 from slipstream.events import (
     Event,
@@ -30,9 +31,6 @@ from slipstream.events import (
     SupervisorConfig,
 )
 from slipstream.processes import ChildSpec
-
-PATIENCE_S = 30.0  # other work shares this machine
-STOPPED_WITHIN_S = 5.0
 
 # What a child may be. Each takes a folder on its standard input, where it binds a socket.
 PREFACE = """
@@ -60,7 +58,7 @@ say(ready=True, detail=str(child.pid)); forever()
 """
 
 # What a child may be that keeps the whole contract: it binds its socket when it is activated, says
-# its incarnation and what it was told of its predecessor, beats, and does what its cue (a FIFO, one
+# its incarnation and how the one before it died, beats, and does what its cue (a FIFO, one
 # letter to a deed) says. `DOES` are the deeds.
 DOES = """
 def die(): os._exit(3)
@@ -68,7 +66,16 @@ def fail(): raise ZeroDivisionError("what cannot be")
 def crash(): signal.signal(signal.SIGSEGV, signal.SIG_DFL); os.kill(os.getpid(), signal.SIGSEGV)
 def stop_beating(): forever()
 def say_drained(): report(Status(drained=True))
-deeds = {"d": die, "f": fail, "c": crash, "h": stop_beating, "e": say_drained}
+def babble():
+    fd = int(os.environ["SLIPSTREAM_STATUS_FD"])
+    for line in GARBAGE: os.write(fd, line + b"\\n")
+    report(Status(beat=True, detail="babbled"))
+GARBAGE = (b"", b"\\xff", b"[]", b'{"beat": true, "numbers": {"type": "core", "counters": '
+    b'{"device_idle_s": NaN}}}', b'{"beat": true, "numbers": {"type": "core", "counters": '
+    b'{"device_idle_s": null}}}', b'{"ready": 7}', b'{"error": 7}', b"[" * 2000)
+deeds = {
+    "d": die, "f": fail, "c": crash, "h": stop_beating, "e": say_drained, "b": babble
+}
 """
 WHOLE = (
     """
@@ -96,7 +103,7 @@ if os.path.exists(address): os.unlink(address)
 listener.bind(address)
 open(f"{config.folder}/own-{os.getpid()}.sock", "w").close()
 beats.beat(time.monotonic())
-told = f"{active.incarnation} {active.died_within} [{active.predecessor}]"
+told = f"{active.incarnation} {active.died_within}"
 report(Status(ready=True, detail=told))
 while not stop.is_set:
     ready, _, _ = select.select([stop.fileno(), commands.fileno(), cue], [], [], BEAT_S)
@@ -259,10 +266,8 @@ def test_reports_each_process_and_then_the_stack(start):
 def test_a_signal_ends_it_with_code_0_and_nothing_left(start, number):
     running = start(core=GOOD, worker=GOOD)
     pids = running.pids_when_ready()
-    begin = time.monotonic()
     running.process.send_signal(number)
     assert running.end() == 0
-    assert time.monotonic() - begin < STOPPED_WITHIN_S
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
     assert running.event() is None  # no failure was told
 
@@ -286,10 +291,8 @@ def test_the_end_of_standard_input_ends_it(start):
 def test_a_child_that_ignores_the_request_is_killed(start):
     running = start(core=GOOD, worker=STUBBORN)
     pids = running.pids_when_ready()
-    begin = time.monotonic()
     running.process.send_signal(signal.SIGTERM)
     assert running.end() == 0
-    assert time.monotonic() - begin < STOPPED_WITHIN_S
     assert f"killing worker (process {pids['worker']})" in running.log()
 
 
@@ -299,11 +302,9 @@ def test_a_second_signal_kills_at_once(start):
     core = psutil.Process(pids["core"])
     running.process.send_signal(signal.SIGINT)
     core.wait(PATIENCE_S)  # so the first signal has been acted upon
-    begin = time.monotonic()
     running.process.send_signal(signal.SIGINT)
     assert running.end() == 0
-    assert time.monotonic() - begin < 2
-    assert "another signal" in running.log()
+    assert f"killing worker (process {pids['worker']}): another signal" in running.log()
 
 
 def test_a_child_that_reports_an_error_ends_the_stack_with_it(start):
@@ -374,14 +375,14 @@ def test_a_successor_is_told_its_incarnation_and_how_the_last_one_died(
 ):
     running = start(core=WHOLE, spares=spares)
     first = running.expect(ProcessReady)
-    assert first.detail == "1 False []"
+    assert first.detail == "1 False"
     if isinstance(deed, str):
         running.cue("core", deed)
     else:
         os.kill(first.pid, deed)
     assert running.expect(ProcessEnded).how == how
     again = running.expect(ProcessRestarted)
-    assert again.detail == f"2 {within} [1 False []]"
+    assert again.detail == f"2 {within}"
 
 
 def test_what_a_child_dies_of_is_logged_in_full(start):
@@ -392,9 +393,28 @@ def test_what_a_child_dies_of_is_logged_in_full(start):
     assert "Traceback" in running.log()
 
 
+def test_what_a_child_says_that_cannot_be_ends_nobody_and_is_logged(start):
+    running = start(core=WHOLE, worker=WHOLE, spares=("worker",))
+    pids = running.pids_when_ready()
+    running.expect(SpareReady)
+    running.cue("core", "b")
+    running.cue("core", "d")
+    assert running.expect(ProcessEnded).how == "exit code 3"  # that, and not what it had said
+    assert running.expect(ProcessRestarted).name == "core"
+    assert psutil.pid_exists(pids["worker"])
+    said = [line for line in running.log().splitlines() if " reported " in line]
+    assert all(f" core (process {pids['core']}) reported " in line for line in said)
+    assert [line.rpartition("(")[2] for line in said] == [
+        "1 times)",
+        "2 times)",
+        "4 times)",
+        "8 times)",
+    ]
+
+
 @pytest.mark.parametrize("deed", ["stopped from outside", "its loop hangs"])
 def test_a_hung_child_is_killed_and_reaped_before_another_starts(start, deed):
-    running = start(core=WHOLE, worker=WHOLE, hang_timeout_s=1.0)
+    running = start(core=WHOLE, worker=GOOD, hang_timeout_s=1.0)  # GOOD never hangs: it beats not
     pids = running.pids_when_ready()
     if deed == "its loop hangs":
         running.cue("core", "h")
@@ -403,7 +423,7 @@ def test_a_hung_child_is_killed_and_reaped_before_another_starts(start, deed):
     ended = running.expect(ProcessEnded)
     assert (ended.name, ended.how) == ("core", "hung: no sign of life for 1 s")
     assert not psutil.pid_exists(pids["core"])  # not even a zombie
-    assert running.expect(ProcessRestarted).detail == "2 False [1 False []]"
+    assert running.expect(ProcessRestarted).detail == "2 False"
     assert psutil.pid_exists(pids["worker"])
 
 
@@ -418,15 +438,15 @@ def test_silence_while_a_child_loads_is_no_hang(start, tmp_path):
         assert running.expect(ProcessEnded).name == "worker"
         assert running.expect(ProcessRestarted).name == "worker"
     running.cue("core", ".")
-    assert running.expect(ProcessReady).detail == "1 False []"
+    assert running.expect(ProcessReady).detail == "1 False"
     assert "hung" not in "".join(line for line in running.log().splitlines() if "core" in line)
 
 
 def test_a_stopped_supervisor_takes_nobody_for_hung(start):
-    running = start(core=WHOLE, worker=WHOLE, hang_timeout_s=1.0)
+    running = start(core=WHOLE, worker=WHOLE, hang_timeout_s=3.0)
     pids = running.pids_when_ready()
     running.process.send_signal(signal.SIGSTOP)
-    threading.Event().wait(1.5)  # time itself is what is tested: the children beat on unread
+    threading.Event().wait(3.5)  # time itself is what is tested: the children beat on unread
     running.process.send_signal(signal.SIGCONT)
     os.kill(pids["worker"], signal.SIGKILL)
     assert running.expect(ProcessEnded).name == "worker"
@@ -444,7 +464,7 @@ def test_a_spare_takes_over_and_another_follows(start):
         again = running.expect(ProcessRestarted)
         assert again.pid == spare.pid
         pids["worker"], spare = again.pid, running.expect(SpareReady)
-    assert again.detail == "3 False [2 False [1 False []]]"
+    assert again.detail == "3 False"
     running.process.terminate()
     assert running.end() == 0
     wait_for_end_of(spare.pid)

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from slipstream import BadRequestError, Client, SamplingParams, Stack
 from slipstream.events import ProcessRestarted
 
-PATIENCE_S = 60.0  # other work shares this machine
 PROMPT = "The list type"
 
 pytestmark = pytest.mark.slow

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.patience import PATIENCE_S
 
 from slipstream import BadRequestError
 from slipstream.cli import main
@@ -27,8 +28,6 @@ from slipstream.tracing.chrome import Timeline, Track, read_timeline, write_time
 from slipstream.tracing.parts import checked_trace, discard_parts, merge_parts
 from slipstream.tracing.picture import Window, busy_ns, draw, window_of
 from slipstream_ipc.trace import NO_STEP, Span, TracePart, Tracer
-
-PATIENCE_S = 30.0  # never waited for unless something is broken
 
 
 def leave_part(file: Path, process: str, *spans: tuple[Span, int, int, int], capacity: int = 99):

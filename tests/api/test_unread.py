@@ -13,14 +13,16 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.api.conftest import PATIENCE_S, Entry, deltas, end_of
+from tests.api.conftest import Entry, deltas, end_of
+from tests.patience import PATIENCE_S
 
 from slipstream.batch import Batch
 from slipstream.client import Client, Stream
 from slipstream.outputs import Delta, begin_of, is_alone
 from slipstream.outputs import end_of as where_it_ends
 from slipstream.requests import new_submit
-from slipstream.stream_table import StreamState, StreamTable
+from slipstream.stream_state import StreamState
+from slipstream.stream_table import StreamTable
 from slipstream.unread import merge
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.messages import LogprobColumns, SamplingParams

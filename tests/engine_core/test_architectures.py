@@ -44,8 +44,8 @@ def test_equals_generate(architecture: Any, tmp_path: Path) -> None:
     # a model that says one thing for ever would hide every mistake
     assert len({token for output in expected for token in output}) >= 8
     model = load_model(str(tmp_path), device="cpu", dtype="float32")
-    for variant in tiny_models.VARIANTS:
-        served = tiny_models.serve(model, variant)
+    all_served = tiny_models.serve(model, *tiny_models.VARIANTS)
+    for variant, served in zip(tiny_models.VARIANTS, all_served, strict=True):
         assert served.outputs == expected, variant.name
         assert (served.num_preemptions > 0) == (variant is tiny_models.PREEMPTED)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 
@@ -52,6 +53,30 @@ def test_slow_acking_worker_overrun_is_bounded(make_core, undisturbed) -> None:
     box.until(lambda: all(it.is_whole for it in worker.streams.values()))
     for it in worker.streams.values():
         assert it.token_ids == undisturbed(it.admit).token_ids
+
+
+def test_a_worker_that_has_less_after_an_attach_is_not_overrun(make_core) -> None:
+    box = make_core()
+    worker = box.worker()
+    it = worker.admit(PROMPTS[0], 200, stop_token_ids=(996,))
+    box.until(lambda: len(it.token_ids) > 90)
+    it.token_ids = it.token_ids[:1]
+    worker.hop.attach(time.monotonic())
+    worker.is_reading = False
+
+    def has_moved_back() -> bool:
+        if box.core.desk.acked[it.row] == len(PROMPTS[0]) + 1:
+            return True
+        worker.is_reading = True
+        worker.step()
+        worker.is_reading = False
+        return False
+
+    box.until(has_moved_back)
+    before = history(box, it)
+    run_dry(box)
+    assert before > 1 + MAX_UNACKED
+    assert history(box, it) <= before + 2
 
 
 def test_slot_reused_while_window_full_keeps_tail(make_core, undisturbed) -> None:

@@ -234,7 +234,7 @@ def test_a_grammar_that_breaks_ends_its_stream_alone(make_core, alone, monkeypat
     held = [ask(worker, n) for n in range(4)]
     box.until(lambda: all(len(it.token_ids) >= 3 for it in held))
     broken = held[3]
-    grammars = box.core.desk._grammars
+    grammars = box.core.desk._lives._grammars
     state, _ = grammars._states[broken.row]
     monkeypatch.setattr(state, "_matcher", None, raising=False)
     box.until(lambda: broken.is_over and all(is_done(it) for it in held if it is not broken))
@@ -252,7 +252,7 @@ def test_nothing_is_kept_of_streams_that_are_over(make_core) -> None:
     for it in held:
         worker.forget(it)
     box.until(lambda: box.core.desk.num_streams == 0)
-    assert len(box.core.desk._grammars) == 0
+    assert len(box.core.desk._lives._grammars) == 0
     assert not np.any(box.core.scheduler._requests.has_grammar)
     assert box.core.scheduler._requests._num_grammars == 0
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.patience import PATIENCE_S
 
 from slipstream_core.in_flight import InFlightNote, read_note
 
@@ -53,7 +54,7 @@ note = InFlightNote(Path({str(tmp_path)!r}), {MAX_NUM_SEQS})
 note.launch(5, np.array({IDS.tolist()!r}, np.uint64), np.array([3, 4]))
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    ended = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE_S)
     assert ended.returncode == -9
     assert read_note(tmp_path) == names(3, 4)
 

@@ -79,7 +79,7 @@ def test_a_source_that_does_not_compile_gives_none(
 ) -> None:
     broken = tmp_path / "kernels.c"
     broken.write_text("this is no C")
-    monkeypatch.setattr(build, "_SOURCE", broken)
+    monkeypatch.setattr(build, "_SOURCES", (broken,))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert build.library.__wrapped__() is None
     assert "error" in caplog.text
@@ -113,6 +113,7 @@ def test_nothing_is_loaded_that_others_may_write(
     theirs.chmod(0o700)
     kept = build.library.__wrapped__()
     assert kept is not None
+    kept.unlink()  # another file: this process has mapped the one that was there
     kept.write_bytes(b"foreign")
     kept.chmod(0o722)
     again = build.library.__wrapped__()

@@ -17,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine_core.test_sampler import Row, assert_follows, distribution, plan_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream_core.rule_columns import RuleColumns, TokenRules, token_rules
 from slipstream_core.runner.rule_keeper import RuleKeeper
@@ -153,6 +154,36 @@ REQUESTS = st.builds(
     | st.lists(IDS, min_size=1, max_size=5).map(tuple)
     | st.just((0, 1, 2, 3)),
 )
+
+
+class NoNumberByIndex(TorchDispatchMode):
+    """On a card a plain number that is assigned by index is copied there while the host waits."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.overloadpacket in (torch.ops.aten.index_put_, torch.ops.aten.index_put):
+            assert args[2].dim() > 0, "a number is assigned by index"
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_host_hands_no_number_over_by_index() -> None:
+    course = Course()
+    it = asked(
+        words=[(5,), (6, 7), (8, 9, 10)],
+        presence_penalty=1.0,
+        repetition_penalty=1.3,
+        logit_bias={3: 2.0},
+        allowed_token_ids=(1, 2, 3, 5, 6, 7),
+    )
+    for row in (0, 1):  # torch takes leading ones from shapes: one row's values look like numbers
+        course.add(row, it, outputs=(8, 9))
+    plan = course.plan([0, 1])
+    assert plan is not None
+    assert plan.refill is not None
+    with NoNumberByIndex():
+        course.keeper.apply(torch.zeros(2, VOCAB), plan)
+        course.keeper.sampled(torch.tensor([6, 6]))
 
 
 @settings(max_examples=30, deadline=None)

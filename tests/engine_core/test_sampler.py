@@ -164,7 +164,7 @@ def test_the_cases_above_take_the_rejection_path(monkeypatch: pytest.MonkeyPatch
     taken = []
     original = sampler._draw_by_rejection
 
-    def spy(limits: sampler._Limits, *others: object) -> torch.Tensor:
+    def spy(limits: sampler.Limits, *others: object) -> torch.Tensor:
         taken.append(len(limits.scaled))
         return original(limits, *others)
 

@@ -767,6 +767,10 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def blocks_have_one_owner(self) -> None:
         scheduler = self.harness.scheduler
+        num_free = scheduler.num_free_blocks
+        if scheduler._batch is not None:
+            scheduler._batch.settle()
+        assert scheduler.num_free_blocks == num_free
         slots = scheduler._slots
         owned: list[int] = []
         for slot, row in enumerate(slots.row.tolist()):
@@ -780,7 +784,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert len(owned) + scheduler.num_free_blocks == scheduler.num_blocks - 1
         assert scheduler.num_running + scheduler.num_waiting == len(self.harness.streams)
         on_probation = [row for row in self.harness.streams if self.harness.is_on_probation(row)]
-        assert scheduler._num_on_probation == len(on_probation)
+        assert len(scheduler._probation) == len(on_probation)
 
     def teardown(self) -> None:
         if hasattr(self, "harness"):

@@ -214,6 +214,8 @@ class Harness:
 
     def check(self) -> None:
         """Whatever the scheduler believes of the blocks is so."""
+        if self.scheduler._batch is not None:
+            self.scheduler._batch.settle()
         requests, slots, pool = self.scheduler._requests, self.scheduler._slots, self.blocks._pool
         held: Counter[int] = Counter()
         for slot, row in enumerate(slots.row.tolist()):

@@ -142,39 +142,71 @@ def test_the_cache_holds_every_slot_within_its_bound() -> None:
 # --- time ---------------------------------------------------------------------------------------
 
 
-def test_steps_take_their_time_one_after_the_other() -> None:
+class Clock:
+    """Stands for the module `time`: it passes where somebody sleeps, and where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("slipstream_core.runner.simulated.time", clock)
+    return clock
+
+
+def test_the_device_takes_real_time() -> None:
+    runner = load("step_ms=20,prefill_us=0,vocab_size=50")
+    begin = time.monotonic()
+    runner.launch(plan_of([1, 2, 3], step=1))
+    runner.collect()
+    assert time.monotonic() - begin >= 0.02
+
+
+def test_steps_take_their_time_one_after_the_other(clock: Clock) -> None:
     runner = load("step_ms=100,prefill_us=1000,vocab_size=50")
     assert (runner.done(), runner.done_at(), runner.fileno()) == (False, None, None)
-    begin = time.monotonic()
+    begin = clock.now
     runner.launch(plan_of([1, 2, 3], step=1))
     runner.launch(plan_of([0], start=3, prompt_len=3, gather=True, step=2))
     first = runner.done_at()
     assert first is not None
-    assert first - begin >= 0.103
-    assert runner.done() == (time.monotonic() >= first)
+    assert first - begin == pytest.approx(0.103)
+    clock.now = first - 0.001
+    assert not runner.done()
+    clock.now = first
+    assert runner.done()
     assert runner.collect().step == 1
-    assert time.monotonic() >= first
+    assert clock.now == first
     second = runner.done_at()
     assert second is not None
     assert second - first == pytest.approx(0.1)  # its own prefill tokens are none
+    assert not runner.done()
     assert runner.collect().step == 2
-    assert time.monotonic() >= second
+    assert clock.now == pytest.approx(second)
     assert runner.busy_s == pytest.approx(0.203)
     assert runner.idle_s == 0
 
 
-def test_idle_is_what_lies_between_two_steps() -> None:
+def test_idle_is_what_lies_between_two_steps(clock: Clock) -> None:
     runner = load("step_ms=1,prefill_us=0,vocab_size=50")
     runner.launch(plan_of([1], prompt_len=1))
-    end = runner.done_at()
-    assert end is not None
     runner.collect()
+    clock.now += 0.25
     runner.launch(plan_of([1], start=1, prompt_len=1))
-    begin = runner.done_at()
-    assert begin is not None
-    assert runner.idle_s == pytest.approx(begin - 0.001 - end)
-    assert runner.idle_s > 0
+    assert runner.idle_s == pytest.approx(0.25)
     runner.collect()
+    runner.launch(plan_of([1], start=2, prompt_len=1))
+    assert runner.idle_s == pytest.approx(0.25)
+    assert runner.busy_s == pytest.approx(0.003)
 
 
 def test_a_done_step_is_collected_without_waiting() -> None:

@@ -18,15 +18,18 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from tests.patience import PATIENCE_S
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner import torch_runner
 from slipstream_core.runner.attention import cpu
+from slipstream_core.runner.graphs import HostRecorder
 from slipstream_core.runner.loader import LoadedModel, load_model
 from slipstream_core.runner.plan import StepFailed, StepPlan, StepResult
+from slipstream_core.runner.prepare import load_runner
 from slipstream_core.runner.refusals import ModelLoadError
-from slipstream_core.runner.torch_runner import TorchRunner, load_runner
+from slipstream_core.runner.step_buffers import HostCopies
+from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_ipc.messages import SamplingDefaults
 
 VOCAB = 199
@@ -64,10 +67,18 @@ def llama_model(llama: Path) -> LoadedModel:
     return load_model(str(llama), device="cpu")
 
 
-@pytest.fixture(params=[True, False], ids=["native", "torch"])
+@pytest.fixture(params=["native", "torch", "as a card"])
 def runner(llama_model: LoadedModel, request: pytest.FixtureRequest) -> Iterator[TorchRunner]:
+    is_card = request.param == "as a card"
     runner = TorchRunner(
-        llama_model, num_blocks=400, block_size=BLOCK, max_num_seqs=16, native=request.param
+        llama_model,
+        num_blocks=400,
+        block_size=BLOCK,
+        max_num_seqs=16,
+        native=request.param == "native",
+        copies=HostCopies() if is_card else None,
+        graph_sizes=(1, 4) if is_card else (),
+        recorder=HostRecorder(),
     )
     yield runner
     runner.close()
@@ -395,7 +406,7 @@ def test_the_descriptor_counts_finished_steps(runner: TorchRunner) -> None:
     driver.launch(requests[:1])
     driver.launch(requests[1:])
     for _ in requests:
-        assert select.select([runner.fileno()], [], [], 30)[0] == [runner.fileno()]
+        assert select.select([runner.fileno()], [], [], PATIENCE_S)[0] == [runner.fileno()]
         assert runner.done()
         driver.collect()
     assert select.select([runner.fileno()], [], [], 0)[0] == []
@@ -428,14 +439,6 @@ def test_cache_size(llama: Path, llama_model: LoadedModel) -> None:
     small.close()
     with pytest.raises(ModelLoadError, match=r"room for 1 blocks .* needs 2"):
         TorchRunner(llama_model, num_blocks=1, block_size=16, max_num_seqs=2)
-
-
-def test_a_card_gives_its_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 9000))
-    card = torch.device("cuda", 0)
-    config = CoreConfig(model="", address="", gpu_memory_utilization=0.25, kv_cache_gib=1)
-    assert torch_runner._cache_bytes(config, card) == 250
-    assert torch_runner._cache_bytes(config, torch.device("cpu")) == 2**30
 
 
 def test_a_length_that_was_asked_for_is_kept_or_refused(

@@ -6,7 +6,6 @@ message through the sockets, and that is waited for with a deadline.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 import zmq
-from hypothesis import HealthCheck, settings
+from tests.patience import Patience
 
 from slipstream_ipc.accept import Acceptor, Session
 from slipstream_ipc.attach import Attacher
@@ -22,11 +21,6 @@ from slipstream_ipc.codec import client_codec, front_codec
 from slipstream_ipc.messages import Hello, ModelCard
 from slipstream_ipc.sockets import bind_router
 
-# how long an example takes says more about a busy machine than about the code
-settings.register_profile("ipc", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("ipc")
-
-PATIENCE_S = 20.0
 CARD = ModelCard("m", "p", 100, 64, (2,))
 
 
@@ -91,9 +85,9 @@ class Hop:
         """Take turns until something holds."""
         poller = zmq.Poller()
         poller.register(self.router, zmq.POLLIN)
-        deadline = time.monotonic() + PATIENCE_S
+        patience = Patience()
         while not is_done():
-            assert time.monotonic() < deadline, "nothing happened"
+            patience.check()
             poller.poll(1)  # as long as an attaching end has to wait for its turn
             (turn or self.turn)()
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from tests.patience import PATIENCE_S
 
 import slipstream_ipc.accept
 import slipstream_ipc.attach
@@ -28,7 +29,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.sockets import MAX_READ_AT_ONCE, new_dealer
 
-POLL_MS = 20_000
+POLL_MS = int(PATIENCE_S * 1e3)
 CARD = ModelCard("m", "p", 100, 64, (2,))
 
 
@@ -95,7 +96,7 @@ def test_what_a_dying_peer_sent_last_is_read_first(hop: Any) -> None:
     hop.router.close(linger=1000)
     poller = zmq.Poller()
     poller.register(attacher.socket, zmq.POLLIN)
-    assert poller.poll(10_000)
+    assert poller.poll(POLL_MS)
     hop.accept()
     hop.until(lambda: any(isinstance(a, Refusal) for a in hop.answers[attacher]))
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from tests.patience import PATIENCE_S
 
 from slipstream_ipc.child import (
     BEAT_S,
@@ -23,11 +24,10 @@ from slipstream_ipc.child import (
     Command,
     Commands,
     Drain,
+    prepare,
     report,
 )
 from slipstream_ipc.messages import Status
-
-PATIENCE_S = 20
 
 CHILD = """
 import select
@@ -186,7 +186,7 @@ def test_a_spare_beats_until_it_is_activated_and_is_told_what_it_must_know(
 ) -> None:
     for _ in range(3):
         assert statuses.next() == Status(beat=True)
-    activation = Activate(7, died_within=True, predecessor="what it said")
+    activation = Activate(7, died_within=True)
     statuses.command(activation)
     while (status := statuses.next()) == Status(beat=True):
         pass
@@ -224,6 +224,46 @@ def test_a_command_may_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     assert commands.read() == []
     os.write(write_fd, line[5:])
     assert commands.read() == [Drain(1.0)]
+    os.close(write_fd)
+    os.close(read_fd)
+
+
+def test_a_spare_prepares_gently_and_who_is_to_serve_at_full_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def fails() -> None:
+        raise ImportError("no such luck")
+
+    seen: list[int] = []
+    own = niceness()
+    read_fd, write_fd = os.pipe()
+    monkeypatch.setenv(CONTROL_FD_VARIABLE, str(read_fd))
+    commands = Commands()
+    prepare(lambda: seen.append(niceness()), commands)
+    assert niceness() == own
+    with pytest.raises(ImportError):
+        prepare(fails, commands)
+    os.write(write_fd, msgspec.json.encode(Activate()) + b"\n")
+    prepare(lambda: seen.append(niceness()), commands)
+    assert seen == [min(19, own + 10), own]
+    assert commands.read() == [Activate()]  # and it is still there
+    os.close(write_fd)
+    os.close(read_fd)
+
+
+def test_what_is_no_command_ends_no_child(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read_fd, write_fd = os.pipe()
+    monkeypatch.setenv(CONTROL_FD_VARIABLE, str(read_fd))
+    commands = Commands()
+    bad = (b"", b"x", b"\xff", b"{}", b'{"type":"Drain","within_s":null}', b"[" * 10_000)
+    os.write(write_fd, b"\n".join(bad) + b"\n" + msgspec.json.encode(Drain(1.0)) + b"\n")
+    assert commands.read() == [Drain(1.0)]
+    assert len(caplog.records) == len(bad)
     os.close(write_fd)
     os.close(read_fd)
 

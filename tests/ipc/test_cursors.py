@@ -178,6 +178,17 @@ def test_a_short_row_is_served_among_long_ones_that_never_end() -> None:
     assert cursors.sent(5) == 1
 
 
+def test_an_acknowledgement_that_comes_late_takes_nothing_back() -> None:
+    cursors, rows = opened(0), np.array([0])
+    first = cursors.take(rows, np.array([1]), 9)
+    second = cursors.take_next(rows, 9)
+    assert second is not None
+    cursors.acknowledge(second)
+    assert cursors.acked[0] == 2
+    cursors.acknowledge(first)
+    assert cursors.acked[0] == 2
+
+
 class AgainstDicts(RuleBasedStateMachine):
     """Rows opened, closed and reused while portions are under way, in any order."""
 

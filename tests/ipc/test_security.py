@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import zmq
+from tests.patience import PATIENCE_S
+from tests.ports import free_port
 from zmq.utils import z85
 
 from slipstream_ipc.accept import Acceptor
@@ -38,7 +40,7 @@ from slipstream_ipc.security import (
 )
 from slipstream_ipc.sockets import Listener, bind_router, new_dealer
 
-POLL_MS = 20_000
+POLL_MS = int(PATIENCE_S * 1e3)
 NEVER_MS = 300  # long enough for a handshake on a busy machine to have let somebody in
 CARD = ModelCard("m", "p", 100, 64, (2,))
 
@@ -305,10 +307,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 
 def free_tcp(host: str = "127.0.0.1") -> str:
-    family = sockets.AF_INET6 if ":" in host else sockets.AF_INET
-    with sockets.socket(family) as taken:
-        taken.bind((host, 0))
-        port = taken.getsockname()[1]
+    port = free_port(host)
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
@@ -449,7 +448,7 @@ def test_the_gate_ends_with_its_context(address: str, folder: Path) -> None:
         context: zmq.Context[Any] = zmq.Context()
         gate = open_gate(context, load_server_keys(folder))
         getattr(context, end)()
-        gate.join(20)
+        gate.join(PATIENCE_S)
         assert not gate.is_alive()
     assert not any(t.name == "slipstream-gate" for t in threading.enumerate())
 

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import zmq
+from tests.patience import PATIENCE_S
 
 from slipstream_ipc.messages import (
     Abort,
@@ -32,7 +33,7 @@ from slipstream_ipc.sockets import (
     private_directory,
 )
 
-POLL_MS = 20_000
+POLL_MS = int(PATIENCE_S * 1e3)
 
 
 @pytest.fixture

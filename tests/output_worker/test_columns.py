@@ -12,6 +12,7 @@ from slipstream_ipc.columns import check_deltas, pack_u32, u32
 from slipstream_ipc.messages import Admit, LogprobColumns, SamplingParams
 from slipstream_ipc.text_log import START
 from slipstream_worker import deltas
+from slipstream_worker.careful import push_carefully
 from slipstream_worker.columns import StreamColumns
 from slipstream_worker.detokenizer import TableDetokenizerFactory
 from slipstream_worker.fast_table import FastTable, View, character_sets
@@ -137,11 +138,7 @@ def push(
         told[n] += span
         oracles[n].push(span)
         if care:
-            if columns.is_fast[streams[n].line]:
-                columns.slow_down(streams[n], columns.num_tokens(streams[n]) - len(span))
-                for token in span:
-                    columns.learn(streams[n], token)
-            streams[n].output.push(span)
+            assert push_carefully(columns, streams[n], span) == (oracles[n].end is not None)
         assert streams[n].output.end == oracles[n].end, "only what needs care can end"
 
 
@@ -220,7 +217,7 @@ def test_each_view_has_an_entry_for_ids_beyond_the_vocabulary() -> None:
 
 
 def test_what_is_harmless_is_learnt_for_each_set_of_stop_strings(monkeypatch) -> None:
-    monkeypatch.setattr("slipstream_worker.columns._MAX_SETS", 2)
+    monkeypatch.setattr("slipstream_worker.plain_tokens._MAX_SETS", 2)
     columns = StreamColumns(FACTORY.fast_table)
 
     def new(*stops: str) -> Stream:

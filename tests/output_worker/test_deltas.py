@@ -114,7 +114,7 @@ def test_an_entry_carries_what_lies_behind_the_cursor(columns) -> None:
     assert message.logprobs is not None
     assert u32(message.logprobs.ranks).tolist() == [0, 2]
     assert u32(message.logprobs.widths).tolist() == [2, 0]
-    assert built.ended == [it]
+    assert built.slow.ended == [it]
 
 
 def test_one_wide_request_does_not_widen_all(columns) -> None:
@@ -157,7 +157,7 @@ def test_a_message_keeps_to_its_budget_and_the_end_comes_last(columns, way: str)
         logprobs = built.message.logprobs
         assert logprobs is None or len(logprobs.values) <= MESSAGE_BUDGET_BYTES
         built.commit(columns)
-        ended = built.ended
+        ended = built.slow.ended
     assert num_messages > 1
     assert "".join(texts) == LONG * 20_000
 

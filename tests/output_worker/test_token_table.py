@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.patience import PATIENCE_S
 
 from slipstream_worker.token_table import (
     TableFileError,
@@ -116,4 +117,4 @@ def test_the_worker_reads_tables_without_heavy_imports() -> None:
         "heavy = {'tokenizers', 'transformers', 'torch'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE_S)

@@ -161,8 +161,8 @@ def test_a_stop_string_without_detokeniser_is_refused_areal_286(make_stack, expe
 def test_no_limit_evicts_a_stream_that_runs_sglang_2812(make_stack, expected, monkeypatch) -> None:
     """There the state of running requests was evicted when there were too many, and its absence
     ended the detokeniser, and so the server."""
-    monkeypatch.setattr("slipstream_worker.lives._MAX_ENDED_BYTES", 100)
-    monkeypatch.setattr("slipstream_worker.lives._LEAST_TOMBSTONES", 2)
+    monkeypatch.setattr("slipstream_worker.keeping._MAX_ENDED_BYTES", 100)
+    monkeypatch.setattr("slipstream_worker.keeping._LEAST_TOMBSTONES", 2)
     [plain] = expected(PROMPTS[:1], max_tokens=300, stop=("q}",))
     stack = make_stack(grace_s=1000.0, max_num_seqs=8)
     client = stack.client()
@@ -181,7 +181,7 @@ def test_no_limit_evicts_a_stream_that_runs_sglang_2812(make_stack, expected, mo
 def test_what_is_evicted_last_is_evicted_sglang_2812(make_stack, monkeypatch) -> None:
     """The limit itself: an ended stream that nobody had read when memory ran out goes when its
     reader has it, not a whole grace time later."""
-    monkeypatch.setattr("slipstream_worker.lives._MAX_ENDED_BYTES", 1000)
+    monkeypatch.setattr("slipstream_worker.keeping._MAX_ENDED_BYTES", 1000)
     stack = make_stack(grace_s=1000.0)
     client = stack.client()
     it = client.submit(PROMPTS[0], max_tokens=200)
@@ -192,7 +192,7 @@ def test_what_is_evicted_last_is_evicted_sglang_2812(make_stack, monkeypatch) ->
         stack.step()
     client.is_reading = True
     stack.until(lambda: it.is_over)
-    stack.until(stack.holds_nothing, within_s=2.0)
+    stack.until(stack.holds_nothing)  # long before
 
 
 def test_a_request_that_no_step_survives_ends_alone(make_stack, expected, monkeypatch) -> None:

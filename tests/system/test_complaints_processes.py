@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,6 +18,8 @@ import msgspec
 import psutil
 import pytest
 import zmq
+from tests.patience import PATIENCE_S
+from tests.stacks import spareless_stack
 from tests.system.pickles import payloads
 
 from slipstream import Stack
@@ -24,8 +27,7 @@ from slipstream.demo import MODEL_PATH
 from slipstream.events import Event, ProcessEnded, ProcessRestarted
 from slipstream_ipc.messages import Status
 
-PATIENCE_S = 90.0  # other work shares this machine
-HANG_TIMEOUT_S = 2
+HANG_TIMEOUT_S = 4  # of which other work on the machine may take a part
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(4)]
 SERVE = [sys.executable, "-m", "slipstream.cli", "serve"]
 
@@ -135,8 +137,8 @@ def test_a_stalled_loop_is_noticed_and_replaced_vllm_36451(stack, name) -> None:
 def test_a_long_prefill_is_not_death_sglang_22511_40809() -> None:
     """There the health check waited for tokens, and a server with a long prompt was killed."""
     model = "simulated:step_ms=1,prefill_us=2500"
-    with Stack(model, hang_timeout_s=1, http_port=0) as stack:
-        pids, statuses = stack.pids, []
+    with spareless_stack(model, hang_timeout_s=3, http_port=0) as stack:
+        pids, statuses, begin = stack.pids, [], time.monotonic()
         connection = connect(stack)
         body = {"prompt": [7] * 1500, "max_tokens": 2}
         headers = {"Content-Type": "application/json"}
@@ -149,13 +151,11 @@ def test_a_long_prefill_is_not_death_sglang_22511_40809() -> None:
 
         thread = threading.Thread(target=wait)
         thread.start()
-        num_looks = 0
         while not answered.wait(0.1):
             assert status_of(stack, "/health") == status_of(stack, "/ready") == 200
-            num_looks += 1
         thread.join()
         assert statuses == [200]
-        assert num_looks > 5, "it did take longer than hang_timeout_s"
+        assert time.monotonic() - begin > 3, "it did take longer than hang_timeout_s"
         assert not [event for event in stack.events() if isinstance(event, ProcessEnded)]
         assert stack.pids == pids
 
@@ -258,7 +258,9 @@ def test_a_detokeniser_that_cannot_start_says_so_sglang_21471(tmp_path) -> None:
 @pytest.mark.slow
 def test_overload_is_503_with_retry_after_vllm_18826() -> None:
     """There one asked for a way to be turned away; without it all requests only got slower."""
-    with Stack("simulated:step_ms=20", http_port=0, max_num_seqs=1, max_waiting=1) as stack:
+    with spareless_stack(
+        "simulated:step_ms=20", http_port=0, max_num_seqs=1, max_waiting=1
+    ) as stack:
         running = ask(connect(stack), prompt="a", max_tokens=100, stream=True)
         running.readline()
         waiting = connect(stack)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import zmq
+from tests.patience import PATIENCE_S
 from tests.system.pickles import payloads
 from tests.system.scripted import Watch
 
@@ -125,7 +126,7 @@ def test_pickles_from_a_server_are_refused_cve_2025_30165(
             router.send_multipart([route, payload])
         bodies: list[object] = []
         while len(bodies) < len(sent) + is_attached:
-            assert hop.socket.poll(10_000), "each is answered for"
+            assert hop.socket.poll(int(PATIENCE_S * 1e3)), "each is answered for"
             bodies += hop.receive(0.0)
         refusals = [body for body in bodies if isinstance(body, Refusal)]
         assert len(refusals) == len(sent)
@@ -193,8 +194,8 @@ def test_a_message_that_waits_to_be_read_is_never_changed_vllm_24655_50053(
     streams = [client.submit([5, 6 + n], max_tokens=most, logprobs=20) for n in range(num)]
     stack.until(lambda: all(len(s.token_ids) > 2 for s in streams))
     if hop == "worker to client":
-        sender, receiver = stack.worker.lives._front._codec, client.hop._codec
-        link = stack.worker.lives.port(client.hop._identity).session.link
+        sender, receiver = stack.worker.lives.readers._front._codec, client.hop._codec
+        link = stack.worker.lives.readers.port(client.hop._identity).session.link
     else:
         sender, receiver = stack.core.desk._acceptor._codec, stack.worker._core._attacher._codec
         [link] = [session.link for session in stack.core.desk._acceptor.sessions]

@@ -111,7 +111,7 @@ def test_a_client_that_attaches_anew_is_sent_nothing_before_it_says_where_it_is(
     stack.until(lambda: len(it.token_ids) > 5)
     # what is under way is lost with the old socket
     client.is_reading = False
-    link = stack.worker.lives.port(client.hop._identity).session.link
+    link = stack.worker.lives.readers.port(client.hop._identity).session.link
     stack.until(lambda: link.num_unacked >= 2)
     client.hop.attach(stack.now())
     for _ in range(30):

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from slipstream import BadRequestError, SamplingParams, Stack, StructuredOutputs
 from slipstream.client import Client
 from slipstream.demo import MODEL_PATH
 
-PATIENCE_S = 90.0  # other work shares this machine
 MODEL = f"simulated:step_ms=5,tokenizer={MODEL_PATH},mode=chain"
 END = 1  # the simulated model has no end of its own
 SCHEMA = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.stacks import spareless_stack
 
 import slipstream
 from slipstream.demo import MODEL_PATH
@@ -19,7 +20,10 @@ PROMPTS = [
 @pytest.mark.slow
 def test_64_streams_on_the_demo_model_have_the_text_of_each_alone() -> None:
     params = slipstream.SamplingParams(temperature=0, max_tokens=40)
-    with slipstream.Stack(max_num_batched_tokens=128) as stack, stack.client() as client:
+    with (
+        spareless_stack(max_num_batched_tokens=128) as stack,
+        stack.client() as client,
+    ):
         together = client.generate_many(PROMPTS, params)
         alone = [client.generate(prompt, params) for prompt in PROMPTS[::9]]
     assert [c.text for c in together[::9]] == [c.text for c in alone]
@@ -36,7 +40,10 @@ def test_1024_streams_on_the_simulated_model_have_the_right_text(mode: str) -> N
     rng = np.random.default_rng(5)
     prompts = [rng.integers(5, 4000, int(n)).tolist() for n in rng.integers(1, 60, 1024)]
     params = slipstream.SamplingParams(temperature=0, max_tokens=64)
-    with slipstream.Stack(model, max_num_seqs=1024) as stack, stack.client() as client:
+    with (
+        spareless_stack(model, max_num_seqs=1024) as stack,
+        stack.client() as client,
+    ):
         completions = client.generate_many(prompts, params)
     oracle = SimulatedText(parse_simulated(f"{model},tokenizer={MODEL_PATH}"))
     tokenizer = Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))

@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 import msgspec
 import psutil
 import pytest
+from tests.patience import PATIENCE_S
+from tests.stacks import spareless_stack
 
 from slipstream import OverloadedError, SlipstreamError, Stack
 from slipstream.client import Client
@@ -32,9 +34,9 @@ from slipstream.events import (
 from slipstream.plan import plan_stack
 from slipstream.settings import settings_from
 
-PATIENCE_S = 90.0  # other work shares this machine
 CHAIN = "simulated:step_ms=5,mode=chain"
 NUM_TOKENS = 200
+HANG_TIMEOUT_S = 4  # of which other work on the machine may take a part
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(8)]
 
 
@@ -74,7 +76,7 @@ def texts(client: Client, disturb: Callable[[], object] = lambda: None) -> list[
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     """One for all deaths: each test finds it as the one before has left it."""
-    with Stack(CHAIN, hang_timeout_s=2, max_restarts=1000) as stack:
+    with Stack(CHAIN, hang_timeout_s=HANG_TIMEOUT_S, max_restarts=1000) as stack:
         yield stack
 
 
@@ -108,7 +110,10 @@ def test_a_second_death_before_there_is_another_spare(stack, plain):
 
 @pytest.mark.slow
 def test_a_long_prefill_is_no_hang():
-    with Stack("simulated:step_ms=4000", hang_timeout_s=1) as stack, stack.client() as client:
+    with (
+        spareless_stack("simulated:step_ms=4000", hang_timeout_s=3) as stack,
+        stack.client() as client,
+    ):
         pids = stack.pids
         assert len(list(client.stream("a", max_tokens=1, ignore_eos=True))) == 1
         assert not [event for event in stack.events() if isinstance(event, ProcessEnded)]
@@ -140,7 +145,7 @@ def test_a_front_that_dies_comes_back_at_its_port():
         answer.read()
         return answer.status
 
-    with Stack("simulated:step_ms=1", http_port=0, hang_timeout_s=2) as stack:
+    with Stack("simulated:step_ms=1", http_port=0, hang_timeout_s=HANG_TIMEOUT_S) as stack:
         where = urlsplit(stack.http_address)
         for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP):
             kept_alive = http.client.HTTPConnection(where.hostname, where.port, timeout=PATIENCE_S)
@@ -159,7 +164,10 @@ def test_a_front_that_dies_comes_back_at_its_port():
 
 @pytest.mark.slow
 def test_a_signal_lets_what_runs_finish_and_refuses_what_is_new():
-    with Stack("simulated:step_ms=5,mode=chain", drain_s=60) as stack, stack.client() as client:
+    with (
+        spareless_stack("simulated:step_ms=5,mode=chain", drain_s=60) as stack,
+        stack.client() as client,
+    ):
         whole = client.generate("a", max_tokens=300, temperature=0, ignore_eos=True).text
         stream = client.stream("a", max_tokens=300, temperature=0, ignore_eos=True)
         text = next(stream).text
@@ -171,7 +179,10 @@ def test_a_signal_lets_what_runs_finish_and_refuses_what_is_new():
 
 @pytest.mark.slow
 def test_what_has_not_ended_when_the_time_is_over_ends_with_what_it_has():
-    with Stack("simulated:step_ms=5", drain_s=0.5) as stack, stack.client() as client:
+    with (
+        spareless_stack("simulated:step_ms=5", drain_s=0.5) as stack,
+        stack.client() as client,
+    ):
         stream = client.stream("a", max_tokens=2000, temperature=0, ignore_eos=True)
         next(stream)
         os.kill(stack.pids["supervisor"], signal.SIGTERM)
@@ -183,7 +194,7 @@ def test_what_has_not_ended_when_the_time_is_over_ends_with_what_it_has():
 @pytest.mark.slow
 @pytest.mark.parametrize("http_port", [None, 0])
 def test_an_idle_stack_does_not_wait(http_port):
-    with Stack("simulated:step_ms=5", drain_s=1e6, http_port=http_port) as stack:
+    with spareless_stack("simulated:step_ms=5", drain_s=1e6, http_port=http_port) as stack:
         with stack.client() as client:
             client.generate("a", max_tokens=3)
         os.kill(stack.pids["supervisor"], signal.SIGTERM)
@@ -192,7 +203,7 @@ def test_an_idle_stack_does_not_wait(http_port):
 
 @pytest.mark.slow
 def test_a_front_lets_its_answers_finish():
-    with Stack("simulated:step_ms=5", drain_s=60, http_port=0) as stack:
+    with spareless_stack("simulated:step_ms=5", drain_s=60, http_port=0) as stack:
         where = urlsplit(stack.http_address)
         connection = http.client.HTTPConnection(where.hostname, where.port, timeout=PATIENCE_S)
         body = {"prompt": "a", "max_tokens": 300, "ignore_eos": True, "stream": True}
@@ -209,7 +220,10 @@ def test_a_front_lets_its_answers_finish():
 
 @pytest.mark.slow
 def test_a_second_signal_does_not_wait():
-    with Stack("simulated:step_ms=5", drain_s=1e6) as stack, stack.client() as client:
+    with (
+        spareless_stack("simulated:step_ms=5", drain_s=1e6) as stack,
+        stack.client() as client,
+    ):
         stream = client.stream("a", max_tokens=3000, temperature=0, ignore_eos=True)
         next(stream)
         os.kill(stack.pids["supervisor"], signal.SIGINT)

@@ -115,7 +115,7 @@ def test_front_dies_after_final_ack_last_event_id_gets_tail(make_stack, expected
         return it.is_over
 
     stack.until(note)
-    link = stack.worker.lives.port(front.hop._identity).session.link
+    link = stack.worker.lives.readers.port(front.hop._identity).session.link
     stack.until(lambda: link.num_unacked == 0)
     front.is_reading = False
     for num_chars, num_tokens in dict.fromkeys(positions):
@@ -139,14 +139,14 @@ def test_an_id_whose_stream_ended_and_was_forgotten_is_not_run_again(make_stack)
 def test_ended_streams_are_let_go_of_where_they_take_too_much_memory(
     make_stack, monkeypatch
 ) -> None:
-    monkeypatch.setattr("slipstream_worker.lives._MAX_ENDED_BYTES", 4000)
+    monkeypatch.setattr("slipstream_worker.keeping._MAX_ENDED_BYTES", 4000)
     stack = make_stack(grace_s=1000.0)
     client = stack.client()
     for _ in range(20):
         it = client.submit(PROMPTS[0], max_tokens=20)
         stack.until(lambda it=it: it.is_over)
     stack.until(lambda: len(stack.worker.lives.streams) < 12)
-    assert stack.worker.lives._ended_bytes <= 4000
+    assert stack.worker.lives.keeping._ended_bytes <= 4000
     last = client.take_over(it)
     stack.until(lambda: last.is_over)
     assert last.text == it.text

@@ -7,12 +7,13 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
+from tests.ports import free_port
 
 from slipstream import Client, SlipstreamError
 from slipstream.keys import add_client, make_folder
@@ -20,19 +21,10 @@ from slipstream.keys import add_client, make_folder
 API_KEY = "sk-correct-horse-battery"
 WRONG_KEY = "sk-somebody-elses-key"
 MARK = "plover"  # in every prompt
-START_S = 120
-STOP_S = 30
 
 
 def secret_in(path: Path) -> str:
     return path.read_text().split('secret-key = "')[1].split('"')[0]
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 class Served:
@@ -72,7 +64,7 @@ class Served:
         return line
 
     def post(self, path: str, body: bytes, key: str | None = API_KEY) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         connection.request("POST", path, body, headers)
         response = connection.getresponse()
@@ -87,7 +79,7 @@ class Served:
     def stop(self) -> str:
         """Everything it has said."""
         self.process.send_signal(signal.SIGTERM)
-        out, _ = self.process.communicate(timeout=STOP_S)
+        out, _ = self.process.communicate(timeout=PATIENCE_S)
         return self.said + out.decode() + self.log.read_text()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from msgspec import Raw
+from msgspec import Raw, structs
+from tests.patience import PATIENCE_S
 
 from slipstream_ipc.codec import encode_params
 from slipstream_ipc.messages import Frame, SamplingParams, Submit
@@ -90,7 +91,7 @@ def test_auto_sends_first_tokens_and_ends_to_a_reader_that_has_no_room(make_stac
     second = client.submit(PROMPTS[1], max_tokens=2)
     client.step()
     client.is_reading = False
-    link = stack.worker.lives.port(client.hop._identity).session.link
+    link = stack.worker.lives.readers.port(client.hop._identity).session.link
     stack.until(lambda: stack.core.desk.num_streams == 2 and link.num_unacked >= 2)
     # tokens of the first stream pile up, the second one's Accepted, first token and end do not
     for _ in range(300):
@@ -124,6 +125,55 @@ def test_abort_races_submit_tokenising_preemption_and_final_one_end(make_stack) 
         stack.until(stack.holds_nothing)
 
 
+def test_what_is_aborted_while_it_is_tokenised_is_not_begun_again(make_stack) -> None:
+    """However late it is asked for: by its own client that attached anew, and by others."""
+    stack = make_stack()
+    client, other = stack.client(), stack.client()
+    stack.prompts.is_held = True
+    it = client.submit(PROMPTS[0], max_tokens=5)
+    stays = client.submit(PROMPTS[1], max_tokens=5)
+    stack.until(lambda: len(stack.worker.lives.streams) == 2)
+    client.abort(it)
+    stack.until(lambda: it.is_over)
+    assert (it.fault.code, it.accepted) == ("bad_request", 0)
+    late = client.send_submit(structs.replace(it.submit, handle=7))
+    foreign = other.send_submit(it.submit)
+    resumed = other.take_over(it)
+    again = [late, foreign, resumed]
+    stack.until(lambda: all(one.is_over for one in again))
+    assert [one.fault for one in again] == [it.fault] * 3
+    assert len(stack.worker.lives.streams) == 1
+    stack.prompts.is_held = False
+    stack.until(lambda: stays.is_over)
+    assert stays.end.reason == "length"
+    for _ in range(20):
+        stack.step()  # `RawClient` asserts that nobody is told twice
+    assert [one.accepted for one in again] == [0, 0, 0]
+
+
+def test_an_abort_whose_answer_is_lost_is_answered_after_the_attach(make_stack) -> None:
+    stack = make_stack()
+    client = stack.client()
+    stack.prompts.is_held = True
+    it = client.submit(PROMPTS[0], max_tokens=5)
+    stack.until(lambda: len(stack.worker.lives.streams) == 1)
+    client.abort(it)
+    client.is_reading = False  # it was sent, nothing is heard
+    assert client.hop.send(client._waiting.pop(), None)
+    for _ in range(1000):
+        stack.step()
+        if not len(stack.worker.lives.streams):
+            break
+    assert not len(stack.worker.lives.streams)
+    client.hop.attach(stack.now())
+    client.is_reading = True
+    stack.prompts.is_held = False
+    stack.until(lambda: it.is_over)
+    assert "aborted" in it.fault.message
+    assert it.accepted == 0
+    stack.until(stack.holds_nothing)
+
+
 def test_a_client_that_says_goodbye_leaves_nothing_behind(make_stack) -> None:
     stack = make_stack(num_blocks=40)
     client = stack.client()
@@ -131,7 +181,7 @@ def test_a_client_that_says_goodbye_leaves_nothing_behind(make_stack) -> None:
     stack.until(lambda: any(s.text for s in streams))
     client.goodbye()
     stack.until(stack.holds_nothing)
-    assert stack.worker.lives.num_clients == 0
+    assert stack.worker.lives.readers.num_clients == 0
 
 
 def test_a_client_that_vanishes_is_cancelled_after_the_grace_time(make_stack) -> None:
@@ -150,7 +200,7 @@ def test_a_client_that_vanishes_is_cancelled_after_the_grace_time(make_stack) ->
             stack.step()
     stack.until(stack.holds_nothing)
     assert other.end.reason == "length"
-    assert stack.worker.lives.num_clients == 1
+    assert stack.worker.lives.readers.num_clients == 1
 
 
 class Fragile(DetokenizerFactory):
@@ -291,7 +341,7 @@ def test_garbage_is_refused_and_disturbs_nobody(make_stack, expected) -> None:
     bad.hop.socket.send(bad.hop._codec.encode(Frame(bad.hop.epoch, 99, 0, None)))
     stack.until(lambda: it.is_over)
     assert (it.text, it.token_ids) == (plain.text, plain.token_ids)
-    assert bad.hop.socket.poll(1000)
+    assert bad.hop.socket.poll(int(PATIENCE_S * 1e3))
 
 
 def test_a_prompt_that_can_never_fit_is_refused_one_that_does_not_fit_now_waits(make_stack) -> None:

@@ -24,13 +24,12 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.asking import new_state, open_io
 from slipstream.bench.process_cpu import process_cpu_s
-from slipstream.client import open_io
 from slipstream.endpoints import server_endpoint
 from slipstream.errors import EngineError, SlipstreamError
 from slipstream.group import Group
-from slipstream.reading import new_state
-from slipstream.stream_table import StreamState
+from slipstream.stream_state import StreamState
 from slipstream_ipc.messages import Fault, SamplingParams
 
 Prompt = npt.NDArray[np.uint32]

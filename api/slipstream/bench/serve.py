@@ -17,7 +17,6 @@ import gc
 import json
 import math
 import os
-import resource
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -35,6 +34,7 @@ from slipstream.bench.http_stream import HttpClient
 from slipstream.bench.load import poisson_starts, run_load
 from slipstream.bench.measures import Row, Timeline, median_row, summary
 from slipstream.bench.native_target import NativeTarget
+from slipstream.bench.open_files import allow_many_files
 from slipstream.bench.openai_target import PATHS, Asking, OpenAITarget, first_model
 from slipstream.bench.process_cpu import tree_cpu_s
 from slipstream.bench.report import report
@@ -44,7 +44,6 @@ from slipstream.settings import wrong_option
 
 _DEFAULT_VOCAB_SIZE = 1000  # any model has that many
 _BUSY_PERCENT = 80.0
-_OPEN_FILES = 65536
 
 
 def add_serve_benchmark(parser: Parser) -> None:
@@ -56,7 +55,7 @@ def add_serve_benchmark(parser: Parser) -> None:
 def bench_serve(arguments: argparse.Namespace) -> int:
     """Run the load, tell the result; 1 where no request got an answer."""
     checked(arguments)
-    _allow_many_connections()
+    allow_many_files()
     problems: dict[str, str] = {}
     rows = uvloop.run(_measure(arguments, problems))
     if len(rows) > 1:
@@ -216,11 +215,3 @@ def _told(
         "seed": arguments.seed,
         "num_cpus": os.cpu_count(),
     }
-
-
-def _allow_many_connections() -> None:
-    """Shells often allow 1024 open files, fewer than the requests of a load."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -50,6 +50,13 @@ def note() -> str:
     if load <= _BUSY_SHARE * cores:
         return _NOTE
     return f"{_NOTE} The machine was busy when this began (load {load:.1f} on {cores} cores)."
+
+
+class Device(Protocol):
+    """What a stack is to serve; a simulated model, or (`gpu_check`) one on a real device."""
+
+    def settings(self) -> dict[str, Any]:
+        """A stack's settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +92,9 @@ class Running:
 
 
 @contextmanager
-def product(simulated: Simulated, **settings: Any) -> Iterator[Running]:
+def product(device: Device, **settings: Any) -> Iterator[Running]:
     """The product, with more settings of a stack."""
-    with Stack(**simulated.settings(), **settings) as stack:
+    with Stack(**device.settings(), **settings) as stack:
         pids = {name: pid for name, pid in stack.pids.items() if name != "supervisor"}
         yield Running(stack.address, pids, stack.http_address)
 
@@ -114,18 +121,17 @@ class Program:
         return ChildSpec(self.name, argv, msgspec.Raw(msgspec.json.encode(given)))
 
 
-CORE = Program("core", "slipstream_core.main", ("core",))
 WORKER = Program("worker", "slipstream_worker.main", ("worker",))
 
 
 @contextmanager
-def assembled(simulated: Simulated, programs: Sequence[Program]) -> Iterator[Running]:
+def assembled(device: Device, programs: Sequence[Program]) -> Iterator[Running]:
     """The programs, started one after the other and all ready; ended with the block."""
     with (
         log_level("WARNING"),  # as a `Stack` has it for its children
         tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder,
     ):
-        config = plan_stack(settings_from(simulated.settings()), Path(folder))
+        config = plan_stack(settings_from(device.settings()), Path(folder))
         parts = {child.name: child.config for child in config.children}
         specs = [program.spec(parts) for program in programs]
         with _children(specs) as pids:

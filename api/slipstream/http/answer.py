@@ -11,34 +11,32 @@ Rules:
 - For a reader that does not keep up deltas are left where they are, where they are merged
   (`unread`), and go out in few chunks when there is room; so it costs what its answer costs, and
   holds up nobody. It is dropped when that is too much, or for too long (`connection`).
-- When the client leaves, or one stream fails, all of the request's streams are abandoned. Those of
-  a client that is told where it is (`event_ids`) run on for a while, unread: it may come back.
+- What both kinds of answers share is in `running`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from typing import Protocol
 
 from msgspec import UNSET, Raw
 
 from slipstream.batch import TokenLogprobs
 from slipstream.errors import SlipstreamError
-from slipstream.http.ask import Ask
+from slipstream.http.ask import Ask, Said
 from slipstream.http.config import Limits
 from slipstream.http.connection import Exchange
-from slipstream.http.echo import joined, prompt_logprobs
-from slipstream.http.errors import ApiError, error_of
-from slipstream.http.event_ids import EventIds, Place, Told
-from slipstream.http.logprobs import TextPlace, completion_logprobs
-from slipstream.http.responses import NULL, Answer, Choice, Logprobs, Usage
+from slipstream.http.errors import ApiError
+from slipstream.http.event_ids import Place
+from slipstream.http.fan_out import FanOut
+from slipstream.http.logprobs import TextPlace
+from slipstream.http.responses import NULL, Answer, Choice, Usage
+from slipstream.http.running import Engine, Running, is_whole, raise_failure
 from slipstream.http.token_texts import TokenTexts
-from slipstream.http.wire import DONE_EVENT, event, json_response, json_text
-from slipstream.outputs import begin_of, end_of, join
-from slipstream.prompt_pieces import prompt_logprobs_of
-from slipstream.stream_table import StreamState
-from slipstream_ipc.columns import u32
+from slipstream.http.wire import DONE_EVENT, event, json_part, json_response
+from slipstream.outputs import Delta, begin_of, end_of, join
+from slipstream.stream_state import StreamState
+
+__all__ = ["Engine", "start"]
 
 _logger = logging.getLogger(__name__)
 _HOLE = b"\0"  # where the text goes in an encoded chunk; JSON never has it raw
@@ -46,150 +44,50 @@ _CANDIDATE_BYTES = 64  # of a log-probability on its way out, as a guess
 _PORTION_BYTES = 2**16  # of a backlog, at once
 
 
-class Engine(Protocol):
-    """Runs streams."""
+def start(
+    ask: Ask,
+    exchange: Exchange,
+    engine: Engine,
+    texts: TokenTexts,
+    limits: Limits,
+    fan_out: FanOut,
+) -> None:
+    """Run what is asked for; the exchange gets its answer. Nothing runs for who has left.
 
-    def submit(self, state: StreamState) -> None:
-        """Ask for the stream."""
-
-    def abandon(self, state: StreamState) -> None:
-        """End it: nobody reads it any more."""
-
-
-def start(ask: Ask, exchange: Exchange, engine: Engine, texts: TokenTexts, limits: Limits) -> None:
-    """Run what is asked for; the exchange gets its answer. Nothing runs for who has left."""
+    fan_out: the engine's.
+    """
     if not exchange.is_open:
         return
-    running = _Running(ask, exchange, engine, texts, limits)
+    running = Running(ask, exchange, engine, texts, limits)
+    try:
+        _begin(running, fan_out)
+        for state in ask.states:
+            engine.submit(state)
+    except Exception:
+        running.fault()
+
+
+def _begin(running: Running, fan_out: FanOut) -> None:
+    """Give each stream of the request its bell."""
+    ask, exchange = running.ask, running.exchange
     if ask.is_stream:
-        choices = [_Streamed(running, index) for index in range(len(ask.states))]
+        choices = [_Streamed(running, index, fan_out) for index in range(len(ask.states))]
 
         def flush() -> None:
             for choice in choices:
                 choice.ring(choice.state)
 
         exchange.on_writable = flush
-        for choice in choices:
-            choice.state.bell = choice
     else:
         whole = _Whole(running)
         for state in ask.states:
-            state.bell = whole
-    for state in ask.states:
-        engine.submit(state)
-
-
-class _Running:
-    """What both kinds of answers share: the streams, their failure, their usage."""
-
-    def __init__(
-        self, ask: Ask, exchange: Exchange, engine: Engine, texts: TokenTexts, limits: Limits
-    ) -> None:
-        self.ask = ask
-        self.id = str(ask.id)
-        self.exchange = exchange
-        self.texts = texts
-        self.limits = limits
-        self.num_left = len(ask.states)
-        self.event_ids: EventIds | None = None
-        if ask.is_resumable:
-            places = tuple([self.place(index) for index in range(len(ask.states))])
-            self.event_ids = EventIds(
-                Told(
-                    *(ask.id, ask.created, ask.num_logprobs, ask.with_usage, places),
-                    is_usage_told=ask.is_usage_told,
-                )
-            )
-        self._engine = engine
-        exchange.on_gone = self._leave
-
-    def place(self, index: int) -> Place:
-        """How much of a stream the client had beforehand."""
-        if self.ask.places:
-            return self.ask.places[index]
-        return Place(has_begun=self.ask.shape.first(index) is None)
-
-    def _leave(self) -> None:
-        """The client has gone."""
-        if self.event_ids is None:
-            self.abandon()
-        else:
-            asyncio.get_running_loop().call_later(self.limits.resume_s, self.abandon)
-
-    def abandon(self) -> None:
-        """End every stream that is not over."""
-        for state in self.ask.states:
-            if not state.is_over:
-                self._engine.abandon(state)
-
-    def fail(self, failure: BaseException) -> None:
-        """The request ends here, with an error."""
-        error = error_of(failure, self.ask.param_names)
-        if error.status >= 500:
-            _logger.warning("%s: %s", self.ask.log_name, error)
-        exchange = self.exchange
-        if exchange.has_begun:
-            exchange.write(event(error.body))
-            exchange.finish()
-        else:
-            exchange.respond(error.response())
-        self.abandon()
-
-    def fault(self) -> None:
-        """The same, where the fault is here: to be called while the exception is handled."""
-        _logger.exception("%s: the answer failed", self.ask.log_name)
-        if self.exchange.is_open:
-            self.fail(RuntimeError())
-
-    def shown(
-        self,
-        index: int,
-        place: TextPlace,
-        text: str,
-        entries: list[TokenLogprobs],
-        reason: str | None,
-        *,
-        is_first: bool,
-    ) -> tuple[str, Logprobs | None, str | None]:
-        """A choice's text, log-probabilities and finish reason; where it `is_first` said anything
-        of that choice, behind the prompt if that is asked for. The text begins at `place`.
-        """
-        ask, echo = self.ask, self.ask.echo
-        if echo is not None and echo.is_all:
-            text, entries, reason = "", [], reason and "length"
-        if echo is None or not is_first:
-            logprobs = None
-            if ask.num_logprobs is not None:
-                logprobs = ask.shape.logprobs(entries, ask.num_logprobs, self.texts, place)
-            return text, logprobs, reason
-        state = ask.states[index]
-        prompt_ids = u32(state.prompt_ids or b"").tolist()
-        prompt = echo.text(index, prompt_ids, self.texts)
-        if ask.num_logprobs is None:
-            return prompt + text, None, reason
-        found = prompt_logprobs_of(state.prompt_logprobs)
-        if found is None:
-            raise ApiError(500, "the prompt's log-probabilities did not come", code="engine_error")
-        place.offset = len(prompt)
-        head = prompt_logprobs(prompt_ids, found, ask.num_logprobs, self.texts, prompt)
-        tail = completion_logprobs(entries, ask.num_logprobs, self.texts, place)
-        return prompt + text, joined(head, tail), reason
-
-    def usage(self) -> Usage:
-        """Of all streams; they have ended."""
-        states = self.ask.states
-        once = states[:: self.ask.id.num_answers]  # of a prompt's answers, the first
-        num_prompt = sum(len(state.prompt_ids or b"") // 4 for state in once)
-        num_output = sum(state.end.num_tokens for state in states if state.end is not None)
-        if self.ask.echo is not None and self.ask.echo.is_all:
-            num_output = 0
-        return Usage(num_prompt, num_output, num_prompt + num_output)
+            fan_out.join(state, whole, exchange, running.fault)
 
 
 class _Whole:
     """The bell of all streams of a request that is answered at once."""
 
-    def __init__(self, running: _Running) -> None:
+    def __init__(self, running: Running) -> None:
         self._running = running
 
     def ring(self, state: StreamState) -> None:
@@ -198,7 +96,7 @@ class _Whole:
         if not (state.is_over and running.exchange.is_open):
             return
         try:
-            _raise_failure(state)
+            raise_failure(state)
             running.num_left -= 1
             if not running.num_left:
                 self._respond()
@@ -217,9 +115,21 @@ class _Whole:
             text, logprobs, reason = running.shown(
                 index, TextPlace(), whole.text, entries, state.end.reason, is_first=True
             )
-            choices.append(ask.shape.whole(index, text, logprobs, reason or ""))
+            said = Said(
+                whole.token_ids if ask.shape.has_ids else [],
+                state.end.stop_reason,
+                running.prompt_logprobs(index) if ask.shape.has_many_prompts else UNSET,
+            )
+            choices.append(ask.shape.whole(index, text, logprobs, reason or "", said))
         answer = Answer(
-            running.id, ask.shape.whole_object, ask.created, ask.model, choices, running.usage()
+            running.id,
+            ask.shape.whole_object,
+            ask.created,
+            ask.model,
+            choices,
+            running.usage(),
+            UNSET if ask.shape.has_many_prompts else running.prompt_logprobs(0),
+            running.prompt_ids() if ask.shape.has_ids else UNSET,
         )
         running.exchange.respond(json_response(200, answer))
 
@@ -227,7 +137,7 @@ class _Whole:
 class _Streamed:
     """The bell of one stream, and one choice of a streamed answer."""
 
-    def __init__(self, running: _Running, index: int) -> None:
+    def __init__(self, running: Running, index: int, fan_out: FanOut) -> None:
         ask = running.ask
         place = running.place(index)
         self.state = ask.states[index]
@@ -236,9 +146,15 @@ class _Streamed:
         self._index = index
         self._is_first = True  # nothing was said yet
         self._with_logprobs = ask.num_logprobs is not None
-        self._is_plain = not self._with_logprobs and ask.echo is None  # its chunks are texts
-        chunk = event(self._answer(ask.shape.chunk(index, Raw(_HOLE), NULL, None)))
-        self._before, self._after = chunk.split(_HOLE)
+        self._has_ids = ask.shape.has_ids
+        # nothing but a delta's text and log-probabilities is in its chunks
+        self._is_plain = ask.echo is None and not self._has_ids
+        logprobs = Raw(_HOLE) if self._with_logprobs and self._is_plain else NULL
+        chunk = event(self._answer(ask.shape.chunk(index, Raw(_HOLE), logprobs, None, Said([]))))
+        before, *between, after = chunk.split(_HOLE)
+        self._before = before + b'"'
+        self._between = b'"' + between[0] if between else b""
+        self._after = after if between else b'"' + after
         num_candidates = 0 if ask.num_logprobs is None else 1 + ask.num_logprobs
         self._token_bytes = 4 + _CANDIDATE_BYTES * num_candidates
         self._place = TextPlace(place.text_offset, place.pending)  # where the next token begins
@@ -246,6 +162,18 @@ class _Streamed:
         self._num_chars, self._num_tokens = place.num_chars, place.num_tokens  # told
         self._was_told_end = place.has_ended  # before it came back
         self._has_ended = False  # and the client has been told
+        self._line = line = fan_out.join(self.state, self, running.exchange, running.fault)
+        line.before, line.after = self._before, self._after + b"\r\n"
+        line.num_framed = len(self._before) + len(self._after)
+        self._set_way()
+
+    def _set_way(self) -> None:
+        """How most chunks are made from now on: by whom the message is fanned out, here, or in
+        full.
+        """
+        is_bare = self._is_plain and not self._with_logprobs and self._event_ids is None
+        self._line.is_bare = is_bare
+        self._line.teller = self if self._is_plain and not is_bare else None
 
     def ring(self, state: StreamState) -> None:
         """There are new deltas, or the end, or room for what waits."""
@@ -260,22 +188,45 @@ class _Streamed:
                     exchange.drop()
             elif self._is_plain and not state.is_over and len(state.deltas) == 1:
                 delta = state.deltas.popleft()
-                text = delta.text
-                if self._event_ids is not None:
-                    self._num_tokens += delta.num_tokens
-                if text:
-                    if not exchange.has_begun:
-                        self._begin()
-                    before = self._before
-                    if self._event_ids is not None:
-                        before = self._move(text) + before
-                    exchange.write(before + json_text(text) + self._after)
+                self.tell(delta, json_part(delta.text))
             else:
                 self._flush()
         except (ApiError, SlipstreamError) as error:
             self._running.fail(error)
         except Exception:
             self._running.fault()
+
+    def tell(self, delta: Delta, part: bytes) -> None:
+        """What most chunks are: a delta that says some text, and not the last one."""
+        text = delta.text
+        if self._event_ids is not None:
+            self._num_tokens += delta.num_tokens
+        if not self._with_logprobs:
+            if text:
+                self._say(text, part)
+            return
+        running = self._running
+        found = None
+        if text:
+            found = running.ask.shape.logprobs_json(delta, running.texts, self._place)
+        if found is not None:
+            self._say(text, part, self._between + found)
+        elif text or delta.logprobs:
+            self._write(text, delta.logprobs or [], [], None)
+
+    def _say(self, text: str, part: bytes, middle: bytes = b"") -> None:
+        """A chunk in which all but its text, and what follows on that, was known before."""
+        exchange, after = self._exchange, self._after
+        if not exchange.has_begun:
+            self._begin()
+        mark = b"" if self._event_ids is None else self._move(text)
+        if exchange.is_ready:  # as `write` does, with one format
+            size = self._line.num_framed + len(mark) + len(part) + len(middle)
+            data = (size, mark, self._before, part, middle, after)
+            exchange.send(b"%x\r\n%b%b%b%b%b\r\n" % data)
+            exchange.counters.num_chunks += 1
+        else:
+            exchange.write(b"%b%b%b%b%b" % (mark, self._before, part, middle, after))
 
     def _held_bytes(self) -> int:
         deltas = self.state.deltas
@@ -289,30 +240,31 @@ class _Streamed:
         """Write what waits, as far as there is room, and the end."""
         state = self.state
         while True:
-            text, entries = self._take()
+            text, entries, ids = self._take()
             if state.is_over and not state.deltas:
                 break
-            if text or entries:
-                self._write(text, entries, None)
+            if text or entries or ids:
+                self._write(text, entries, ids, None)
             if self._exchange.is_paused or not state.deltas:
                 return
-        if (text or entries) and not _is_whole(state):
-            self._write(text, entries, None)
-        _raise_failure(state)
+        if (text or entries or ids) and not is_whole(state):
+            self._write(text, entries, ids, None)
+        raise_failure(state)
         assert state.end is not None
         self._has_ended = True
         running = self._running
         running.num_left -= 1
         if not self._was_told_end:
-            self._write(text, entries, state.end.reason)
+            self._write(text, entries, ids, state.end.reason)
         if not running.num_left:
             self._finish()
 
-    def _take(self) -> tuple[str, list[TokenLogprobs]]:
-        """The text and the log-probabilities of what waits longest."""
+    def _take(self) -> tuple[str, list[TokenLogprobs], list[int]]:
+        """The text, the log-probabilities and the ids of what waits longest."""
         deltas = self.state.deltas
         texts: list[str] = []
         entries: list[TokenLogprobs] = []
+        ids: list[int] = []
         num_bytes = 0
         while deltas and num_bytes < _PORTION_BYTES:
             delta = deltas.popleft()
@@ -323,18 +275,28 @@ class _Streamed:
                 more = delta.logprobs or []
                 entries += more
                 num_bytes += len(more) * self._token_bytes
-        return "".join(texts), entries
+            if self._has_ids:
+                ids += delta.token_ids
+        return "".join(texts), entries, ids
 
-    def _write(self, text: str, entries: list[TokenLogprobs], reason: str | None) -> None:
+    def _write(
+        self, text: str, entries: list[TokenLogprobs], ids: list[int], reason: str | None
+    ) -> None:
+        if self._is_plain and not self._with_logprobs and reason is None:
+            self._say(text, json_part(text))
+            return
         ask = self._running.ask
         text, logprobs, reason = self._running.shown(
             self._index, self._place, text, entries, reason, is_first=self._is_first
         )
         self._is_first = False
-        self._is_plain = not self._with_logprobs
+        self._is_plain = not self._has_ids and (ask.echo is None or not self._with_logprobs)
+        self._set_way()
         if not self._exchange.has_begun:
             self._begin()
-        choice = ask.shape.chunk(self._index, text, logprobs, reason)
+        end = self.state.end if reason is not None else None
+        said = Said(ids, None if end is None else end.stop_reason)
+        choice = ask.shape.chunk(self._index, text, logprobs, reason, said)
         mark = self._move(text, has_ended=reason is not None)
         self._exchange.write(mark + event(self._answer(choice)))
 
@@ -370,9 +332,10 @@ class _Streamed:
         self._num_chars += len(text)
         if self._event_ids is None:
             return b""
-        place = self._place
-        told = Place(self._num_chars, self._num_tokens, place.offset, place.pending, has_ended)
-        self._event_ids.move(self._index, told)
+        place, here = self._place, (self._num_chars, self._num_tokens)
+        if not has_ended:
+            return self._event_ids.move_on(self._index, *here, place.offset, place.pending)
+        self._event_ids.move(self._index, Place(*here, place.offset, place.pending, has_ended))
         return self._event_ids.line()
 
     def _mark(self) -> bytes:
@@ -384,17 +347,3 @@ class _Streamed:
         choices = [] if choice is None else [choice]
         shown = usage if ask.with_usage else UNSET
         return Answer(running.id, ask.shape.chunk_object, ask.created, ask.model, choices, shown)
-
-
-def _is_whole(state: StreamState) -> bool:
-    """Of a stream that is over: whether that is its proper end."""
-    return state.error is None and state.end is not None and state.end.reason in ("stop", "length")
-
-
-def _raise_failure(state: StreamState) -> None:
-    """Of a stream that is over. Raises: its error, or ApiError, where it has no proper end."""
-    if state.error is not None:
-        raise state.error
-    if not _is_whole(state):
-        why = "the request was aborted before its answer was complete"
-        raise ApiError(500, why, code="aborted")

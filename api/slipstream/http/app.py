@@ -4,10 +4,14 @@ Owns: the paths, who may use them, what is refused before a body is read. Does n
 how answers are made (`answer`).
 
 Rules:
-- A request's body is JSON and says so: what a browser sends on behalf of a foreign page does not.
+- A request's body is JSON, and one that a browser sends says so: on behalf of a foreign page it
+  cannot without asking beforehand.
+- Who calls this server by a name that is none of its own is refused whatever it asks (`hosts`);
+  the live page and its numbers are for that page alone.
+- OPTIONS says which methods a path has; a browser's preflight is answered where `cors` allows it.
 - /health says whether every process of the stack lives and goes on, as the supervisor sees it (one
-  that starts for the first time does); /ready, whether a request would be served now. Neither asks
-  for a key.
+  that starts for the first time does); /ready, whether a request would be served now; /metrics is
+  for Prometheus. None of them asks for a key: numbers tell nothing of what anybody says.
 """
 
 from __future__ import annotations
@@ -23,26 +27,40 @@ from urllib.parse import unquote
 from msgspec import UNSET
 
 from slipstream.errors import SlipstreamError
-from slipstream.http import answer
+from slipstream.http import answer, openapi
+from slipstream.http.abort import abort
 from slipstream.http.ask import Ask
 from slipstream.http.auth import Keys
 from slipstream.http.chat import ask_chat, read_chat
 from slipstream.http.completions import ask_completion, read_completion
 from slipstream.http.config import Limits
 from slipstream.http.connection import Exchange
-from slipstream.http.errors import ApiError, error_of, not_ready, unknown_model
+from slipstream.http.cors import Cors
+from slipstream.http.counters import OTHER
+from slipstream.http.decoding import check_num_values
+from slipstream.http.errors import ApiError, error_of, not_ready
+from slipstream.http.fan_out import FanOut
+from slipstream.http.generate import ask_generate, read_generate
+from slipstream.http.hosts import Hosts
+from slipstream.http.live import Live
+from slipstream.http.metrics import Metrics
 from slipstream.http.parsing import Request
 from slipstream.http.responses import Health, Model, Models, Version
 from slipstream.http.resuming import PREFIX as STREAMS
 from slipstream.http.resuming import ask_again, ask_for_stream, last_event, wants_events
+from slipstream.http.served import served_model
+from slipstream.http.static import PAGE, page_handlers
 from slipstream.http.token_texts import TokenTexts
-from slipstream.http.wire import json_response
+from slipstream.http.tokenizing import detokenize, tokenize
+from slipstream.http.wire import Response, json_response
 from slipstream.loop_io import LoopIO
 from slipstream_ipc.messages import ModelCard
+from slipstream_ipc.statistics import Statistics
 
 _logger = logging.getLogger(__name__)
-_NEEDS_KEY = "/v1/"
+_NEEDS_KEY = ("/v1/", "/generate", "/abort", "/tokenize", "/detokenize")
 _MODEL = "/v1/models/"
+_LIVE = "/live"
 _WELL = frozenset(("starting", "ready"))
 Handler = Callable[[Request, Exchange], None]
 
@@ -50,44 +68,93 @@ Handler = Callable[[Request, Exchange], None]
 class App:
     """The handlers, over one connection to the worker."""
 
-    def __init__(self, io: LoopIO, keys: Keys, texts: TokenTexts, limits: Limits) -> None:
+    def __init__(
+        self,
+        io: LoopIO,
+        keys: Keys,
+        texts: TokenTexts,
+        limits: Limits,
+        cors: Cors | None = None,
+        hosts: Hosts | None = None,
+    ) -> None:
         self._io = io
         self._keys = keys
         self._texts = texts
         self._limits = limits
+        self._fan_out = FanOut()
+        self._cors = Cors(()) if cors is None else cors
+        self._hosts = Hosts(None) if hosts is None else hosts
         self._started = int(time.time())
         self.processes: dict[str, str] = {}  # how they are, by name, as far as somebody has said
+        self.live = Live()
+        self._metrics = Metrics()
+        self.statistics = Statistics()  # the newest, of the whole stack; empty: nobody tells any
         self._handlers: dict[str, dict[str, Handler]] = {
             "/health": {"GET": self._health},
+            "/metrics": {"GET": self._tell_metrics},
             "/ready": {"GET": self._ready},
             "/version": {"GET": self._version},
             "/v1/models": {"GET": self._models},
             "/v1/completions": {"POST": self._completions},
             "/v1/chat/completions": {"POST": self._chat},
+            _LIVE: {"GET": self._show_live},
+            "/generate": {"POST": self._generate},
+            "/abort": {"POST": partial(abort, io)},
+            "/tokenize": {"POST": partial(tokenize, io)},
+            "/detokenize": {"POST": partial(detokenize, io)},
+            "/openapi.json": {"GET": self._openapi},
         }
+        self._pages = page_handlers()
+        self._handlers |= self._pages
         self._below: dict[str, dict[str, Handler]] = {  # paths that begin so
             _MODEL: {"GET": self._model},
             STREAMS: {"GET": self._streams},
         }
 
+    def pattern_of(self, path: str) -> str:
+        """The path as it is served, the page's files as one; "other" where it is not."""
+        for beginning in self._below:
+            if path.startswith(beginning):
+                return beginning + "{id}"
+        if path in self._pages:
+            return PAGE
+        return path if path in self._handlers else OTHER
+
+    @property
+    def endpoints(self) -> dict[str, tuple[str, ...]]:
+        """Every path of the API and its methods; one that others begin with ends with a slash."""
+        handlers = {**self._handlers, **self._below}
+        return {path: tuple(each) for path, each in handlers.items() if path not in self._pages}
+
     def check_head(self, request: Request) -> ApiError | None:
         """What is to be refused before its body is read."""
         path = request.path
+        request.answer_headers = self._cors.headers(request)
+        refusal = self._hosts.check(request)
+        if refusal is None and (path in self._pages or path == _LIVE):
+            refusal = self._hosts.check_origin(request)
+        if refusal is not None:
+            return refusal
+        if self._cors.is_preflight(request) and self._methods(path) is not None:
+            return None
         if path.startswith(_NEEDS_KEY):
             refusal = self._keys.check(request.headers.get(b"authorization"))
             if refusal is not None:
                 return refusal
         methods = self._methods(path)
         if methods is None:
-            return ApiError(404, f"no such path: {path[:200]}", code="not_found")
+            message = f"no such path: {path[:200]} (/openapi.json describes those there are)"
+            return ApiError(404, message, code="not_found")
         method = "GET" if request.method == "HEAD" else request.method
-        if method not in methods:
+        if method not in methods and method != "OPTIONS":
             allowed = ", ".join(methods)
             message = f"method: got {request.method}, allowed: {allowed}"
             headers = ((b"allow", allowed.encode()),)
             return ApiError(405, message, code="method_not_allowed", headers=headers)
         if method == "POST":
-            kind = request.headers.get(b"content-type", b"application/json")
+            # a program may leave it out; so may a page, but its browser says which one it is
+            unsaid = b"" if b"origin" in request.headers else b"application/json"
+            kind = request.headers.get(b"content-type", unsaid)
             if kind.partition(b";")[0].strip().lower() != b"application/json":
                 what = "the body is JSON: send the header `Content-Type: application/json`"
                 return ApiError(415, what)
@@ -98,7 +165,12 @@ class App:
         method = "GET" if request.method == "HEAD" else request.method
         methods = self._methods(request.path)
         assert methods is not None  # `check_head` has looked
+        if method == "OPTIONS":
+            exchange.respond(self._options(request, methods))
+            return
+        model = self._io.model
         try:
+            check_num_values(request.body, 0 if model is None else model.max_model_len)
             methods[method](request, exchange)
         except (ApiError, SlipstreamError) as error:
             exchange.respond(error_of(error, {}).response())
@@ -112,6 +184,13 @@ class App:
                 return methods
         return self._handlers.get(path)
 
+    def _options(self, request: Request, methods: dict[str, Handler]) -> Response:
+        head = ("HEAD",) if "GET" in methods else ()
+        allowed = ", ".join((*methods, *head, "OPTIONS")).encode()
+        if self._cors.is_preflight(request):
+            return self._cors.preflight(allowed)
+        return Response(204, b"", ((b"allow", allowed),))
+
     # ---- handlers ----------------------------------------------------------------------------
 
     def _health(self, _request: Request, exchange: Exchange) -> None:
@@ -123,26 +202,31 @@ class App:
     def _version(self, _request: Request, exchange: Exchange) -> None:
         exchange.respond(json_response(200, Version(version("slipstream"))))
 
+    def _tell_metrics(self, request: Request, exchange: Exchange) -> None:
+        model_name = "" if self._io.model is None else self._io.model.name
+        accept = request.headers.get(b"accept", b"").decode("latin-1")
+        exchange.respond(self._metrics.response(self.statistics, model_name, accept))
+
     def _ready(self, _request: Request, exchange: Exchange) -> None:
-        model = self._served()
+        model = served_model(self._io)
         if not self._io.is_attached:
             raise not_ready("the engine behind this server does not answer")
         exchange.respond(json_response(200, Health("ready", model.name)))
 
+    def _show_live(self, _request: Request, exchange: Exchange) -> None:
+        model = self._io.model
+        exchange.respond(self.live.response(None if model is None else model.name, self.processes))
+
     def _models(self, _request: Request, exchange: Exchange) -> None:
-        exchange.respond(json_response(200, Models([self._shown(self._served())])))
+        exchange.respond(json_response(200, Models([self._shown(served_model(self._io))])))
 
     def _model(self, request: Request, exchange: Exchange) -> None:
-        model = self._served()
-        name = unquote(request.path.removeprefix(_MODEL))
-        if name != model.name:
-            raise unknown_model(name, model.name)
+        model = served_model(self._io, unquote(request.path.removeprefix(_MODEL)))
         exchange.respond(json_response(200, self._shown(model)))
 
     def _completions(self, request: Request, exchange: Exchange) -> None:
-        model = self._served()
         body = read_completion(request.body)
-        _check_model(body.model, model)
+        model = served_model(self._io, body.model)
         event_id = last_event(request)
         if event_id is not None:
             self._start(ask_again(event_id, "cmpl", model), request, exchange)
@@ -150,39 +234,40 @@ class App:
             self._start(ask_completion(body, model), request, exchange)
 
     def _chat(self, request: Request, exchange: Exchange) -> None:
-        model = self._served()
         body = read_chat(request.body)
-        _check_model(body.model, model)
+        model = served_model(self._io, body.model)
         event_id = last_event(request)
         if event_id is not None:
             self._start(ask_again(event_id, "chatcmpl", model), request, exchange)
         else:
             self._start(ask_chat(body, model), request, exchange)
 
+    def _generate(self, request: Request, exchange: Exchange) -> None:
+        body, params = read_generate(request.body)
+        model = served_model(self._io, body.model)
+        event_id = last_event(request)
+        if event_id is not None:
+            self._start(ask_again(event_id, "gen", model), request, exchange)
+        else:
+            self._start(ask_generate(body, params, model), request, exchange)
+
+    def _openapi(self, _request: Request, exchange: Exchange) -> None:
+        exchange.respond(Response(200, openapi.document()))
+
     def _streams(self, request: Request, exchange: Exchange) -> None:
         if request.method == "HEAD":  # it would take the stream from its reader
             raise ApiError(405, "method: got HEAD, allowed: GET", headers=((b"allow", b"GET"),))
-        self._start(ask_for_stream(request, self._served()), request, exchange)
+        self._start(ask_for_stream(request, served_model(self._io)), request, exchange)
 
     def _start(self, ask: Ask, request: Request, exchange: Exchange) -> None:
         if wants_events(request) and ask.can_resume:
             ask = replace(ask, is_resumable=True)
-        start = partial(answer.start, ask, exchange, self._io, self._texts, self._limits)
+        where = (self._io, self._texts, self._limits, self._fan_out)
+        start = partial(answer.start, ask, exchange, *where)
         if ask.needs_texts:
             self._texts.when_loaded(start)
         else:
             start()
 
-    def _served(self) -> ModelCard:
-        model = self._io.model
-        if model is None:
-            raise not_ready("the engine behind this server is still starting")
-        return model
-
     def _shown(self, model: ModelCard) -> Model:
         return Model(model.name, self._started, model.max_model_len)
-
-
-def _check_model(name: str | None, model: ModelCard) -> None:
-    if name is not None and name != model.name:
-        raise unknown_model(name, model.name)

@@ -1,34 +1,40 @@
 """What an endpoint makes of a request: the streams to run, and the shape of the answer.
 
-Types alone, but for the sampling parameters that both endpoints read alike.
+Owns: the types, and what the endpoints do alike: reading sampling parameters, making the streams of
+a new answer. Does not know: what a body's own fields mean, how streams run.
 """
 
 from __future__ import annotations
 
+import secrets
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from msgspec import Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from slipstream.batch import TokenLogprobs
 from slipstream.http.echo import Echo
 from slipstream.http.errors import bad_field
 from slipstream.http.event_ids import MAX_PLACES, AnswerId, Place
 from slipstream.http.logprobs import TextPlace
-from slipstream.http.requests import Request, ResponseFormat
-from slipstream.http.responses import Choice, Logprobs
+from slipstream.http.requests import GenerateRequest, Request, ResponseFormat
+from slipstream.http.responses import Choice, Logprobs, LogprobsById
 from slipstream.http.token_texts import TokenTexts
-from slipstream.requests import checked_params
-from slipstream.stream_table import StreamState
+from slipstream.outputs import Delta
+from slipstream.requests import Prompt, checked_params, new_submit
+from slipstream.stream_state import StreamState
 from slipstream_ipc.messages import (
     ModelCard,
     SamplingDefaults,
     SamplingParams,
     StructuredOutputs,
+    TemplateOptions,
 )
 from slipstream_ipc.security import short_id
 
-_WHOLE_INTERVAL = 64  # tokens to a delta where nobody looks at it before the end
+WHOLE_INTERVAL = 64  # tokens to a delta where nobody looks at it before the end
 _FEW_LOGPROBS = 20  # to a token
 MAX_SHOWN = 2**20  # log-probabilities in an answer with more than few to a token
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -56,20 +62,42 @@ _SAMPLING = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What is told of a stream, or of a part of it, beside its text."""
+
+    token_ids: list[int]  # where the shape has them
+    stop_reason: int | str | None = None
+    prompt_logprobs: list[LogprobsById | None] | UnsetType | None = UNSET
+
+
 class Shape(Protocol):
-    """How an endpoint's answers look."""
+    """How an endpoint's answers look.
+
+    has_ids: token ids are told too. has_many_prompts: its choices may be of several prompts, so
+    that what is told of a prompt stands in its choices.
+    """
 
     whole_object: str
     chunk_object: str
+    has_ids: bool
+    has_many_prompts: bool
 
-    def whole(self, index: int, text: str, logprobs: Logprobs | None, reason: str) -> Choice:
+    def whole(
+        self, index: int, text: str, logprobs: Logprobs | None, reason: str, said: Said
+    ) -> Choice:
         """An answer in full."""
 
     def first(self, index: int) -> Choice | None:
         """What precedes a stream's first text."""
 
     def chunk(
-        self, index: int, text: str | Raw, logprobs: Logprobs | Raw | None, reason: str | None
+        self,
+        index: int,
+        text: str | Raw,
+        logprobs: Logprobs | Raw | None,
+        reason: str | None,
+        said: Said,
     ) -> Choice:
         """A part of an answer."""
 
@@ -77,6 +105,9 @@ class Shape(Protocol):
         self, entries: list[TokenLogprobs], k: int, texts: TokenTexts, place: TextPlace
     ) -> Logprobs:
         """Log-probabilities of tokens that begin at `place`, which goes on to their end."""
+
+    def logprobs_json(self, delta: Delta, texts: TokenTexts, place: TextPlace) -> bytes | None:
+        """The same of a delta, as JSON, where there is a quick way; else `place` is as it was."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,11 +128,13 @@ class Ask:
     @property
     def needs_texts(self) -> bool:
         """Whether the vocabulary has to be there before it can be answered."""
-        return self.num_logprobs is not None or (self.echo is not None and self.echo.needs_texts)
+        has_logprobs = self.num_logprobs is not None or self.num_prompt_logprobs is not None
+        return has_logprobs or (self.echo is not None and self.echo.needs_texts)
 
     places: tuple[Place, ...] = ()  # what the client has of each stream; none: it asks for it first
     is_usage_told: bool = False
     is_resumable: bool = False  # the client may come back for the rest: events have ids
+    num_prompt_logprobs: int | None = None  # as num_logprobs, of the prompts
 
     @property
     def can_resume(self) -> bool:
@@ -112,6 +145,54 @@ class Ask:
     def log_name(self) -> str:
         """What a log calls it: by `id` whoever reads the log could read the streams, too."""
         return short_id(self.states[0].stream_id)
+
+
+def new_ask(
+    kind: str,
+    shape: Shape,
+    body: Request | GenerateRequest,
+    model: ModelCard,
+    *,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    answers: Sequence[SamplingParams],
+    param_names: dict[str, str],
+    template: TemplateOptions | None = None,
+    echo: Echo | None = None,
+) -> Ask:
+    """The streams of a new answer and its id: to each prompt one for each of `answers`, which are
+    `params` for one choice each. kind: see `AnswerId`. Raises: BadRequestError.
+    """
+    answer_id = AnswerId(kind, secrets.token_bytes(16), len(prompts), len(answers))
+    asked = [(prompt, each) for prompt in prompts for each in answers]
+    states = [
+        StreamState(
+            new_submit(
+                prompt,
+                each,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt,
+                model=model,
+                stream_id=stream_id,
+                template=template,
+            ),
+            wants_whole=not body.stream,
+        )
+        for stream_id, (prompt, each) in zip(answer_id.stream_ids(), asked, strict=True)
+    ]
+    return Ask(
+        id=answer_id,
+        model=model.name,
+        created=int(time.time()),
+        states=states,
+        shape=shape,
+        is_stream=bool(body.stream),
+        with_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+        num_logprobs=num_shown(params.logprobs, model),
+        num_prompt_logprobs=num_shown(params.prompt_logprobs, model),
+        param_names=param_names,
+        echo=echo,
+    )
 
 
 def sampling_params(
@@ -126,16 +207,15 @@ def sampling_params(
 
     Raises: BadRequestError, ApiError.
     """
-    given: dict[str, Any] = {
-        name: value for name in _DEFAULTS if (value := getattr(defaults, name)) is not None
-    }
+    given = model_defaults(defaults)
     given |= {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
     if body.response_format is not None:
         given |= _format(body.response_format, body.structured_outputs)
     if not body.stream:
         if body.stream_options is not None:
             raise bad_field("stream_options", "stream_options: allowed only where stream is true")
-        given["stream_interval"] = max(given.get("stream_interval", 1), _WHOLE_INTERVAL)
+        given["stream_interval"] = max(given.get("stream_interval", 1), WHOLE_INTERVAL)
+    check_prompt_logprobs(num_prompt_logprobs, is_stream=bool(body.stream))
     given |= {"logprobs": num_logprobs, "prompt_logprobs": num_prompt_logprobs}
     return checked_params(SamplingParams(max_tokens=max_tokens, **given), {})
 
@@ -152,6 +232,35 @@ def _format(wanted: ResponseFormat, other: StructuredOutputs | None) -> dict[str
     if wanted.json_schema is None:
         return {"structured_outputs": StructuredOutputs(json_object=True)}
     return {"structured_outputs": StructuredOutputs(json=wanted.json_schema.schema)}
+
+
+def model_defaults(defaults: SamplingDefaults) -> dict[str, Any]:
+    """What the model's makers say, as sampling parameters."""
+    return {name: value for name in _DEFAULTS if (value := getattr(defaults, name)) is not None}
+
+
+def check_prompt_logprobs(
+    wanted: int | None, *, is_stream: bool, field: str = "prompt_logprobs"
+) -> None:
+    """Raises ApiError where a stream is to have a prompt's log-probabilities (vLLM's rule)."""
+    if wanted is not None and is_stream:
+        raise bad_field(field, f"{field}: allowed only where stream is false")
+
+
+def check_prompt_shown(
+    wanted: int | None, prompt_lens: int, model: ModelCard, field: str = "prompt_logprobs"
+) -> None:
+    """The same as `check_num_shown`, of prompts of so many tokens in all."""
+    shown = num_shown(wanted, model)
+    if shown is None or shown <= _FEW_LOGPROBS:
+        return
+    num = (1 + shown) * prompt_lens
+    if num > MAX_SHOWN:
+        message = (
+            f"{field}: got {shown} to a token, {num} log-probabilities in all, allowed: "
+            f"{MAX_SHOWN} in one answer; ask for fewer, or of a shorter prompt"
+        )
+        raise bad_field(field, message)
 
 
 def check_num_shown(
@@ -185,8 +294,3 @@ def names_of(body: Request) -> dict[str, str]:
     is_format = body.response_format is not None and body.structured_outputs is None
     ours = ("structured_outputs", "structured_outputs.json")
     return dict.fromkeys(ours, "response_format") if is_format else {}
-
-
-def wants_usage(body: Request) -> bool:
-    """Whether a stream ends with its usage."""
-    return body.stream_options is not None and bool(body.stream_options.include_usage)

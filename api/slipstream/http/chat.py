@@ -5,25 +5,24 @@ Owns: what messages may be. Does not know: chat templates (the worker renders), 
 
 from __future__ import annotations
 
-import secrets
-import time
-
+import msgspec
 from msgspec import Raw
 
 from slipstream.batch import TokenLogprobs
 from slipstream.http.ask import (
     Ask,
+    Said,
     check_num_shown,
+    check_prompt_shown,
     names_of,
-    num_shown,
+    new_ask,
     sampling_params,
-    wants_usage,
 )
 from slipstream.http.decoding import BodyDecoder, refuse_unsupported
 from slipstream.http.errors import bad_field
-from slipstream.http.event_ids import AnswerId
+from slipstream.http.logprob_json import chat_json
 from slipstream.http.logprobs import TextPlace, chat_logprobs
-from slipstream.http.requests import ChatRequest, Message
+from slipstream.http.requests import ChatRequest, Message, TokenizeRequest
 from slipstream.http.responses import (
     ChatChoice,
     ChatChunkChoice,
@@ -33,12 +32,14 @@ from slipstream.http.responses import (
     Logprobs,
 )
 from slipstream.http.token_texts import TokenTexts
-from slipstream.requests import new_submit, params_of_answers
-from slipstream.stream_table import StreamState
+from slipstream.outputs import Delta
+from slipstream.questions import checked_template
+from slipstream.requests import params_of_answers
 from slipstream_ipc.messages import ChatMessage as Turn
-from slipstream_ipc.messages import ModelCard
+from slipstream_ipc.messages import ModelCard, TemplateOptions
 
 _ANSWERER = "assistant"
+_TURN_TOKENS = 16  # that a template puts around a turn
 _decoder = BodyDecoder(ChatRequest)
 
 
@@ -56,35 +57,26 @@ def ask_chat(body: ChatRequest, model: ModelCard) -> Ask:
     num_logprobs = _num_logprobs(body)
     max_tokens, names = _max_tokens(body)
     params = sampling_params(
-        body, model.default_sampling, max_tokens=max_tokens, num_logprobs=num_logprobs
+        body,
+        model.default_sampling,
+        max_tokens=max_tokens,
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=body.prompt_logprobs,
     )
-    if not body.messages:
-        raise bad_field("messages", "messages: got none, allowed: one or more")
+    turns = turns_of(body.messages)
+    template = template_of(body)
     check_num_shown(params, "top_logprobs", params.n, 0, model)
-    turns = tuple(_turn(index, message) for index, message in enumerate(body.messages))
-    answers = params_of_answers(params)
-    answer_id = AnswerId("chatcmpl", secrets.token_bytes(16), num_answers=len(answers))
-    submits = [
-        new_submit(
-            turns,
-            each,
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt,
-            model=model,
-            stream_id=stream_id,
-        )
-        for stream_id, each in zip(answer_id.stream_ids(), answers, strict=True)
-    ]
-    return Ask(
-        id=answer_id,
-        model=model.name,
-        created=int(time.time()),
-        states=[StreamState(submit, wants_whole=not body.stream) for submit in submits],
-        shape=ChatShape(),
-        is_stream=bool(body.stream),
-        with_usage=wants_usage(body),
-        num_logprobs=num_shown(num_logprobs, model),
+    check_prompt_shown(body.prompt_logprobs, _most_tokens(turns, template, model), model)
+    return new_ask(
+        "chatcmpl",
+        ChatShape(),
+        body,
+        model,
+        prompts=[turns],
+        params=params,
+        answers=params_of_answers(params),
         param_names={"prompt": "messages", "logprobs": "top_logprobs", **names, **names_of(body)},
+        template=template,
     )
 
 
@@ -93,15 +85,24 @@ class ChatShape:
 
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    has_ids = False
+    has_many_prompts = False
 
-    def whole(self, index: int, text: str, logprobs: Logprobs | None, reason: str) -> Choice:
+    def whole(
+        self, index: int, text: str, logprobs: Logprobs | None, reason: str, said: Said
+    ) -> Choice:
         return ChatChoice(index, ChatMessage(_ANSWERER, text), logprobs, reason)
 
     def first(self, index: int) -> Choice | None:
         return ChatChunkChoice(index, ChatDelta(_ANSWERER, ""), None, None)
 
     def chunk(
-        self, index: int, text: str | Raw, logprobs: Logprobs | Raw | None, reason: str | None
+        self,
+        index: int,
+        text: str | Raw,
+        logprobs: Logprobs | Raw | None,
+        reason: str | None,
+        said: Said,
     ) -> Choice:
         delta = ChatDelta(content=text) if text else ChatDelta()
         return ChatChunkChoice(index, delta, logprobs, reason)
@@ -110,6 +111,9 @@ class ChatShape:
         self, entries: list[TokenLogprobs], k: int, texts: TokenTexts, place: TextPlace
     ) -> Logprobs:
         return chat_logprobs(entries, k, texts)
+
+    def logprobs_json(self, delta: Delta, texts: TokenTexts, place: TextPlace) -> bytes | None:
+        return chat_json(delta, texts)
 
 
 def _num_logprobs(body: ChatRequest) -> int | None:
@@ -130,11 +134,37 @@ def _max_tokens(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
     return body.max_completion_tokens, {"max_tokens": "max_completion_tokens"}
 
 
+def turns_of(messages: tuple[Message, ...]) -> tuple[Turn, ...]:
+    """What the worker renders. Raises: ApiError."""
+    if not messages:
+        raise bad_field("messages", "messages: got none, allowed: one or more")
+    return tuple(_turn(index, message) for index, message in enumerate(messages))
+
+
+def template_of(body: ChatRequest | TokenizeRequest) -> TemplateOptions:
+    """What the template is given beside them. Raises: BadRequestError."""
+    return checked_template(
+        body.tools,
+        body.chat_template_kwargs,
+        body.add_generation_prompt,
+        body.continue_final_message,
+    )
+
+
 def _turn(index: int, message: Message) -> Turn:
     content = message.content
+    if content is None and message.tool_calls:
+        content = ""
     if content is None:
         field = f"messages[{index}].content"
         raise bad_field(field, f"{field}: got null, allowed: text, or a list of text parts")
     if not isinstance(content, str):
         content = "".join([part.text for part in content])
-    return Turn(message.role, content)
+    calls = message.tool_calls or None
+    return Turn(message.role, content, message.name, calls, message.tool_call_id)
+
+
+def _most_tokens(turns: tuple[Turn, ...], template: TemplateOptions, model: ModelCard) -> int:
+    """Of what a template makes of them, roughly; where each byte could be one."""
+    num_bytes = len(msgspec.json.encode(turns)) + len(template.tools) + len(template.kwargs)
+    return min(num_bytes + _TURN_TOKENS * len(turns), model.max_model_len)

@@ -5,8 +5,6 @@ Owns: the kinds of prompts. Does not know: how streams run or are written.
 
 from __future__ import annotations
 
-import secrets
-import time
 from typing import Any
 
 import msgspec
@@ -15,29 +13,30 @@ from msgspec import Raw
 from slipstream.batch import TokenLogprobs
 from slipstream.http.ask import (
     Ask,
+    Said,
     check_num_shown,
+    check_prompt_shown,
     names_of,
-    num_shown,
+    new_ask,
     sampling_params,
-    wants_usage,
 )
 from slipstream.http.decoding import BodyDecoder, refuse_unsupported
 from slipstream.http.echo import Echo
 from slipstream.http.errors import bad_field
-from slipstream.http.event_ids import AnswerId
+from slipstream.http.logprob_json import completion_json
 from slipstream.http.logprobs import TextPlace, completion_logprobs
 from slipstream.http.requests import CompletionRequest
 from slipstream.http.responses import Choice, CompletionChoice, Logprobs
 from slipstream.http.token_texts import TokenTexts
-from slipstream.requests import Prompt, new_submit, params_of_answers
-from slipstream.stream_table import StreamState
+from slipstream.outputs import Delta
+from slipstream.requests import Prompt, params_of_answers
 from slipstream_ipc.messages import ModelCard
 
 MAX_PROMPTS = 1024  # of one request
 MAX_ANSWERS = 4096  # to all of them
 _DEFAULT_MAX_TOKENS = 16
 _KINDS = "text, token ids, or a list of several of either"
-_PARAM_NAMES = {"prompt_token_ids": "prompt", "prompt_logprobs": "logprobs"}
+_PARAM_NAMES = {"prompt_token_ids": "prompt"}
 _decoder = BodyDecoder(CompletionRequest)
 
 
@@ -57,6 +56,7 @@ def ask_completion(body: CompletionRequest, model: ModelCard) -> Ask:
         model.default_sampling,
         max_tokens=1 if is_all_echo else max_tokens,
         num_logprobs=body.logprobs,
+        num_prompt_logprobs=body.prompt_logprobs,
     )
     prompts, answers = _prompts(body.prompt), params_of_answers(params)
     echo = None
@@ -69,7 +69,8 @@ def ask_completion(body: CompletionRequest, model: ModelCard) -> Ask:
             params.skip_special_tokens,
         )
         # each for itself: none waits with its first text for another
-        answers = [msgspec.structs.replace(each, prompt_logprobs=body.logprobs) for each in answers]
+        wanted = _more(body.logprobs, body.prompt_logprobs)
+        answers = [msgspec.structs.replace(each, prompt_logprobs=wanted) for each in answers]
     if len(prompts) * len(answers) > MAX_ANSWERS:
         given = f"{len(prompts)} prompts with {len(answers)} answers each"
         raise bad_field("n", f"n: got {given}, allowed: {MAX_ANSWERS} answers in all")
@@ -77,32 +78,16 @@ def ask_completion(body: CompletionRequest, model: ModelCard) -> Ask:
     check_num_shown(
         params, "logprobs", len(prompts) * len(answers), prompt_lens if echo else 0, model
     )
-    answer_id = AnswerId("cmpl", secrets.token_bytes(16), len(prompts), len(answers))
-    asked = [(prompt, each) for prompt in prompts for each in answers]
-    states = [
-        StreamState(
-            new_submit(
-                prompt,
-                each,
-                priority=body.priority or 0,
-                cache_salt=body.cache_salt,
-                model=model,
-                stream_id=stream_id,
-            ),
-            wants_whole=not body.stream,
-        )
-        for stream_id, (prompt, each) in zip(answer_id.stream_ids(), asked, strict=True)
-    ]
-    return Ask(
-        id=answer_id,
-        model=model.name,
-        created=int(time.time()),
-        states=states,
-        shape=CompletionShape(),
-        is_stream=bool(body.stream),
-        with_usage=wants_usage(body),
-        num_logprobs=num_shown(body.logprobs, model),
-        param_names={**_PARAM_NAMES, **names_of(body)},
+    check_prompt_shown(body.prompt_logprobs, prompt_lens, model)
+    return new_ask(
+        "cmpl",
+        CompletionShape(),
+        body,
+        model,
+        prompts=prompts,
+        params=params,
+        answers=answers,
+        param_names={**_PARAM_NAMES, **names_of(body), **_echo_names(body)},
         echo=echo,
     )
 
@@ -111,15 +96,24 @@ class CompletionShape:
     """See `Shape`."""
 
     whole_object = chunk_object = "text_completion"
+    has_ids = False
+    has_many_prompts = True
 
-    def whole(self, index: int, text: str, logprobs: Logprobs | None, reason: str) -> Choice:
-        return CompletionChoice(index, text, logprobs, reason)
+    def whole(
+        self, index: int, text: str, logprobs: Logprobs | None, reason: str, said: Said
+    ) -> Choice:
+        return CompletionChoice(index, text, logprobs, reason, said.prompt_logprobs)
 
     def first(self, index: int) -> Choice | None:
         return None
 
     def chunk(
-        self, index: int, text: str | Raw, logprobs: Logprobs | Raw | None, reason: str | None
+        self,
+        index: int,
+        text: str | Raw,
+        logprobs: Logprobs | Raw | None,
+        reason: str | None,
+        said: Said,
     ) -> Choice:
         return CompletionChoice(index, text, logprobs, reason)
 
@@ -127,6 +121,20 @@ class CompletionShape:
         self, entries: list[TokenLogprobs], k: int, texts: TokenTexts, place: TextPlace
     ) -> Logprobs:
         return completion_logprobs(entries, k, texts, place)
+
+    def logprobs_json(self, delta: Delta, texts: TokenTexts, place: TextPlace) -> bytes | None:
+        return completion_json(delta, texts, place)
+
+
+def _more(one: int | None, other: int | None) -> int | None:
+    """The larger of two numbers of log-probabilities, where -1 is all."""
+    given = [number for number in (one, other) if number is not None]
+    return -1 if -1 in given else max(given, default=None)
+
+
+def _echo_names(body: CompletionRequest) -> dict[str, str]:
+    """What log-probabilities of the prompt are called by who asks for them by `echo`."""
+    return {"prompt_logprobs": "logprobs"} if body.echo and body.prompt_logprobs is None else {}
 
 
 def _most_tokens(prompt: Any) -> int:

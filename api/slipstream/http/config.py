@@ -22,6 +22,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     stall_s: float = 60.0  # a reader may leave a full buffer unread
     linger_s: float = 2.0  # a refused request's rest is read, so that its refusal arrives
     resume_s: float = 10.0  # streams run on for a client that left and may come back for the rest
+    connections: int = 16_384  # at a time; fewer where there are not as many descriptors
     drain_s: float = 1.0  # at the end, until the last answers have left
 
 
@@ -29,7 +30,8 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of the front's process.
 
     client_address: the worker's, where this process is a client. tokenizer: a folder or hub id.
-    port: 0 takes any free one. timeout_s: how long a request waits for a worker that is away.
+    port: 0 takes any free one. timeout_s: how long a request waits for a worker that is away; six
+    times that where the worker has accepted it.
     trace: the file that a timeline is to become; this process leaves its part beside it.
     """
 
@@ -41,3 +43,5 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: float = 10.0
     limits: Limits = Limits()
     trace: str | None = None
+    allowed_origins: tuple[str, ...] = ()  # of pages that may read answers; see `cors`
+    allowed_hosts: tuple[str, ...] = ()  # names that requests may call it by; see `hosts`

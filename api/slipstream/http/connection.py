@@ -23,6 +23,7 @@ from typing import Protocol, cast
 
 from slipstream.http import wire
 from slipstream.http.config import Limits
+from slipstream.http.counters import GONE, Counters
 from slipstream.http.errors import ApiError
 from slipstream.http.parsing import Request, RequestParser
 from slipstream.http.wire import Response
@@ -32,6 +33,7 @@ class Host(Protocol):
     """What a connection needs of its server."""
 
     limits: Limits
+    counters: Counters
     is_draining: bool
 
     def connected(self, connection: Connection) -> None:
@@ -50,12 +52,18 @@ class Host(Protocol):
 class Exchange:
     """A request that waits for its answer: `respond`, or `begin_stream`, `write` and `finish`.
 
+    send: a chunk of the stream, framed and counted by who calls it; allowed while `is_ready`.
     on_gone: called when the client leaves before the answer is complete. on_writable: called when
     the transport takes more again. All calls but those do nothing once the client has gone.
     """
 
-    def __init__(self, request: Request, connection: Connection) -> None:
+    def __init__(
+        self, request: Request, connection: Connection, counters: Counters | None = None
+    ) -> None:
         self.request = request
+        self.counters = counters or Counters()
+        self.is_ready = False  # a chunk may be sent by `send`
+        self.send: Callable[[bytes], None]
         self.is_paused = False  # the client reads too slowly: hold back what can be held
         self.has_begun = False
         self.on_gone: Callable[[], None] | None = None
@@ -73,6 +81,7 @@ class Exchange:
         connection, request = self._connection, self.request
         if connection is None:
             return
+        self.counters.answered(request.path, response.status)
         keep_alive = connection.keeps_alive(request)
         connection.write(
             wire.response_bytes(
@@ -81,6 +90,7 @@ class Exchange:
                 keep_alive=keep_alive,
                 version=request.version,
                 with_body=request.method != "HEAD",
+                headers=request.answer_headers,
             )
         )
         self._end(connection, keep_alive)
@@ -91,15 +101,27 @@ class Exchange:
         if connection is None:
             return
         self.has_begun = True
+        self.is_ready = self._is_chunked and not self.is_paused
+        self.send = connection.write
+        self.counters.begun(request.path)
         request.keep_alive = self._is_chunked and connection.keeps_alive(request)
         connection.write(
-            wire.stream_head(time.time(), keep_alive=request.keep_alive, version=request.version)
+            wire.stream_head(
+                time.time(),
+                keep_alive=request.keep_alive,
+                version=request.version,
+                headers=request.answer_headers,
+            )
         )
 
     def write(self, events: bytes) -> None:
         """Events of the stream that has begun."""
-        if self._connection is not None:
-            self._connection.write(wire.chunk(events) if self._is_chunked else events)
+        connection = self._connection
+        if connection is not None:
+            if self._is_chunked:
+                events = b"%x\r\n%b\r\n" % (len(events), events)  # `wire.chunk`, without a call
+            connection.write(events)
+            self.counters.num_chunks += 1
 
     def finish(self) -> None:
         """The stream has been told to its end."""
@@ -115,18 +137,25 @@ class Exchange:
 
     def leave(self) -> None:
         """The client has gone."""
-        self._connection = None
+        if self.has_begun and self._connection is not None:
+            self.counters.ended()
+        elif self._connection is not None:
+            self.counters.answered(self.request.path, GONE)
+        self._connection, self.is_ready = None, False
         if self.on_gone is not None:
             self.on_gone()
 
     def pause(self, is_paused: bool) -> None:
         """The transport takes no more, or takes more again."""
         self.is_paused = is_paused
+        self.is_ready = self.has_begun and self._is_chunked and not is_paused and self.is_open
         if not is_paused and self.on_writable is not None:
             self.on_writable()
 
     def _end(self, connection: Connection, keep_alive: bool) -> None:
-        self._connection = None
+        self._connection, self.is_ready = None, False
+        if self.has_begun:
+            self.counters.ended()
         connection.exchange_ended(keep_alive)
 
 
@@ -241,7 +270,7 @@ class Connection(asyncio.Protocol):
             request = self._waiting.popleft()
             if not self._waiting:
                 self._transport.resume_reading()
-            self._exchange = exchange = Exchange(request, self)
+            self._exchange = exchange = Exchange(request, self, self._host.counters)
             exchange.is_paused = self._is_paused
             if not self._is_paused:  # else the time runs for what is unread of the answer before
                 self.deadline = inf

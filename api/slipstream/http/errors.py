@@ -2,7 +2,8 @@
 
 Owns: OpenAI's error bodies. Does not know: sockets, handlers.
 
-    400 the request is wrong     401 no or a wrong key        404 no such path, model or stream
+    400 the request is wrong     401 no or a wrong key        403 another name or page is meant
+    404 no such path, model or stream
     405 another method is meant  408 it did not come in time  409 another has taken the stream
     413 431 it is too large      415 it is no JSON            417 unknown expectation
     500 the engine failed it     503 not now: overloaded, starting, stopping (with Retry-After)

@@ -3,10 +3,10 @@
 Owns: how both are written and read. Does not know: streams that run, HTTP.
 
 Rules:
-- The id of an answer (`id` in its body) names all of its streams: `cmpl-` or `chatcmpl-`, the first
-  stream's id, and where there are several, `.PxN`: P prompts with N answers each. The other
-  streams' ids follow from the first one's by a hash, so that whoever knows the answer's id, and
-  nobody else, can read them.
+- The id of an answer (`id` in its body) names all of its streams: `cmpl-`, `chatcmpl-` or
+  `gen-`, the first stream's id, and where there are several, `.PxN`: P prompts with N answers
+  each. The other streams' ids follow from the first one's by a hash, so that whoever knows the
+  answer's id, and nobody else, can read them.
 - The id of an event is the answer's id, how the answer is written, and how far each stream has been
   told: whoever has it can be given the rest by any front, also by one that has never heard of it.
 """
@@ -20,7 +20,7 @@ from hashlib import blake2b
 from slipstream.http.errors import ApiError, bad_field
 
 MAX_PLACES = 128  # an answer of more streams has no ids: each would be longer than its event
-_ANSWER = re.compile(r"(cmpl|chatcmpl)-([0-9a-f]{32})(?:\.([1-9]\d{0,3})x([1-9]\d{0,3}))?")
+_ANSWER = re.compile(r"(cmpl|chatcmpl|gen)-([0-9a-f]{32})(?:\.([1-9]\d{0,3})x([1-9]\d{0,3}))?")
 _NUMBER = r"(0|[1-9]\d{0,9})"
 _OPTIONS = re.compile(_NUMBER + r"(?:l(0|[1-9]\d{0,6}))?(uU?)?")
 _OFFSET = rf"\.{_NUMBER}\.((?:[0-9a-f]{{2}}){{0,3}})"
@@ -31,7 +31,7 @@ _SYNTAX = "an id as a stream's events have it"
 
 @dataclass(frozen=True, slots=True)
 class AnswerId:
-    """kind: `cmpl` or `chatcmpl`. first: the first stream's id."""
+    """kind: `cmpl`, `chatcmpl` or `gen`. first: the first stream's id."""
 
     kind: str
     first: bytes
@@ -87,10 +87,24 @@ class EventIds:
         self._told = told
         self._places = [_place_text(place, told) for place in told.places]
         self._prefix = self._new_prefix()
+        self._is_alone = len(told.places) == 1
+        self._has_offsets = told.num_logprobs is not None
 
     def move(self, index: int, place: Place) -> None:
         """So much of this stream has been told."""
         self._places[index] = _place_text(place, self._told)
+
+    def move_on(
+        self, index: int, num_chars: int, num_tokens: int, offset: int, raw: bytes
+    ) -> bytes:
+        """The same of a stream that has begun and goes on; raw: what is pending. And `line`."""
+        if self._has_offsets:
+            numbers = (num_chars, num_tokens, offset, raw.hex().encode())
+            place = b"%d.%d.%d.%b" % numbers
+        else:
+            place = b"%d.%d" % (num_chars, num_tokens)
+        self._places[index] = place
+        return b"%b%b\n" % (self._prefix, place) if self._is_alone else self.line()
 
     def tell_usage(self) -> None:
         """The usage has been told, too."""
@@ -108,12 +122,12 @@ class EventIds:
         return f"id: {told.answer}/{told.created}{logprobs}{usage}/".encode()
 
 
-def parse_answer_id(text: str) -> AnswerId:
-    """Raises: ApiError."""
+def parse_answer_id(text: str, field: str = "id") -> AnswerId:
+    """Raises: ApiError, which names `field`."""
     found = _ANSWER.fullmatch(text)
     if found is None:
-        allowed = "the `id` of an answer: cmpl-… or chatcmpl-…"
-        raise bad_field("id", f"id: got {text[:100]!r}, allowed: {allowed}")
+        allowed = "the `id` of an answer: cmpl-…, chatcmpl-… or gen-…"
+        raise bad_field(field, f"{field}: got {text[:100]!r}, allowed: {allowed}")
     kind, first, num_prompts, num_answers = found.groups("1")
     return AnswerId(kind, bytes.fromhex(first), int(num_prompts), int(num_answers))
 

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two shapes. Pure functions.
+"""Log-probabilities in OpenAI's two shapes, and in vLLM's by token id. Pure functions.
 
 Owns: which candidates are shown, and how. Does not know: streams, JSON.
 
@@ -16,12 +16,14 @@ from slipstream.batch import Logprob, TokenLogprobs
 from slipstream.http.responses import (
     ChatLogprobs,
     CompletionLogprobs,
+    LogprobById,
+    LogprobsById,
     TokenLogprob,
     TopLogprob,
 )
 from slipstream.http.token_texts import TokenTexts
 
-_LEAST = -9999.0
+LEAST = -9999.0
 
 
 class TextPlace:
@@ -30,17 +32,19 @@ class TextPlace:
     def __init__(self, offset: int = 0, pending: bytes = b"") -> None:
         """pending: of a character that the tokens before have begun."""
         self.offset = offset
+        self.pending = b""  # of a character that the tokens so far have begun
         self._decoder = getincrementaldecoder("utf-8")("replace")
-        self._decoder.decode(pending)
-
-    @property
-    def pending(self) -> bytes:
-        """Of a character that the tokens so far have begun."""
-        return self._decoder.getstate()[0]
+        if pending:
+            self._decoder.decode(pending)
+            self.pending = self._decoder.getstate()[0]
 
     def advance(self, raw: bytes) -> None:
         """Behind the token that is these bytes."""
+        if not self.pending and raw.isascii():
+            self.offset += len(raw)
+            return
         self.offset += len(self._decoder.decode(raw))
+        self.pending = self._decoder.getstate()[0]
 
 
 def chat_logprobs(entries: Sequence[TokenLogprobs], k: int, texts: TokenTexts) -> ChatLogprobs:
@@ -88,6 +92,22 @@ def likeliest_by_name(entry: TokenLogprobs, k: int, texts: TokenTexts) -> dict[s
     return top
 
 
+def by_id(entry: TokenLogprobs, k: int, texts: TokenTexts) -> LogprobsById:
+    """A token's own value and those of the `k` likeliest ones, by token id."""
+    own = next(iter(entry.values()))
+    return {
+        each.token_id: LogprobById(value_of(each), each.rank, texts.of(each.token_id).text)
+        for each in (own, *_likeliest(entry, k))
+    }
+
+
+def logprobs_by_id(
+    entries: Sequence[TokenLogprobs | None], k: int, texts: TokenTexts
+) -> list[LogprobsById | None]:
+    """The same of several tokens; None stays None."""
+    return [None if entry is None else by_id(entry, k, texts) for entry in entries]
+
+
 def _likeliest(entry: TokenLogprobs, k: int) -> list[Logprob]:
     found = [each for each in entry.values() if each.rank <= k]
     return sorted(found, key=lambda each: each.rank)
@@ -101,4 +121,4 @@ def _top(candidate: Logprob, texts: TokenTexts) -> TopLogprob:
 
 def value_of(candidate: Logprob) -> float:
     """As JSON can hold it."""
-    return max(candidate.logprob, _LEAST)
+    return max(candidate.logprob, LEAST)

@@ -3,7 +3,8 @@
 Rules:
 - It listens at once, so that /health answers and /ready says that it is too early; it reports ready
   when the worker has answered.
-- It listens where its predecessor did, whatever the system had chosen for that one.
+- It takes connections from the sockets that its parent hands down; only without a parent that
+  hands down any it binds some itself.
 - Told to drain, it listens no longer, and ends when the answers that run have ended.
 """
 
@@ -12,18 +13,21 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import socket
 import time
 
-import msgspec
 import uvloop
 
-from slipstream.endpoints import http_address, http_detail, http_port_in
+from slipstream.endpoints import http_address, http_detail
 from slipstream.errors import ConnectionLostError, SlipstreamError
 from slipstream.http.app import App
 from slipstream.http.auth import Keys
 from slipstream.http.config import FrontConfig
+from slipstream.http.cors import Cors
+from slipstream.http.hosts import hosts_of, is_loopback
 from slipstream.http.server import Server
 from slipstream.http.token_texts import TokenTexts
+from slipstream.listening import inherited, listen_at, port_of
 from slipstream.loop_io import LoopIO
 from slipstream_ipc.child import (
     BEAT_S,
@@ -37,9 +41,9 @@ from slipstream_ipc.child import (
     wait_for_activation,
 )
 from slipstream_ipc.messages import Status
+from slipstream_ipc.statistics import Statistics
 from slipstream_ipc.trace import open_tracer
 
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _logger = logging.getLogger(__name__)
 
 
@@ -47,15 +51,26 @@ def main() -> int:
     """Run until SIGTERM. Exit code 0, or 1 where the address cannot be listened at."""
     config, stop = start_child("http", FrontConfig)
     commands, beats = Commands(), Beats()
-    activation = wait_for_activation(commands, stop, beats)
-    if activation is None:
+    sockets = inherited()
+    if wait_for_activation(commands, stop, beats) is None:
         return 0
-    if activation.predecessor:
-        config = msgspec.structs.replace(config, port=http_port_in(activation.predecessor))
-    return uvloop.run(_serve(config, stop, commands, beats))
+    if sockets is None:
+        try:
+            sockets = listen_at(config.host, config.port)
+        except OSError as error:
+            where = http_address(config.host, config.port)
+            report(Status(error=f"cannot listen at {where}: {error} (http_port chooses another)"))
+            return 1
+    return uvloop.run(_serve(config, sockets, stop, commands, beats))
 
 
-async def _serve(config: FrontConfig, stop: StopSignal, commands: Commands, beats: Beats) -> int:
+async def _serve(
+    config: FrontConfig,
+    sockets: list[socket.socket],
+    stop: StopSignal,
+    commands: Commands,
+    beats: Beats,
+) -> int:
     stopped, told_to_drain = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -65,25 +80,31 @@ async def _serve(config: FrontConfig, stop: StopSignal, commands: Commands, beat
                 told_to_drain.set()
             elif isinstance(command, Condition):
                 app.processes = command.processes
+            elif isinstance(command, Statistics):
+                app.statistics = command
+                app.live.take(command)
 
     def beat() -> None:
-        beats.beat(time.monotonic())
+        beats.beat(time.monotonic(), server.numbers)
         loop.call_later(BEAT_S, beat)
 
     io = LoopIO(config.client_address, config.timeout_s, open_tracer(config.trace, "http"))
-    app = App(io, Keys(config.api_keys), TokenTexts(config.tokenizer), config.limits)
+    cors = Cors(config.allowed_origins)
+    hosts = hosts_of(
+        config.host,
+        has_keys=bool(config.api_keys),
+        allowed=config.allowed_hosts,
+        origins=config.allowed_origins,
+    )
+    app = App(io, Keys(config.api_keys), TokenTexts(config.tokenizer), config.limits, cors, hosts)
     server = Server(app, config.limits)
     loop.add_reader(stop.fileno(), stopped.set)
     loop.add_reader(commands.fileno(), on_command)
     beat()
     try:
-        try:
-            port = await server.listen(config.host, config.port)
-        except OSError as error:
-            where = http_address(config.host, config.port)
-            report(Status(error=f"cannot listen at {where}: {error} (http_port chooses another)"))
-            return 1
-        if not config.api_keys and config.host not in _LOOPBACK:
+        port = port_of(sockets[0]) if sockets else config.port  # none: while the stack drains
+        server.listen(sockets)
+        if not config.api_keys and not is_loopback(config.host):
             _logger.warning("listening on %s without an API key: anybody may ask", config.host)
         others = [
             asyncio.ensure_future(_report_ready(io, http_detail(config.host, port))),

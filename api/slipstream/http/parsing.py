@@ -36,6 +36,7 @@ class Request:
     body: bytes = b""
     keep_alive: bool = False
     refusal: ApiError | None = None
+    answer_headers: tuple[tuple[bytes, bytes], ...] = ()  # that its answer has, whatever that is
 
 
 class RequestParser:
@@ -51,9 +52,11 @@ class RequestParser:
         self._ready: list[Request] = []
         self._request = Request()
         self._url = b""
+        self._has_two_hosts = False
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._raw_bytes = 0  # of the phase
+        self._head_bytes = 0  # of what may have come at once with all that follows it
         self.phase: Literal["idle", "head", "body", "over"] = (
             "idle"  # over: nothing is read any more
         )
@@ -86,8 +89,7 @@ class RequestParser:
         limits = self._limits
         self._raw_bytes += num_bytes
         if self.phase == "head" and self._raw_bytes > limits.header_bytes:
-            what = f"the request's line and headers are larger than {limits.header_bytes} bytes"
-            self._refuse(ApiError(431, what))
+            self._refuse_head()
         elif self.phase == "body" and self._raw_bytes > (
             limits.header_bytes + _CHUNKING * limits.body_bytes
         ):
@@ -100,6 +102,10 @@ class RequestParser:
         self.phase = "over"
         self._ready.append(request)
 
+    def _refuse_head(self) -> None:
+        most = self._limits.header_bytes
+        self._refuse(ApiError(431, f"the request's line and headers are larger than {most} bytes"))
+
     def _refuse_size(self) -> None:
         what = f"the request's body is larger than {self._limits.body_bytes} bytes"
         self._refuse(ApiError(413, what, code="request_too_large"))
@@ -111,16 +117,20 @@ class RequestParser:
             return
         self._request = Request()
         self._url = b""
+        self._has_two_hosts = False
         self._body = []
-        self._body_bytes = self._raw_bytes = 0
+        self._body_bytes = self._raw_bytes = self._head_bytes = 0
         self.phase = "head"
 
     def on_url(self, url: bytes) -> None:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
         if self.phase == "head":
-            self._request.headers[name.lower()] = value
+            name = name.lower()
+            self._has_two_hosts |= name == b"host" and name in self._request.headers
+            self._request.headers[name] = value
 
     def on_headers_complete(self) -> None:
         if self.phase == "over":
@@ -133,6 +143,9 @@ class RequestParser:
         request.keep_alive = self._parser.should_keep_alive()
         self.phase = "body"
         self._raw_bytes = 0
+        if self._head_bytes + len(self._url) > self._limits.header_bytes:
+            self._refuse_head()
+            return
         refusal = self._path_refusal() or self._protocol_refusal() or self._check_head(request)
         if refusal is not None:
             self._refuse(refusal)
@@ -187,6 +200,8 @@ class RequestParser:
             )
         if request.version == "1.1" and b"host" not in request.headers:
             return ApiError(400, "a request of HTTP/1.1 has a Host header")
+        if self._has_two_hosts:  # a proxy in front may have gone by the other one
+            return ApiError(400, "Host: got two of them, allowed: one")
         expected = request.headers.get(b"expect")
         if expected is not None and request.version == "1.1":
             if expected.lower() != b"100-continue":

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from slipstream_ipc.messages import StructuredOutputs
+from slipstream_ipc.messages import SamplingParams, StructuredOutputs, ToolCall
 
 Ignored = Any
 NotYet = Any
@@ -74,6 +74,7 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] | None = None
     structured_outputs: StructuredOutputs | None = None
+    prompt_logprobs: int | None = None  # of a prompt's tokens, in whole answers
     # OpenAI's name for a part of that
     response_format: ResponseFormat | None = None
 
@@ -87,7 +88,6 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     length_penalty: NotYet = None
     use_beam_search: NotYet = None
-    prompt_logprobs: NotYet = None
     spaces_between_special_tokens: NotYet = None
     truncate_prompt_tokens: NotYet = None
     add_special_tokens: NotYet = None
@@ -112,17 +112,17 @@ class TextPart(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"
 
 
 class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One turn of a chat."""
+    """One turn of a chat. content: null beside tool calls alone."""
 
     role: str
     content: str | tuple[TextPart, ...] | None = None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None  # of an assistant's turn
+    tool_call_id: str | None = None  # which of them a tool's turn answers
 
     annotations: Ignored = None
-    name: NotYet = None
     refusal: NotYet = None
     audio: NotYet = None
-    tool_calls: NotYet = None
-    tool_call_id: NotYet = None
     function_call: NotYet = None
 
 
@@ -134,9 +134,14 @@ class ChatRequest(Request, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    parallel_tool_calls: Ignored = None  # there are no tools to call
+    # what the model's chat template is given besides; answers are text, calls are not found in it
+    tools: tuple[dict[str, Any], ...] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
-    tools: NotYet = None
+    parallel_tool_calls: Ignored = None  # what a template says of tools is for it alone
+
     tool_choice: NotYet = None
     functions: NotYet = None
     function_call: NotYet = None
@@ -147,10 +152,58 @@ class ChatRequest(Request, frozen=True, kw_only=True):
     verbosity: NotYet = None
     web_search_options: NotYet = None
     chat_template: NotYet = None
-    chat_template_kwargs: NotYet = None
-    add_generation_prompt: NotYet = None
-    continue_final_message: NotYet = None
     documents: NotYet = None
+
+
+class GenerateRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /generate. One of the first four is the prompt, `text` or `prompt` as text.
+
+    sampling_params: names and defaults of `SamplingParams`, but for what the model's makers say.
+    """
+
+    text: str | None = None
+    prompt: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    sampling_params: SamplingParams | None = None
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
+class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /tokenize. prompt: text, or messages in its place.
+
+    add_special_tokens: those that the tokenizer puts around a text; null: to `prompt`, not to
+    `messages`, whose template has its own. The last four go with messages.
+    """
+
+    prompt: str | None = None
+    messages: tuple[Message, ...] | None = None
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    tools: tuple[dict[str, Any], ...] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    chat_template: NotYet = None
+
+
+class DetokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /detokenize. Special tokens are a part of the text."""
+
+    tokens: tuple[int, ...]
+    model: str | None = None
+
+
+class AbortRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /abort. request_id: the `id` of an answer, or of its stream's chunks."""
+
+    request_id: str
 
 
 # What a field that is not supported yet may say, besides null: what is the case without it.
@@ -158,19 +211,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
-    "prompt_logprobs": (),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
     "add_special_tokens": (),
     "echo": (False,),
     "suffix": ("",),
-    "name": (),
     "refusal": ("",),
     "audio": (),
-    "tool_calls": ([],),
-    "tool_call_id": (),
     "function_call": ("none", "auto"),
-    "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
@@ -179,8 +227,5 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "documents": ([],),
 }

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 NULL = Raw(b"null")
@@ -51,7 +53,16 @@ class ChatLogprobs(Struct, frozen=True):
     refusal: None = None
 
 
-Logprobs = CompletionLogprobs | ChatLogprobs
+class LogprobById(Struct, frozen=True):
+    """A candidate, where it stands under its token id. As vLLM has it."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+LogprobsById = dict[int, LogprobById]  # of one token, itself first
+Logprobs = CompletionLogprobs | ChatLogprobs | list[LogprobsById]
 
 
 class CompletionChoice(Struct, frozen=True):
@@ -61,6 +72,21 @@ class CompletionChoice(Struct, frozen=True):
     text: str | Raw
     logprobs: Logprobs | Raw | None
     finish_reason: str | None
+    # of its prompt's tokens, null for the first one; there where they were asked for
+    prompt_logprobs: list[LogprobsById | None] | UnsetType | None = UNSET
+
+
+class GenerateChoice(Struct, frozen=True):
+    """One answer, or a part of it; logprobs: one entry to a token. stop_reason: the stop string or
+    id that ended it.
+    """
+
+    index: int
+    text: str | Raw
+    token_ids: list[int]
+    logprobs: Logprobs | Raw | None
+    finish_reason: str | None
+    stop_reason: int | str | None = None
 
 
 class ChatMessage(Struct, frozen=True):
@@ -96,13 +122,15 @@ class ChatChunkChoice(Struct, frozen=True):
     finish_reason: str | None
 
 
-Choice = CompletionChoice | ChatChoice | ChatChunkChoice
+Choice = CompletionChoice | ChatChoice | ChatChunkChoice | GenerateChoice
 
 
 class Answer(Struct, frozen=True):
     """A response's body, or a stream's chunk.
 
     usage: null in the chunks of a stream that ends with it, absent in those of others.
+    prompt_logprobs: as in a completion's choice, of answers to one prompt. prompt_token_ids: where
+    choices have token ids.
     """
 
     id: str
@@ -111,6 +139,8 @@ class Answer(Struct, frozen=True):
     model: str
     choices: list[Choice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_logprobs: list[LogprobsById | None] | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Model(Struct, frozen=True):
@@ -136,6 +166,28 @@ class Health(Struct, frozen=True):
     status: str
     model: str | UnsetType = UNSET
     processes: dict[str, str] | UnsetType = UNSET
+
+
+class Tokens(Struct, frozen=True):
+    """What a prompt becomes. token_strs: as the vocabulary spells them, where asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Text(Struct, frozen=True):
+    """What token ids read like."""
+
+    prompt: str
+
+
+class Aborted(Struct, frozen=True):
+    """What became of a request: `aborted` now, or it had `ended` before."""
+
+    request_id: str
+    status: Literal["aborted", "ended"]
 
 
 class Version(Struct, frozen=True):

@@ -26,14 +26,19 @@ from slipstream.http.event_ids import (
     parse_answer_id,
     parse_event_id,
 )
+from slipstream.http.generate import GenerateShape
 from slipstream.http.parsing import Request
 from slipstream.requests import new_resume
-from slipstream.stream_table import StreamState
+from slipstream.stream_state import StreamState
 from slipstream_ipc.messages import ModelCard
 
 PREFIX = "/v1/streams/"
-_SHAPES: dict[str, Shape] = {"cmpl": CompletionShape(), "chatcmpl": ChatShape()}
-_QUERY = ("include_usage", "logprobs", "last_event_id")
+_SHAPES: dict[str, Shape] = {
+    "cmpl": CompletionShape(),
+    "chatcmpl": ChatShape(),
+    "gen": GenerateShape(),
+}
+QUERY = ("include_usage", "logprobs", "last_event_id")
 
 
 def wants_events(request: Request) -> bool:
@@ -99,8 +104,8 @@ def _query(query: str) -> dict[str, str]:
     """What the query says. Raises: ApiError."""
     given = parse_qs(query, keep_blank_values=True)
     for name, values in given.items():
-        if name not in _QUERY or len(values) > 1:
-            what = f"{name[:100]}: allowed in the query: {', '.join(_QUERY)}, each of them once"
+        if name not in QUERY or len(values) > 1:
+            what = f"{name[:100]}: allowed in the query: {', '.join(QUERY)}, each of them once"
             raise bad_field(name[:100], what)
     return {name: values[0] for name, values in given.items()}
 

@@ -1,7 +1,12 @@
 """The listening end: every connection, its clock and its end.
 
-Owns: the listener, the connections, the time limits' clock, the shutdown. Does not know: HTTP, what
-requests ask for.
+Owns: who takes connections, the connections, whose request is begun when, the time limits' clock,
+the shutdown. Does not know: HTTP, what requests ask for.
+
+Rules:
+- New requests take a share of a turn of the loop, the rest waits for the next one: a thousand that
+  come at once do not keep what streams say from their readers.
+- Idle connections, however many, leave this process descriptors of its own.
 """
 
 from __future__ import annotations
@@ -9,16 +14,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
 from functools import partial
 
 from slipstream.http.app import App
 from slipstream.http.config import Limits
 from slipstream.http.connection import Connection, Exchange
+from slipstream.http.counters import Counters
 from slipstream.http.errors import ApiError
 from slipstream.http.parsing import Request
+from slipstream.listening import Taker
+from slipstream_ipc.statistics import FrontNumbers
 
 _TICK_S = 0.5  # how late a time limit may be noticed
-_BACKLOG = 2048  # connections that the kernel holds for us
+_SHARE_S = 0.002  # of a turn, for new requests
+_RESERVED_DESCRIPTORS = 128  # for all else: libzmq ends a process that has none for its sockets
 
 
 class Server:
@@ -27,21 +41,28 @@ class Server:
     def __init__(self, app: App, limits: Limits) -> None:
         self._app = app
         self.limits = limits
+        self.counters = Counters(app.pattern_of)
         self._connections: set[Connection] = set()
+        self._waiting: deque[tuple[Request, Exchange]] = deque()  # to be begun
+        self._is_due = False  # they will be
         self._is_empty = asyncio.Event()
         self.is_draining = False
         self._loop = asyncio.get_running_loop()
-        self._listener: asyncio.Server | None = None
+        self._taker: Taker | None = None
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
 
-    async def listen(self, host: str, port: int) -> int:
-        """Accept connections; the port. Raises: OSError."""
-        _allow_many_connections()
-        self._listener = await self._loop.create_server(
-            partial(Connection, self), host, port, backlog=_BACKLOG
-        )
-        bound: int = self._listener.sockets[0].getsockname()[1]
-        return bound
+    def numbers(self) -> FrontNumbers:
+        """What was counted, as of now."""
+        return self.counters.numbers(len(self._connections))
+
+    def listen(self, sockets: Sequence[socket.socket]) -> None:
+        """Take connections from these, which are ours from now on."""
+        most = min(self.limits.connections, max(1, _num_descriptors() - _RESERVED_DESCRIPTORS))
+
+        def has_room(num_opening: int) -> bool:
+            return len(self._connections) + num_opening < most
+
+        self._taker = Taker(sockets, partial(Connection, self), has_room)
 
     def connected(self, connection: Connection) -> None:
         """There is a new connection."""
@@ -59,13 +80,16 @@ class Server:
 
     def handle(self, request: Request, exchange: Exchange) -> None:
         """See to it that the exchange gets its answer, now or later."""
-        self._app.handle(request, exchange)
+        self._waiting.append((request, exchange))
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._begin)
 
     def stop_listening(self) -> None:
         """No new connections, and no new request on one that is there."""
         self.is_draining = True
-        if self._listener is not None:
-            self._listener.close()
+        if self._taker is not None:
+            self._taker.close()
         for connection in list(self._connections):
             connection.drain()
 
@@ -83,6 +107,19 @@ class Server:
         for connection in list(self._connections):
             connection.abort()
 
+    def _begin(self) -> None:
+        """Begin as many as there is time for; others have their turn before the rest."""
+        deadline = time.perf_counter() + _SHARE_S
+        while self._waiting:
+            request, exchange = self._waiting.popleft()
+            if exchange.is_open:  # else nobody waits for it
+                self._app.handle(request, exchange)
+            if time.perf_counter() >= deadline:
+                break
+        self._is_due = bool(self._waiting)
+        if self._is_due:
+            self._loop.call_soon(self._begin)
+
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
         now = self._loop.time()
@@ -90,8 +127,12 @@ class Server:
             connection.check_deadline(now)
 
 
-def _allow_many_connections() -> None:
-    """Each takes a descriptor, and the usual limit is meant for programs that use select."""
+def _num_descriptors() -> int:
+    """How many there may be: each connection takes one, and the usual limit is meant for programs
+    that use select.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    num, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return num if num != resource.RLIM_INFINITY else sys.maxsize

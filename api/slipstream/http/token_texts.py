@@ -21,6 +21,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from slipstream.http.wire import json_text
+
 _logger = logging.getLogger(__name__)
 _FILE = "tokenizer.json"
 
@@ -34,12 +36,25 @@ class TokenText(Struct, frozen=True):
     is_added: bool = False  # beside the vocabulary proper, as special tokens are
 
 
+class Written(Struct, frozen=True, gc=False):
+    """One token as JSON. name: its name; first: the same before a value, on a line of its own;
+    head: text and bytes, up to where its value follows, as chats show a token. raw: its bytes, as
+    far as they are known.
+    """
+
+    name: bytes
+    first: bytes
+    head: bytes
+    raw: bytes
+
+
 class TokenTexts:
-    """Texts of tokens by id. Ask `when_loaded`."""
+    """Texts of tokens by id. Ask `when_loaded`. written: the same as JSON."""
 
     def __init__(self, tokenizer: str) -> None:
         self._tokenizer = tokenizer  # a folder, or a hub id of which the worker has the files
         self._known: dict[int, TokenText] = {}
+        self.written = _AllWritten(self)
         self._vocabulary: _Vocabulary | None = None
         self._loading: asyncio.Future[None] | None = None
 
@@ -74,6 +89,39 @@ class TokenTexts:
             self._vocabulary = _Vocabulary(_find(self._tokenizer).read_bytes())
         except Exception as error:  # whatever is wrong with it, the ids can still be told
             _logger.warning("log-probabilities show token ids, not their texts: %s", error)
+
+
+class _AllWritten(dict[int, Written]):
+    """By token id; written when first asked for. key: names alone, each before a value and behind
+    a comma. has_equal_names: of two tokens that were asked for.
+    """
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts = texts
+        self._names: set[bytes] = set()
+        self.key = _Keys(self)
+        self.has_equal_names = False
+
+    def __missing__(self, token_id: int) -> Written:
+        token = self._texts.of(token_id)
+        name, raw = json_text(token.name), token.raw
+        spelled = b"null" if raw is None else b"[%b]" % b",".join([b"%d" % byte for byte in raw])
+        head = b'{"token":%b,"bytes":%b,"logprob":' % (json_text(token.text), spelled)
+        written = self[token_id] = Written(name, b"\n" + name + b":", head, raw or b"")
+        self.has_equal_names |= name in self._names
+        self._names.add(name)
+        return written
+
+
+class _Keys(dict[int, bytes]):
+    """See `_AllWritten`."""
+
+    def __init__(self, written: _AllWritten) -> None:
+        self._written = written
+
+    def __missing__(self, token_id: int) -> bytes:
+        key = self[token_id] = b",%b:" % self._written[token_id].name
+        return key
 
 
 def _text(token_id: int, raw: bytes | None) -> TokenText:

@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -22,15 +23,24 @@ DONE_EVENT = b"data: [DONE]\n\n"
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
+Headers = tuple[tuple[bytes, bytes], ...]
+
+_NO_CONTENT = 204  # has no body, nor a length
+_MARK = "\x7f"  # stands for itself in JSON, and hardly ever in a text
+_MARK_BYTES = _MARK.encode()
 _encode = msgspec.json.Encoder().encode
 
 
 class Response(Struct, frozen=True):
-    """A whole answer. `headers` go out besides those that every answer has."""
+    """A whole answer. `headers` go out besides those that every answer has.
+
+    body: with a status of 304 the one that the client has already: it is not sent.
+    """
 
     status: int
     body: bytes
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+    headers: Headers = ()
+    content_type: bytes = JSON
 
 
 def json_response(
@@ -41,27 +51,40 @@ def json_response(
 
 
 def response_bytes(
-    response: Response, now: float, *, keep_alive: bool, version: str, with_body: bool = True
+    response: Response,
+    now: float,
+    *,
+    keep_alive: bool,
+    version: str,
+    with_body: bool = True,
+    headers: Headers = (),
 ) -> bytes:
-    """A whole answer. now: the wall clock's seconds. version: the request's, "1.1" say."""
+    """A whole answer. now: the wall clock's seconds. version: the request's, "1.1" say. headers:
+    beside the response's own.
+    """
+    about = [
+        b"content-type: " + response.content_type,
+        b"content-length: %d" % len(response.body),
+    ]
     lines = [
         status_line(response.status),
-        b"content-type: " + JSON,
-        b"content-length: %d" % len(response.body),
-        *(b"%s: %s" % header for header in response.headers),
+        *(about if response.status != _NO_CONTENT else ()),
+        *(b"%s: %s" % header for header in (*response.headers, *headers)),
         *_common(now, keep_alive, version),
         b"\r\n",
     ]
-    return b"\r\n".join(lines) + (response.body if with_body else b"")
+    is_sent = with_body and response.status != HTTPStatus.NOT_MODIFIED
+    return b"\r\n".join(lines) + (response.body if is_sent else b"")
 
 
-def stream_head(now: float, *, keep_alive: bool, version: str) -> bytes:
+def stream_head(now: float, *, keep_alive: bool, version: str, headers: Headers = ()) -> bytes:
     """What precedes a stream of events: chunked, or to HTTP/1.0 until the connection ends."""
     lines = [
         status_line(200),
         b"content-type: " + EVENT_STREAM,
         b"cache-control: no-cache",
         b"x-accel-buffering: no",  # asks a proxy in front to pass on each event as it comes
+        *(b"%s: %s" % header for header in headers),
         *_common(now, keep_alive, version),
     ]
     if version != "1.0":
@@ -77,6 +100,19 @@ def chunk(data: bytes) -> bytes:
 def event(content: object) -> bytes:
     """`content`, a Struct, as a server-sent event."""
     return b"data: " + one_line(_encode(content)) + b"\n\n"
+
+
+def json_parts(texts: Sequence[str]) -> list[bytes]:
+    """`json_part` of each, at the price of one."""
+    parts = one_line(_encode(_MARK.join(texts)))[1:-1].split(_MARK_BYTES)
+    if len(parts) != len(texts):  # one of them has the mark in it, or there are none
+        parts = [json_part(text) for text in texts]
+    return parts
+
+
+def json_part(text: str) -> bytes:
+    """What is between the quotes of `json_text`."""
+    return json_text(text)[1:-1]
 
 
 def json_text(text: str) -> bytes:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 _NAME = "tokenizer.json"
 _SIMULATED = "simulated:"
+_RANDOM = "random:"
 
 
 def find_tokenizer(model: str) -> Path:
@@ -24,6 +25,8 @@ def find_tokenizer(model: str) -> Path:
         if given is None:
             raise ValueError("the simulated model has no tokenizer; it has an option for one")
         path = Path(given)
+    elif model.startswith(_RANDOM):
+        raise ValueError("a model of random weights has no tokenizer of its own")
     else:
         path = Path(model).expanduser()
         if not path.is_dir():

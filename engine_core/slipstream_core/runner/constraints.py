@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from slipstream_core.runner.rules import NO_TOKEN, Refill, Rules
+from slipstream_core.runner.upload import to_device
 from slipstream_ipc.token_rules import MAX_BAD_WORD_TOKENS
 
 _TAIL = MAX_BAD_WORD_TOKENS - 1
@@ -64,7 +65,8 @@ class Constraints:
             kept[self._allowed_owners, self._allowed_ids] = logits[rows, self._allowed_ids]
             logits[self._allowed_places] = kept
         if len(self._banned_at[0]):
-            logits[self._banned_at] = -torch.inf
+            # a number of the host's would be copied to the card while the host waits
+            logits.index_put_(self._banned_at, logits.new_full((1,), -torch.inf))
         if len(self._word_lanes):
             tails = self._tails[self._word_lanes, _TAIL - self._heads.shape[1] :]
             is_next = ((tails == self._heads) | (self._heads == NO_TOKEN)).all(-1)
@@ -80,4 +82,4 @@ class Constraints:
             self._tails[self._tail_lanes] = torch.cat([tails, new[:, None]], 1)
 
     def _to(self, column: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(column).to(self._device, non_blocking=True)
+        return to_device(column, self._device)

@@ -15,7 +15,7 @@ _SIMULATED = "simulated:"
 
 def import_runner(config: CoreConfig) -> None:
     """What `load_runner` will import, which takes seconds and knows nothing of the model."""
-    kind = "simulated" if config.model.startswith(_SIMULATED) else "torch_runner"
+    kind = "simulated" if config.model.startswith(_SIMULATED) else "prepare"
     importlib.import_module(f"slipstream_core.runner.{kind}")
 
 
@@ -25,6 +25,6 @@ def load_runner(config: CoreConfig) -> Runner:
         from slipstream_core.runner.simulated import load_simulated
 
         return load_simulated(config)
-    from slipstream_core.runner import torch_runner
+    from slipstream_core.runner import prepare
 
-    return torch_runner.load_runner(config)
+    return prepare.load_runner(config)

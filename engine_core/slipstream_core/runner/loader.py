@@ -15,8 +15,10 @@ Rules:
   are the mapping itself; so such a file must not be rewritten in place while it is served (a new
   file under the old name does no harm). In another dtype each tensor is converted out of the
   mapping, whose clean pages the kernel takes back when it needs them; for another device the
-  parameters move one by one. Only experts are put together a layer at a time. (What a runner
-  does with them later is its own: traced.py lays some anew, one by one.)
+  parameters move one by one, from the mapping, or as they are read where `accelerate` is
+  installed (transformers loads to a device with it alone). Only experts are put together a layer
+  at a time. (What a runner does with them later is its own: traced.py lays some anew, one by
+  one.)
 """
 
 from __future__ import annotations
@@ -33,20 +35,24 @@ from typing import Any, Literal
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
+from transformers.utils.import_utils import is_accelerate_available
 
 from slipstream_core.runner.attention.interface import ATTENTION_NAME, register
 from slipstream_core.runner.geometry import LayerGeometry, read_geometry
 from slipstream_core.runner.hub import Source, incomplete, locate
 from slipstream_core.runner.probe import check_independence
+from slipstream_core.runner.random_weights import is_random, random_config, random_module
 from slipstream_core.runner.refusals import (
     ModelLoadError,
     brief,
     refusal,
     refuse_kind,
+    refuse_larger,
     refuse_longrope,
     refuse_unseen_windows,
     ropes,
 )
+from slipstream_core.runner.ropes import settle
 from slipstream_ipc.messages import SamplingDefaults
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -84,7 +90,7 @@ def load_model(
     max_model_len: int | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """Load a local folder or a hub id.
+    """Load a local folder or a hub id, or make a model of random weights (`random:NAME`).
 
     `dtype` auto is the checkpoint's own, but float32 on a CPU, unless the checkpoint is bfloat16
     and the CPU multiplies in it (AMX). `max_model_len` may lower what the model allows.
@@ -96,20 +102,31 @@ def load_model(
     register()
     with _quiet():
         try:
-            source = locate(name)
+            source = Source(name, True) if is_random(name) else locate(name)
+            config = random_config(name) if is_random(name) else None
         except ValueError as error:
             raise ModelLoadError(name, str(error)) from error
-        config = _config(name, source, trust_remote_code)
+        if config is None:
+            config = _config(name, source, trust_remote_code)
         torch_dtype = _dtype(dtype, target, config)
         text = config.get_text_config()
         refuse_kind(name, config, text)
-        geometry = _geometry(name, config, text, trust_remote_code)
+        geometry, num_parameters = _geometry(name, config, text, trust_remote_code)
         limit = _max_model_len(name, text, max_model_len)
         refuse_longrope(name, config, text, limit)
         refuse_unseen_windows(name, config, text, geometry, limit)
         logger.info("loading %s in %s", name, str(torch_dtype).removeprefix("torch."))
-        module = _weights(name, source, config, torch_dtype, trust_remote_code)
-        module = module.to(target).eval()  # type: ignore[arg-type]
+        if target.type == "cuda" and getattr(config, "quantization_config", None) is None:
+            refuse_larger(name, num_parameters * torch_dtype.itemsize, target)
+        if is_random(name):
+            module = random_module(config, torch_dtype, target, attn_implementation=ATTENTION_NAME)
+        else:
+            module = _weights(name, source, config, torch_dtype, target, trust_remote_code)
+        try:
+            module = module.to(target).eval()  # type: ignore[arg-type]
+        except torch.OutOfMemoryError as error:
+            raise _no_room(name, error) from error
+        settle(module)
         try:
             check_independence(module, vocab_size=text.vocab_size, max_model_len=limit)
         except Exception as error:
@@ -228,7 +245,8 @@ def _max_model_len(name: str, text: PreTrainedConfig, asked: int | None) -> int:
 
 def _geometry(
     name: str, config: PreTrainedConfig, text: PreTrainedConfig, trust_remote_code: bool
-) -> tuple[LayerGeometry, ...]:
+) -> tuple[tuple[LayerGeometry, ...], int]:
+    """The layers' cache geometry, and how many parameters the model has."""
     not_replaceable = refusal(
         name, config, "does not let its attention be replaced, which serving needs"
     )
@@ -256,11 +274,12 @@ def _geometry(
     if not shell._supports_attention_backend:
         raise not_replaceable
     try:
-        return read_geometry(shell, text.num_hidden_layers, text.vocab_size)
+        layers = read_geometry(shell, text.num_hidden_layers, text.vocab_size)
     except Exception as error:
         raise refusal(
             name, config, f"does not attend in a way that can be served ({brief(error)})"
         ) from error
+    return layers, sum(parameter.numel() for parameter in shell.parameters())
 
 
 def _weights(
@@ -268,8 +287,11 @@ def _weights(
     source: Source,
     config: PreTrainedConfig,
     dtype: torch.dtype,
+    device: torch.device,
     trust_remote_code: bool,
 ) -> PreTrainedModel:
+    # straight to the card, which transformers does with the help of another package alone
+    to_card = device.type == "cuda" and is_accelerate_available()
     try:
         module, report = _AutoModel.from_pretrained(
             source.path,
@@ -279,7 +301,10 @@ def _weights(
             local_files_only=source.local_only,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
+            **({"device_map": {"": device}} if to_card else {}),
         )
+    except torch.OutOfMemoryError as error:
+        raise _no_room(name, error) from error
     except Exception as error:
         raise ModelLoadError(
             name, f"its weights could not be loaded ({brief(error)}){incomplete(source)}"
@@ -293,6 +318,10 @@ def _weights(
         )
     assert isinstance(module, PreTrainedModel)
     return module
+
+
+def _no_room(name: str, error: torch.OutOfMemoryError) -> ModelLoadError:
+    return ModelLoadError(name, f"its weights do not fit into the card's memory ({brief(error)})")
 
 
 def _eos_token_ids(module: PreTrainedModel, text: PreTrainedConfig) -> tuple[int, ...]:

@@ -20,8 +20,17 @@ import numpy.typing as npt
 import torch
 
 from slipstream_core.runner.rules import Refill, Rules
+from slipstream_core.runner.upload import to_device
 
 _FIRST_WIDTH = 64
+
+
+def most_bytes(num_lanes: int, vocab_size: int, max_model_len: int) -> int:
+    """What the tables take when `num_lanes` rows have penalties and have seen all they can.
+
+    While a table grows the old half is there too.
+    """
+    return num_lanes * (4 * vocab_size + 8 * max_model_len) * 3 // 2
 
 
 class Penalties:
@@ -55,7 +64,7 @@ class Penalties:
         seen = self._to(refill.seen)
         self._seen[lanes] = seen[:, :1]
         self._seen[lanes, : seen.shape[1]] = seen
-        self._counts[lanes] = 0
+        self._counts.index_fill_(0, lanes, 0)  # assigning a number would make the host wait
         at = self._to(refill.output_lanes), self._to(refill.output_ids)
         once = torch.ones(1, dtype=torch.int32, device=self._device).expand(len(at[0]))
         self._counts.index_put_(at, once, accumulate=True)
@@ -100,7 +109,7 @@ class Penalties:
             self._seen = torch.cat([self._seen, self._seen[:, :1].expand(-1, more)], 1)
 
     def _to(self, column: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(column).to(self._device, non_blocking=True)
+        return to_device(column, self._device)
 
 
 def _padded(table: torch.Tensor, more: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ Rules:
 - `gather_slots` names the slot whose last sampled token is the input id; it is -1 where
   `token_ids` holds the id. A runner executes steps in launch order, so it may read what the
   step before left in its `last_token[slot]`.
+- A plan stays as it is until its step is answered: `block_tables` may be another plan's later.
 - Only rows with `samples` set are sampled; a prefill chunk that does not reach the end of what
   is known of its request is not.
 - What rows with a grammar may sample hangs on the ids of the step before, which the host has yet to
@@ -66,7 +67,7 @@ class StepPlan:
     query_lens: Int32s
     kv_lens: Int32s  # tokens in the cache once this step has run, this step's included
     prompt_lens: Int32s
-    block_tables: Int32s  # [R, widest table], padded with the null block 0
+    block_tables: Int32s  # [R, widest table or more], padded with the null block 0
     samples: Bools
 
     # sampling columns of the S sampled rows, in row order

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 import transformers
 from transformers import PreTrainedConfig
 
@@ -122,3 +123,15 @@ def brief(error: Exception) -> str:
     """An error's first line: transformers' messages run to paragraphs."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def refuse_larger(name: str, nbytes: int, device: torch.device) -> None:
+    """Weights that the card has no room for are not loaded. Raises ModelLoadError."""
+    free, total = torch.cuda.mem_get_info(device)
+    if nbytes > free:
+        gib = [f"{num / 2**30:.2f} GiB" for num in (nbytes, free, total)]
+        raise ModelLoadError(
+            name,
+            f"its weights take {gib[0]}, but {gib[1]} of the card's {gib[2]} are free; give a "
+            "smaller model or dtype, or end what else uses the card",
+        )

@@ -82,13 +82,13 @@ def attend_by_context(graph: GraphModule) -> None:
         op="call_function", target=torch.ops.slipstream.attend.default
     ):
         with graph.graph.inserting_before(node):
-            call = graph.graph.call_function(_attend, (context, *node.args))
+            call = graph.graph.call_function(attend_by_its_context, (context, *node.args))
         call.meta = node.meta
         node.replace_all_uses_with(call)
         graph.graph.erase_node(node)
 
 
-def _attend(
+def attend_by_its_context(
     context: AttentionContext,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -99,6 +99,7 @@ def _attend(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
+    """What a recorded forward calls for attention; shapes as in AttentionContext.attend."""
     return context.attend(layer, query, key, value, AttentionParams(scale, window, softcap, sinks))
 
 
@@ -114,7 +115,7 @@ def join(graph: GraphModule, kernels: Kernels) -> None:
             _as_norm(graph, node, kernels)
         elif node.target is _aten.silu.default:
             _with_product(nodes, node, kernels)
-        elif node.target is _attend:
+        elif node.target is attend_by_its_context:
             for place in (1, 2, 3):
                 _tokens_first(nodes, node, place, kernels)
     nodes.eliminate_dead_code()

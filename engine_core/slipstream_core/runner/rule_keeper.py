@@ -15,6 +15,7 @@ import torch
 from slipstream_core.runner.constraints import Constraints
 from slipstream_core.runner.penalties import Penalties
 from slipstream_core.runner.rules import RulePlan, Rules
+from slipstream_core.runner.upload import to_device
 
 
 class RuleKeeper:
@@ -36,7 +37,7 @@ class RuleKeeper:
             self._constraints.load(plan.rules)
             self._penalties.load(plan.rules)
             self._loaded = plan.rules
-        self._rows = torch.from_numpy(plan.rows).to(self._device, non_blocking=True)
+        self._rows = to_device(plan.rows, self._device)
         changed = logits[self._rows]
         self._constraints.apply(changed)
         self._penalties.apply(changed)

@@ -14,12 +14,14 @@ Rules:
   truncation in a batch with some) still gets the token that it gets alone.
 - Truncation looks at the NUM_CANDIDATES most likely tokens. A row whose kept set may reach
   further is drawn by rejection: from the whole vocabulary, until the token lies in the kept set.
-  That is exact, and no row is ever sorted.
+  That is exact, and no row is ever sorted. On a card one kernel does it (`whole_draws`), and nobody
+  waits to learn for which rows; without Triton the device is asked.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +29,12 @@ import torch
 
 from slipstream_core.runner.grammar_masks import apply_masks
 from slipstream_core.runner.noise import exponential, row_keys
-from slipstream_core.runner.plan import Bools, Int32s, Int64s, StepPlan
+from slipstream_core.runner.plan import Bools, Float32s, Int32s, Int64s, StepPlan
+from slipstream_core.runner.upload import to_device
 from slipstream_ipc.wide_logprobs import MAX_NARROW
+
+if TYPE_CHECKING:
+    from slipstream_core.runner.whole_draws import WholeDraws
 
 NUM_CANDIDATES = 256
 
@@ -58,12 +64,14 @@ def sample(
     *,
     allowed: torch.Tensor | None = None,
     masks: Int32s | None = None,
+    whole: WholeDraws | None = None,
 ) -> tuple[torch.Tensor, RawLogprobs | None]:
     """Sample one token for each of the plan's S sampled rows.
 
     `logits` is float32 [S, vocab] and stays as it is; `vocab` is arange(vocab) as int32 on the
     same device. `allowed` is what rules have made of the logits, where the plan has some; `masks`
-    as in `Runner.sample`, where the plan awaits them. The tokens are int64 [S] on that device.
+    as in `Runner.sample`, where the plan awaits them; `whole` what draws from whole rows in the
+    place of torch's operators. The tokens are int64 [S] on that device.
     """
     if allowed is None:
         allowed = logits
@@ -74,7 +82,7 @@ def sample(
         allowed = apply_masks(allowed, plan.grammar_rows, masks)
     token_ids = _argmax(allowed)
     if not plan.all_greedy:
-        drawn = _draw_rows(allowed, plan, vocab)
+        drawn = _draw_rows(allowed, plan, vocab, whole)
         token_ids = torch.where(_to(plan.temperatures > 0, logits), drawn, token_ids)
     if plan.max_logprobs < 0:
         return token_ids, None
@@ -98,29 +106,46 @@ def _raw_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, plan: StepPlan)
     if len(rows) < len(logits):  # the passes over the vocabulary cost only those who ask
         index = _to(rows, logits)
         logits, token_ids = logits[index], token_ids[index]
+    return RawLogprobs(rows, *logprob_columns(logits, token_ids, plan.max_logprobs))
+
+
+def logprob_columns(
+    logits: torch.Tensor, token_ids: torch.Tensor, num: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values, ids and ranks as in RawLogprobs, of each row's token and the `num` most likely."""
     sampled = logits.gather(1, token_ids[:, None])
     ranks = (logits > sampled).sum(-1) + 1
     values, ids = sampled, token_ids[:, None]
-    if plan.max_logprobs > 0:
-        top_values, top_ids = logits.topk(plan.max_logprobs, dim=-1)
+    if num > 0:
+        top_values, top_ids = logits.topk(num, dim=-1)
         values, ids = torch.cat([sampled, top_values], 1), torch.cat([ids, top_ids], 1)
-    return RawLogprobs(rows, values - logits.logsumexp(-1, keepdim=True), ids, ranks)
+    return values - logits.logsumexp(-1, keepdim=True), ids, ranks
 
 
-def _draw_rows(logits: torch.Tensor, plan: StepPlan, vocab: torch.Tensor) -> torch.Tensor:
+def _draw_rows(
+    logits: torch.Tensor, plan: StepPlan, vocab: torch.Tensor, whole: WholeDraws | None
+) -> torch.Tensor:
     """Tokens of all rows as if none were greedy, int64 [S]."""
-    temperatures = np.where(plan.temperatures > 0, plan.temperatures, 1.0)
-    temperatures = np.maximum(temperatures, _MIN_TEMPERATURE).astype(np.float32)
-    scaled = logits / _to(temperatures, logits)[:, None]
+    scaled = logits / _to(divisors(plan.temperatures), logits)[:, None]
     positions = plan.kv_lens[plan.samples]  # a sampled token's index: what lies before it
     if not plan.any_truncation:
         keys = _to(row_keys(plan.seeds, positions), logits)
-        return _draw(scaled, keys, vocab)
-    top_ks = np.where(plan.top_ks >= logits.shape[1], 0, plan.top_ks)
-    limits = _Limits(scaled, top_ks, _to(plan.top_ps, logits), _to(plan.min_ps, logits))
-    token_ids, covered = _draw_candidates(limits, plan.seeds, positions)
-    open_ended = _may_reach_further(plan, top_ks, logits.shape[1])
-    if open_ended.any():
+        if whole is None:
+            return draw(scaled, keys, vocab)
+        not_greedy = (plan.temperatures > 0).astype(np.int32)
+        return whole.all(scaled, keys, _to(not_greedy, logits))
+    top_ks = effective_top_ks(plan, logits.shape[1])
+    limits = Limits(scaled, _to(top_ks, logits), _to(plan.top_ps, logits), _to(plan.min_ps, logits))
+    keys = _to(row_keys(plan.seeds, positions), logits)
+    token_ids, covered = draw_candidates(limits, keys)
+    open_ended = may_reach_further(plan, top_ks, logits.shape[1])
+    if not open_ended.any():
+        return token_ids
+    if whole is not None:
+        widest = int(top_ks[open_ended].max())
+        wanted = _to(open_ended, logits) & ~covered
+        whole.further(limits, keys, wanted, token_ids, limits.masses(widest))
+    else:
         # The one place that asks the device: whether a kept set reached further shows only there.
         further = np.flatnonzero(open_ended & ~covered.cpu().numpy())
         chunk = _rows_per_chunk(scaled)
@@ -128,12 +153,24 @@ def _draw_rows(logits: torch.Tensor, plan: StepPlan, vocab: torch.Tensor) -> tor
             rows = further[start : start + chunk]
             index = _to(rows, logits)
             token_ids[index] = _draw_by_rejection(
-                limits.of(rows, index), plan.seeds[rows], positions[rows], vocab
+                limits.of(index), int(top_ks[rows].max()), plan.seeds[rows], positions[rows], vocab
             )
     return token_ids
 
 
-def _may_reach_further(plan: StepPlan, top_ks: Int32s, vocab_size: int) -> Bools:
+def divisors(temperatures: Float32s) -> Float32s:
+    """What rows' logits are divided by, [S]; 1 where a row is greedy."""
+    positive = np.where(temperatures > 0, temperatures, 1.0)
+    result: Float32s = np.maximum(positive, _MIN_TEMPERATURE).astype(np.float32)
+    return result
+
+
+def effective_top_ks(plan: StepPlan, vocab_size: int) -> Int32s:
+    """top_k of the sampled rows, 0 where it takes nothing away."""
+    return np.where(plan.top_ks >= vocab_size, 0, plan.top_ks)
+
+
+def may_reach_further(plan: StepPlan, top_ks: Int32s, vocab_size: int) -> Bools:
     """Rows whose kept set may be larger than the candidates, bool [S]."""
     if vocab_size <= NUM_CANDIDATES:
         return np.zeros(len(top_ks), np.bool_)
@@ -142,34 +179,45 @@ def _may_reach_further(plan: StepPlan, top_ks: Int32s, vocab_size: int) -> Bools
     return result
 
 
-class _Limits:
+class Limits:
     """Scaled logits [S, vocab] and the truncation that each of the S rows asks for."""
 
     def __init__(
-        self, scaled: torch.Tensor, top_ks: Int32s, top_ps: torch.Tensor, min_ps: torch.Tensor
+        self, scaled: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor
     ) -> None:
         self.scaled = scaled
-        self.host_top_ks = top_ks  # [S], 0 is off
-        self.top_ks = _to(top_ks, scaled)[:, None]
+        self.top_ks = top_ks[:, None]  # 0 is off
         # 1 is off; as a bound on a rounded sum it would still cut the last tokens
         self.top_ps = torch.where(top_ps < 1, top_ps, torch.inf)[:, None]
         self.min_ps = min_ps[:, None]
         self.log_total = scaled.logsumexp(-1, keepdim=True)
 
-    def of(self, rows: Int64s, index: torch.Tensor) -> _Limits:
-        """The same of some rows; `index` is `rows` on the device."""
-        return _Limits(
+    def masses(self, widest: int) -> torch.Tensor:
+        """What is likelier than a kept token has less of, [S, 1]; right where top_k is at most
+        `widest`.
+        """
+        if not widest:
+            return self.top_ps
+        probs = self.scaled.topk(widest, dim=-1).values.sub_(self.log_total).exp_()
+        places = (self.top_ks.long() - 1).clamp_(0, widest - 1)  # other rows' may be wider
+        kept_mass = probs.cumsum(-1).gather(1, places)
+        return torch.where(self.top_ks > 0, self.top_ps * kept_mass, self.top_ps)
+
+    def of(self, index: torch.Tensor) -> Limits:
+        """The same of some rows."""
+        return Limits(
             self.scaled[index],
-            self.host_top_ks[rows],
+            self.top_ks[index, 0],
             self.top_ps[index, 0],
             self.min_ps[index, 0],
         )
 
 
-def _draw_candidates(
-    limits: _Limits, seeds: Int64s, positions: npt.NDArray[np.integer]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens drawn among the most likely, and whether those held a row's whole kept set."""
+def draw_candidates(limits: Limits, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens drawn among the most likely, and whether those held a row's whole kept set.
+
+    `keys` int32 [2, S]; the tokens are int64 [S].
+    """
     width = min(NUM_CANDIDATES, limits.scaled.shape[1])
     values, ids = limits.scaled.topk(width, dim=-1)
     probs = (values - limits.log_total).exp_()
@@ -182,7 +230,6 @@ def _draw_candidates(
         (probs > 0) & (before < limits.top_ps * kept_mass) & (probs >= limits.min_ps * probs[:, :1])
     )
     keep[:, 0] = True
-    keys = _to(row_keys(seeds, positions), values)
     noise = exponential(keys, ids.int()).log_()
     choice = (values - noise).masked_fill_(~keep, -torch.inf).argmax(-1, keepdim=True)
     last = probs[:, -1:]
@@ -193,7 +240,11 @@ def _draw_candidates(
 
 
 def _draw_by_rejection(
-    limits: _Limits, seeds: Int64s, positions: npt.NDArray[np.integer], vocab: torch.Tensor
+    limits: Limits,
+    widest: int,  # the largest top_k among them
+    seeds: Int64s,
+    positions: npt.NDArray[np.integer],
+    vocab: torch.Tensor,
 ) -> torch.Tensor:
     """Exact tokens of rows whose kept set exceeds the candidates, int64 [S].
 
@@ -203,11 +254,7 @@ def _draw_by_rejection(
     """
     scaled = limits.scaled
     probs = (scaled - limits.log_total).exp_()
-    mass_limit = limits.top_ps
-    if widest := int(limits.host_top_ks.max()):
-        largest = probs.topk(widest, dim=-1).values.cumsum(-1)
-        kept_mass = largest.gather(1, (limits.top_ks.long() - 1).clamp_(min=0))
-        mass_limit = torch.where(limits.top_ks > 0, mass_limit * kept_mass, mass_limit)
+    mass_limit = limits.masses(widest)
     least = scaled.amax(-1, keepdim=True) + limits.min_ps.log()
     live = scaled.masked_fill(scaled < least, -torch.inf)
     token_ids = torch.zeros(len(scaled), dtype=torch.int64, device=scaled.device)
@@ -216,7 +263,7 @@ def _draw_by_rejection(
     while len(rows):
         index = _to(rows, scaled)
         keys = _to(row_keys(seeds[rows], positions[rows], stream), scaled)
-        drawn = _draw(live[index], keys, vocab)
+        drawn = draw(live[index], keys, vocab)
         token_ids[index] = drawn
         threshold = scaled[index, drawn][:, None]
         likelier = scaled[index] > threshold
@@ -233,7 +280,7 @@ def _draw_by_rejection(
     return token_ids
 
 
-def _draw(scaled: torch.Tensor, keys: torch.Tensor, vocab: torch.Tensor) -> torch.Tensor:
+def draw(scaled: torch.Tensor, keys: torch.Tensor, vocab: torch.Tensor) -> torch.Tensor:
     """One token per row from softmax(scaled), int64 [S]; keys int32 [2, S]."""
     chunk = _rows_per_chunk(scaled)
     if len(scaled) <= chunk:
@@ -255,4 +302,4 @@ def _rows_per_chunk(scaled: torch.Tensor) -> int:
 
 
 def _to(column: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(column).to(like.device, non_blocking=True)
+    return to_device(column, like.device)

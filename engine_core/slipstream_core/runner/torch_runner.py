@@ -20,27 +20,34 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream_core.config import CoreConfig
 from slipstream_core.runner import kv_cache
+from slipstream_core.runner.attention.choice import triton_attention
 from slipstream_core.runner.attention.cpu import CpuAttention, Scratch, scratch_bytes
+from slipstream_core.runner.attention.fixed import DecodeBackend, FixedDecode
 from slipstream_core.runner.attention.interface import AttentionContext
 from slipstream_core.runner.attention.native import NativeContext
-from slipstream_core.runner.candidates import candidates
+from slipstream_core.runner.candidates import arrived, candidates
 from slipstream_core.runner.context import ForwardContext
+from slipstream_core.runner.decode_graphs import DecodeGraphs, Kind
 from slipstream_core.runner.device import DeviceThread
-from slipstream_core.runner.loader import LoadedModel, load_model
+from slipstream_core.runner.enqueuing import EnqueuingDevice
+from slipstream_core.runner.graphs import CudaRecorder, Recorder
+from slipstream_core.runner.loader import LoadedModel
+from slipstream_core.runner.memory import block_bytes
 from slipstream_core.runner.native.kernels import kernels
+from slipstream_core.runner.order import Selector, as_they_come, begun_blocks, by_length
 from slipstream_core.runner.plan import (
-    Candidates,
     Int32s,
-    Logprobs,
     ModelInfo,
     PromptPlan,
     StepFailed,
@@ -48,82 +55,19 @@ from slipstream_core.runner.plan import (
     StepResult,
 )
 from slipstream_core.runner.refusals import ModelLoadError
+from slipstream_core.runner.results import DeviceSpans, Ended, Prompts, deliver, wide
 from slipstream_core.runner.rule_keeper import RuleKeeper
-from slipstream_core.runner.sampler import RawLogprobs, sample
+from slipstream_core.runner.sampler import sample
+from slipstream_core.runner.step_buffers import CardCopies, Copies, Staging
 from slipstream_core.runner.traced import Forward, eager, trace
-from slipstream_ipc.trace import Span, Tracer, open_tracer
-from slipstream_ipc.wide_logprobs import MAX_NARROW
+from slipstream_core.runner.upload import to_device
+from slipstream_core.runner.whole_draws import whole_draws
+from slipstream_ipc.trace import Span, Tracer
 
 logger = logging.getLogger(__name__)
 
 
-_Selector = slice | npt.NDArray[np.int64]
-
-
-def load_runner(config: CoreConfig) -> TorchRunner:
-    """Load the model and size its cache. Raises ModelLoadError.
-
-    To be called in a process of the core's own: this thread is left with one thread for torch's
-    operators. libgomp lets a team wait for its next loop without falling asleep only while the
-    process has no more such threads than cores; a team that loading left behind would cost the
-    device's own team a third of its speed.
-    """
-    threads = config.threads or torch.get_num_threads()
-    torch.set_num_threads(1)
-    model = load_model(
-        config.model,
-        dtype=config.dtype,
-        device=config.device,
-        max_model_len=config.max_model_len,
-        trust_remote_code=config.trust_remote_code,
-    )
-    num_blocks = config.num_blocks
-    if num_blocks is None:
-        num_blocks = _cache_bytes(config, model.device) // block_bytes(model, config.block_size)
-    _check_length(model, config, num_blocks)
-    return TorchRunner(
-        model,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
-        threads=threads,
-        tracer=open_tracer(config.trace, "device"),
-        native=config.native,
-    )
-
-
-def _cache_bytes(config: CoreConfig, device: torch.device) -> int:
-    """Memory for the cache: what is configured on a CPU, a share of what is free on a card."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * config.gpu_memory_utilization)
-    return int(config.kv_cache_gib * 2**30)
-
-
-def _check_length(model: LoadedModel, config: CoreConfig, num_blocks: int) -> None:
-    """A length that was asked for is kept or refused; the model's own gives way to the cache."""
-    room = (num_blocks - 1) * config.block_size
-    if not 0 < room < model.max_model_len:
-        return
-    if config.max_model_len is None:
-        logger.warning(
-            "%s reaches %d tokens, but the cache holds %d: that is what a request may have",
-            model.name,
-            model.max_model_len,
-            room,
-        )
-        return
-    blocks = -(-model.max_model_len // config.block_size) + 1
-    needed = blocks * block_bytes(model, config.block_size) / 2**30
-    raise ModelLoadError(
-        model.name,
-        f"max_model_len is {model.max_model_len}, but the cache has room for {room} tokens; "
-        f"give at most that, or {needed:.3f} GiB of cache ({blocks} blocks)",
-    )
-
-
-def block_bytes(model: LoadedModel, block_size: int) -> int:
-    """Bytes of cache that one block takes over all layers."""
-    return block_size * sum(layer.bytes_per_token(model.dtype) for layer in model.geometry)
+_STAGING_BYTES = 1 << 20  # of a step's columns, for a start
 
 
 class TorchRunner:
@@ -139,8 +83,15 @@ class TorchRunner:
         threads: int | None = None,
         tracer: Tracer | None = None,
         native: bool = True,
+        graph_sizes: Sequence[int] = (),
+        copies: Copies | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
-        """`tracer` is for the device's thread alone; `native` False leaves our own kernels out."""
+        """`tracer` is for the device's thread alone; `native` False leaves our own kernels out.
+
+        `graph_sizes` are the numbers of rows whose decode steps are recorded. `copies` and
+        `recorder` stand in for a card's (tests); given `copies`, a CPU works as a card does.
+        """
         if num_blocks < 2:
             raise ModelLoadError(
                 model.name,
@@ -174,18 +125,43 @@ class TorchRunner:
         self._scratch = Scratch(model.dtype, model.device)
         widest = max(layer.key_blocks[0].nbytes for layer in self._layers)
         is_plain = model.device.type == "cpu" and model.dtype == torch.float32
-        self._kernels = kernels() if native and is_plain else None
+        self._triton = None
+        if native:
+            self._triton = triton_attention(
+                model.geometry,
+                self._layers,
+                block_size=block_size,
+                dtype=model.dtype,
+                device=model.device,
+                model=model.name,
+            )
+        self._whole = None
+        if native:
+            self._whole = whole_draws(model.vocab_size, model.device, model=model.name)
+        self._kernels = kernels() if native and is_plain and self._triton is None else None
         self._model = self._forward_of(model)
         self._blocks_per_bucket = scratch_bytes(model.device) // widest
-        # [max_num_seqs] int64: by slot, the last token sampled
-        self._last_token = torch.zeros(max_num_seqs, dtype=torch.int64, device=model.device)
+        # [max_num_seqs + 1] int64: by slot, the last token sampled; one for padding rows
+        self._last_token = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=model.device)
         self._rules = RuleKeeper(model.vocab_size, model.device)
         self._vocab = torch.arange(model.vocab_size, dtype=torch.int32, device=model.device)
         self._masks: SimpleQueue[tuple[int, Int32s] | None] = SimpleQueue()  # of which step
         self._tracer = tracer
-        self._thread: DeviceThread[StepResult] = DeviceThread(
-            "device", partial(torch.set_num_threads, threads or torch.get_num_threads())
-        )
+        self._spans = None  # on a CPU a step is over when its job is
+        if copies is None and model.device.type == "cuda":
+            copies = CardCopies(model.device)
+        self._copies = copies
+        self._staging = None if copies is None else Staging(copies, model.device, _STAGING_BYTES)
+        prepare = partial(torch.set_num_threads, threads or torch.get_num_threads())
+        self._thread: DeviceThread[StepResult] | EnqueuingDevice[StepResult]
+        if copies is None:
+            self._thread = DeviceThread("device", prepare)
+        else:
+            self._spans = None if tracer is None else DeviceSpans(tracer)
+            self._thread = EnqueuingDevice("device", prepare)
+        self._graphs: DecodeGraphs | None = None
+        if graph_sizes:
+            self._on_device(partial(self._record, graph_sizes, recorder))
 
     def _forward_of(self, model: LoadedModel) -> Forward:
         recorded = None
@@ -221,54 +197,121 @@ class TorchRunner:
         """Stop the device's thread, free the cache. Idempotent."""
         self._masks.put(None)  # lest it wait for some for ever
         self._thread.close()
+        self._graphs = self._triton = None  # both hold on to the cache
         self._layers = []
         if self._tracer is not None:
             self._tracer.close()
 
-    def _run(self, plan: StepPlan) -> StepResult:
+    def bare_replay(self, batch: int, steps: int, *, context: int = 128) -> float:
+        """Seconds that `steps` recorded decode steps take with no work of the host between them.
+
+        Greedy sampling with log-probabilities is part of each. Overwrites what is in the cache, so
+        it is for benchmarks, with no step in flight. Raises ValueError where no such step is
+        recorded.
+        """
+
+        taken: list[float] = []
+
+        def measure() -> None:
+            if self._graphs is None:
+                raise ValueError("no decode steps are recorded")
+            kind = Kind(logprobs=True)
+            taken.append(self._graphs.bare(batch, context, kind, self.num_blocks, steps))
+
+        self._on_device(measure)
+        return taken[0]
+
+    def _on_device(self, work: Callable[[], None]) -> None:
+        """Do `work` on the device's thread now; no step is in flight. Raises what it raises."""
+        nothing = StepResult(0, np.empty(0, np.int64), None)
+
+        def job() -> Any:
+            with torch.inference_mode():
+                work()
+            return nothing if self._copies is None else Ended(nothing, self._copies.here())
+
+        self._thread.submit(job)
+        self._thread.collect()
+
+    def _record(self, sizes: Sequence[int], recorder: Recorder | None) -> None:
+        backend = self._decode_backend()
+        if backend is None or self._copies is None:
+            logger.warning("decode steps are not recorded: attention here has no fixed shape")
+            return
+        self._graphs = DecodeGraphs(
+            forward=self._model,
+            backend=backend,
+            layers=self._layers,
+            last_token=self._last_token,
+            vocab=self._vocab,
+            copies=self._copies,
+            sizes=sizes,
+            max_blocks=-(-self.info.max_model_len // self._block_size),
+            block_size=self._block_size,
+            whole=self._whole,
+        )
+        self._graphs.record(recorder or CudaRecorder(self._device))
+
+    def _decode_backend(self) -> DecodeBackend | None:
+        """Attention for recorded steps; None where there is none that is worth it."""
+        if self._triton is not None:
+            return self._triton.of_decode
+        return FixedDecode if self._device.type == "cpu" else None
+
+    def _run(self, plan: StepPlan) -> Any:
         begin_ns = time.monotonic_ns()
         try:
             with torch.inference_mode():
-                return self._step(plan)
+                outcome = self._step(plan)
         except torch.AcceleratorError:
             raise  # the device's context is beyond use: the process ends, another takes its place
         except Exception as error:
             raise StepFailed(plan.step, error) from error
         finally:
-            if self._tracer is not None:
+            if self._tracer is not None and self._spans is None:
                 self._tracer.add(Span.DEVICE, begin_ns, time.monotonic_ns(), plan.step)
+        if self._spans is not None:
+            return self._spans.until_done(outcome, begin_ns, plan.step)
+        return outcome
 
-    def _step(self, plan: StepPlan) -> StepResult:
-        """On the device's thread: forward, sample, keep the tokens, bring them to the host."""
-        logits = self._forward(plan)
-        prompt: tuple[Candidates, ...] = ()
+    def _step(self, plan: StepPlan) -> Any:
+        """On the device's thread: forward, sample, keep the tokens, bring them to the host.
+
+        The StepResult; on a card all of that is enqueued, and a Pending of it is given back.
+        """
+        graphs = self._graphs if self._graphs is not None and self._graphs.takes(plan) else None
+        logits = self._forward(plan) if graphs is None else graphs.forward(plan)
+        prompt: Prompts = ()
         if plan.prompt is not None:
             num = len(logits) - len(plan.prompt.tokens)
             logits, prompt = logits[:num], self._of_prompts(logits[num:], plan.prompt)
         if len(logits) == 0:  # prefill chunks alone
-            return StepResult(plan.step, np.empty(0, np.int64), None, prompt=prompt)
+            nothing = StepResult(plan.step, np.empty(0, np.int64), None)
+            if self._copies is None:
+                return replace(nothing, prompt=tuple(map(arrived, prompt)))
+            return Ended(nothing, self._copies.here(), prompt)
+        if graphs is not None and (sampled := graphs.sample(plan)) is not None:
+            return sampled
         masks = self._masks_of(plan) if plan.awaits_masks else None
         logits, rules = logits.float(), plan.rules
         allowed = None if rules is None else self._rules.apply(logits, rules)
-        token_ids, logprobs = sample(logits, plan, self._vocab, allowed=allowed, masks=masks)
+        token_ids, logprobs = sample(
+            logits, plan, self._vocab, allowed=allowed, masks=masks, whole=self._whole
+        )
         if rules is not None:
             self._rules.sampled(token_ids)
         self._last_token.index_copy_(0, self._to(plan.slots[plan.samples]), token_ids)
-        return StepResult(
-            plan.step,
-            token_ids.cpu().numpy(),
-            None if logprobs is None else _on_host(logprobs, len(token_ids)),
-            _wide(logits, token_ids, plan) if plan.any_wide else (),
-            prompt,
-        )
+        more = wide(logits, token_ids, plan, self._copies) if plan.any_wide else ()
+        return deliver(self._copies, plan, token_ids, logprobs, more, prompt)
 
-    def _of_prompts(self, logits: torch.Tensor, prompt: PromptPlan) -> tuple[Candidates, ...]:
+    def _of_prompts(self, logits: torch.Tensor, prompt: PromptPlan) -> Prompts:
         """The log-probabilities of each row's prompt; `logits` is [N, vocab]."""
         targets = self._to(prompt.targets)
         ends = np.cumsum(prompt.counts)
         spans = zip(ends - prompt.counts, ends, prompt.num_logprobs, strict=True)
         return tuple(
-            candidates(logits[begin:end], targets[begin:end], int(num)) for begin, end, num in spans
+            candidates(logits[begin:end], targets[begin:end], int(num), self._copies)
+            for begin, end, num in spans
         )
 
     def _forward(self, plan: StepPlan) -> torch.Tensor:
@@ -276,24 +319,29 @@ class TorchRunner:
 
         Behind them those of the plan's `prompt`, where it has one.
         """
-        if self._kernels is None:
-            rows, tokens, last = _by_length(plan)
+        if self._kernels is None and self._triton is None:
+            rows, tokens, last = by_length(plan)
         else:
-            rows, tokens, last = _as_they_come(plan)
-        ids, sources = self._to(plan.token_ids[tokens]), self._to(plan.gather_slots[tokens])
-        ids = torch.where(sources < 0, ids, self._last_token[sources.clamp(min=0)])
+            rows, tokens, last = as_they_come(plan)
         kept = last[plan.samples]
         if plan.prompt is not None:  # of chunks, which lie where the plan has them in either order
             kept = np.concatenate([kept, plan.prompt.tokens])
-        return self._model(
-            ids[None],
-            self._to(plan.positions[tokens])[None],
-            self._to(kept),
-            self._context(plan, rows, tokens),
-        )[0]
+        ids, sources, positions, keep = self._sent(
+            plan.token_ids[tokens], plan.gather_slots[tokens], plan.positions[tokens], kept
+        )
+        ids = torch.where(sources < 0, ids, self._last_token[sources.clamp(min=0)])
+        return self._model(ids[None], positions[None], keep, self._context(plan, rows, tokens))[0]
 
-    def _context(self, plan: StepPlan, rows: _Selector, tokens: _Selector) -> AttentionContext:
+    def _sent(self, *columns: npt.NDArray[np.generic]) -> Sequence[torch.Tensor]:
+        """Columns on the device, where one copy brings all of them."""
+        if self._staging is None:
+            return [self._to(column) for column in columns]
+        return self._staging.send_columns(columns)
+
+    def _context(self, plan: StepPlan, rows: Selector, tokens: Selector) -> AttentionContext:
         """Where this step's rows and tokens lie, in the order in which the model sees them."""
+        if self._triton is not None:
+            return self._triton.of_plan(plan)
         if self._kernels is not None:
             return NativeContext(
                 self._kernels,
@@ -315,7 +363,7 @@ class TorchRunner:
             blocks_per_bucket=self._blocks_per_bucket,
             scratch=self._scratch,
         )
-        begun = _begun_blocks(plan, self._block_size)
+        begun = begun_blocks(plan, self._block_size)
         return ForwardContext(
             self._layers,
             self._to(plan.kv_slots[tokens]),
@@ -334,63 +382,4 @@ class TorchRunner:
                 return masks
 
     def _to(self, column: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(column).to(self._device, non_blocking=True)
-
-
-def _begun_blocks(plan: StepPlan, block_size: int) -> npt.NDArray[np.int64]:
-    """The blocks whose first token this step writes and whose last it does not, [n].
-
-    A row's blocks are written in order, so only its last one can be such a block. On average that
-    is one row in `block_size`, and clearing its block writes as much as storing one token per row.
-    """
-    numbers, num_in_last = np.divmod(plan.kv_lens, block_size)
-    begun = np.flatnonzero((num_in_last > 0) & (num_in_last <= plan.query_lens))
-    return plan.block_tables[begun, numbers[begun]].astype(np.int64)
-
-
-def _as_they_come(plan: StepPlan) -> tuple[_Selector, _Selector, npt.NDArray[np.int64]]:
-    """As _by_length, for attention that asks for no order."""
-    return slice(None), slice(None), np.cumsum(plan.query_lens, dtype=np.int64) - 1
-
-
-def _by_length(
-    plan: StepPlan,
-) -> tuple[_Selector, _Selector, npt.NDArray[np.int64]]:
-    """The order in which the model sees a step: decode rows by ascending length, as CpuAttention
-    wants them. Attention then finds its buckets side by side in every layer, and the way back
-    costs nothing, as the rows whose logits are kept are picked by index anyhow.
-
-    Returns what selects the rows, what selects the tokens, and for each row of the plan where
-    its last token has come to lie, [R].
-    """
-    last = np.cumsum(plan.query_lens, dtype=np.int64) - 1
-    decodes = plan.kv_lens[: plan.num_decodes]
-    if len(decodes) < 2 or bool((decodes[1:] >= decodes[:-1]).all()):
-        return slice(None), slice(None), last
-    order = np.argsort(decodes, kind="stable")
-    last[order] = np.arange(len(order))
-    rows = np.concatenate([order, np.arange(len(order), plan.num_requests)])
-    tokens = np.concatenate([order, np.arange(len(order), plan.num_tokens)])
-    return rows, tokens, last
-
-
-def _wide(
-    logits: torch.Tensor, token_ids: torch.Tensor, plan: StepPlan
-) -> tuple[tuple[int, Candidates], ...]:
-    """Of the sampled rows that want very many, each as many as it asked for."""
-    return tuple(
-        (row, candidates(logits[row : row + 1], token_ids[row : row + 1], num))
-        for row, num in enumerate(plan.num_logprobs.tolist())
-        if num >= MAX_NARROW
-    )
-
-
-def _on_host(logprobs: RawLogprobs, num_rows: int) -> Logprobs:
-    """Spread the rows that asked over all S sampled rows."""
-    values = np.zeros((num_rows, logprobs.values.shape[1]), np.float32)
-    ids = np.zeros(values.shape, np.uint32)
-    ranks = np.zeros(num_rows, np.uint32)
-    values[logprobs.rows] = logprobs.values.cpu().numpy()
-    ids[logprobs.rows] = logprobs.ids.cpu().numpy()
-    ranks[logprobs.rows] = logprobs.ranks.cpu().numpy()
-    return Logprobs(values, ids, ranks)
+        return to_device(column, self._device)

@@ -11,7 +11,9 @@ Rules:
   multiple of it is nothing we understand.
 - A recording that cannot be made (control flow by value, as in mixtures of experts), is not
   understood, or differs from the model in the trial is not used: the model itself runs then.
-- The weights are the module's own; what rewriting joins, the module keeps as views.
+- Where decode steps cannot be one call (`program`), or differ as such, they run as recorded.
+- The weights are the module's own; what rewriting joins, the module keeps as views, until the trial
+  is over and large matrices are packed (packing.py): the module cannot run then.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from slipstream_core.runner.attention.interface import AttentionContext, AttentionParams
+from slipstream_core.runner.attention.native import NativeContext
 from slipstream_core.runner.native.kernels import Kernels
+from slipstream_core.runner.packing import pack
+from slipstream_core.runner.program import DecodeGraph, decode_graph, trial_context
 from slipstream_core.runner.rewrite import attend_by_context, by_number_of_tokens, join
 
 logger = logging.getLogger(__name__)
@@ -117,11 +122,34 @@ def trace(module: Any, kernels: Kernels, vocab_size: int) -> Forward | None:
         with torch.inference_mode():
             for num_tokens in _TRIALS:
                 _try(plain, traced, num_tokens, vocab_size)
+            if pack(graph, kernels):
+                traced = _compile(graph)
     except Exception as error:
         said = str(error).partition("\n")[0][:200]
         logger.info("runs as it is, its forward is no list of operators: %s", said)
         return None
+    traced = _with_packed(graph, traced, kernels, vocab_size)
     logger.info("forward recorded in %.1f s", time.monotonic() - started)
+    return traced
+
+
+def _with_packed(
+    graph: torch.fx.GraphModule, traced: Forward, kernels: Kernels, vocab_size: int
+) -> Forward:
+    """The recording with packed matrices, and its decode steps as one call where they can be.
+
+    From here on the module has weights no more: what fails raises, or leaves the recording.
+    """
+    with torch.inference_mode():
+        if pack(graph, kernels):
+            traced = _compile(graph)
+        try:
+            decode = decode_graph(graph, kernels)
+            if decode is not None:
+                return _with_decodes(traced, decode, kernels, vocab_size)
+        except Exception as error:
+            said = str(error).partition("\n")[0][:200]
+            logger.warning("decode steps run as they are recorded, not as one call: %s", said)
     return traced
 
 
@@ -162,12 +190,37 @@ def _compile(graph: torch.fx.GraphModule) -> Forward:
     return forward
 
 
-def _try(plain: Forward, traced: Forward, num_tokens: int, vocab_size: int) -> None:
+def _with_decodes(
+    traced: Forward, decode: DecodeGraph, kernels: Kernels, vocab_size: int
+) -> Forward:
+    """Decode rows' forward where a step has only such, the recorded one where it has others."""
+    of_decodes = _compile(decode.module)
+    for num_tokens in _TRIALS:
+        context = trial_context(decode, kernels, num_tokens)
+        _try(traced, of_decodes, num_tokens, vocab_size, context)
+
+    def forward(
+        ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, context: AttentionContext
+    ) -> torch.Tensor:
+        is_short = isinstance(context, NativeContext) and context.decodes_only
+        return (of_decodes if is_short else traced)(ids, positions, keep, context)
+
+    return forward
+
+
+def _try(
+    plain: Forward,
+    traced: Forward,
+    num_tokens: int,
+    vocab_size: int,
+    context: AttentionContext | None = None,
+) -> None:
     """Raise ValueError where the two differ."""
+    context = context or _OwnValue()
     ids = (torch.arange(num_tokens) * 7919 + 1)[None] % vocab_size
     positions = torch.arange(num_tokens)[None] + 2
     keep = torch.arange(0, num_tokens, 2)
-    expected, given = (forward(ids, positions, keep, _OwnValue()) for forward in (plain, traced))
+    expected, given = (forward(ids, positions, keep, context) for forward in (plain, traced))
     if expected.shape != given.shape or expected.dtype != given.dtype:
         raise ValueError(f"logits of {num_tokens} tokens have another shape")
     if not (expected - given).abs().max() <= _TOLERANCE * expected.abs().max():

@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.api.conftest import PATIENCE_S, FakeWorker
+from tests.api.conftest import FakeWorker
+from tests.patience import PATIENCE_S
 
 from slipstream.demo import MODEL_PATH
 from slipstream.http.config import FrontConfig, Limits
@@ -140,13 +141,18 @@ class Raw:
 
     def get(self, path: str, *headers: str) -> Answer:
         """Send a request and read its answer."""
-        self.send("\r\n".join([f"GET {path} HTTP/1.1", "Host: x", *headers, "\r\n"]))
+        self.send("\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", *headers, "\r\n"]))
         return self.read()
 
     def post(self, path: str, content: Any, *headers: str, version: str = "1.1") -> None:
         """Send a request with a body: bytes as they are, anything else as JSON."""
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        lines = [f"POST {path} HTTP/{version}", "Host: x", JSON, f"Content-Length: {len(body)}"]
+        lines = [
+            f"POST {path} HTTP/{version}",
+            "Host: localhost",
+            JSON,
+            f"Content-Length: {len(body)}",
+        ]
         self.send("\r\n".join([*lines, *headers, "\r\n"]).encode() + body)
 
     def read(self, *, with_body: bool = True) -> Answer:
@@ -217,8 +223,8 @@ def played() -> Iterator[FakeWorker]:
 
 @pytest.fixture(scope="module")
 def front(played: FakeWorker) -> Iterator[Front]:
-    """A front of that worker, with limits that tests reach."""
-    limits = Limits(body_bytes=100_000, header_bytes=8192, header_s=1.5, body_s=1.5, linger_s=0.5)
+    """A front of that worker, with limits of size that tests reach, and none of time."""
+    limits = Limits(body_bytes=100_000, header_bytes=8192)
     running = Front(played.address, limits=limits)
     yield running
     running.stop()

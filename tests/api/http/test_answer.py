@@ -13,9 +13,11 @@ from slipstream.http import answer
 from slipstream.http.completions import ask_completion, read_completion
 from slipstream.http.config import Limits
 from slipstream.http.connection import Exchange
+from slipstream.http.fan_out import FanOut
 from slipstream.http.parsing import Request
 from slipstream.http.token_texts import TokenTexts
-from slipstream.stream_table import StreamState, StreamTable
+from slipstream.stream_state import StreamState
+from slipstream.stream_table import StreamTable
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.messages import LogprobColumns, ModelCard
 
@@ -43,7 +45,8 @@ def test_nothing_runs_for_who_left_before_it_could_begin(is_stream: bytes) -> No
     connection: Any = SimpleNamespace()
     exchange, engine = Exchange(Request(), connection), Engine()
     exchange.leave()
-    answer.start(ask, exchange, engine, TokenTexts("nowhere"), Limits(held_bytes=1000))
+    limits = Limits(held_bytes=1000)
+    answer.start(ask, exchange, engine, TokenTexts("nowhere"), limits, FanOut())
     assert engine.submitted == []
 
 
@@ -88,7 +91,7 @@ class Table:
     """An engine that is a client's table of streams."""
 
     def __init__(self) -> None:
-        self.streams = StreamTable()
+        self.streams, self.fan_out = StreamTable(), FanOut()
 
     def submit(self, state: StreamState) -> None:
         """Ask for the stream."""
@@ -114,7 +117,8 @@ def streamed(
     request = Request()
     request.version, request.keep_alive = "1.0", True  # without chunks around the events
     wire.exchange = Exchange(request, wire)  # type: ignore[arg-type]
-    answer.start(ask, wire.exchange, table, TokenTexts("nowhere"), Limits(held_bytes=held_bytes))
+    limits = Limits(held_bytes=held_bytes)
+    answer.start(ask, wire.exchange, table, TokenTexts("nowhere"), limits, table.fan_out)
     return ask.states[0]
 
 

@@ -11,6 +11,7 @@ from slipstream.errors import BadRequestError
 from slipstream.http.ask import Ask
 from slipstream.http.chat import ask_chat, read_chat
 from slipstream.http.completions import MAX_PROMPTS, ask_completion, read_completion
+from slipstream.http.decoding import check_num_values
 from slipstream.http.errors import ApiError
 from slipstream.http.requests import NEUTRAL, ChatRequest, CompletionRequest, Message
 from slipstream_ipc.codec import decode_params
@@ -19,6 +20,7 @@ from slipstream_ipc.messages import ModelCard, SamplingDefaults, SamplingParams,
 
 MODEL = ModelCard("m", "/nowhere", vocab_size=1000, max_model_len=2048, eos_token_ids=(2,))
 USER = {"role": "user", "content": "hi"}
+PART = "messages[0].content[0].type"
 
 
 def complete(**fields: object) -> Ask:
@@ -38,6 +40,22 @@ def params(ask: Ask) -> SamplingParams:
 def prompts(ask: Ask) -> list[object]:
     submits = [state.request for state in ask.states]
     return [s.text if s.text is not None else u32(s.token_ids).tolist() for s in submits]
+
+
+def test_the_values_of_a_body_are_counted_before_they_are_read():
+    for few in (
+        b"," * 2**17,
+        b"{" * 2**17,
+        b"x" * 2**22,
+        b"," * 2**20,
+        b"{" * 2**16 + b"x" * 2**17,
+    ):
+        check_num_values(few, 2048)
+    for many, shown in ((b"," * (2**20 + 1), "','"), (b"{" * (2**17 + 1), "'{'")):
+        with pytest.raises(ApiError, match=f"times {shown}") as caught:
+            check_num_values(many, 2048)
+        assert caught.value.status == 413
+        check_num_values(many, 2**20)  # for a model that can take as much
 
 
 def test_defaults_are_openais():
@@ -233,7 +251,7 @@ def test_the_field_is_named(fields, param):
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{**USER, "nonsense": 1}]}, "messages[0].nonsense"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, ...),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, PART),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
     ],
@@ -242,7 +260,12 @@ def test_the_field_of_a_chat_is_named(fields, param):
     with pytest.raises(ApiError) as caught:
         chat(**fields)
     assert caught.value.status == 400
-    assert param is ... or caught.value.body.error.param == param
+    assert caught.value.body.error.param == param
+
+
+def test_a_picture_is_refused_with_what_is_read_instead():
+    with pytest.raises(ApiError, match="'image_url', allowed: 'text'"):
+        chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}])
 
 
 @pytest.mark.parametrize(

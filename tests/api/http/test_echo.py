@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
+from tests.stacks import spareless_stack
 
 from slipstream import Client, Stack
 from slipstream.http.echo import _offsets
@@ -18,7 +19,7 @@ PROMPT = "Once upon a time, naïve 日本 said"
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    with Stack(http_port=0, max_logprobs=-1) as stack:
+    with spareless_stack(http_port=0, max_logprobs=-1) as stack:
         yield stack
 
 

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import select
 import socket
 
 import pytest
-from tests.api.conftest import PATIENCE_S, Entry, FakeWorker, deltas
+from tests.api.conftest import Entry, FakeWorker, deltas
 from tests.api.http.conftest import JSON, Front, Raw, events_of
+from tests.patience import PATIENCE_S
+from tests.ports import free_port
 
 from slipstream.http.config import Limits
 from slipstream_ipc.codec import decode_params
-from slipstream_ipc.messages import Abort, End, Fault, Goodbye, Resume, Submit
+from slipstream_ipc.messages import (
+    Abort,
+    End,
+    Fault,
+    Goodbye,
+    LogprobColumns,
+    PromptLogprobs,
+    Resume,
+    Submit,
+)
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -147,7 +159,7 @@ def test_what_a_link_repeats_is_said_once(played, raw):
 def test_a_worker_that_is_attached_anew_goes_on(played, raw):
     handle = begun(played, raw)
     played.tell_to_attach()
-    assert not played.hellos.get(timeout=10).fresh
+    assert not played.hellos.get(timeout=PATIENCE_S).fresh
     resume = played.expect(Resume)
     assert (resume.num_chars, resume.num_tokens) == (1, 1)
     say(played, resume.handle, "b", 1, "stop")
@@ -198,10 +210,34 @@ def test_a_stream_that_fails_before_its_first_text_has_a_status(played, raw):
     assert raw.read().status == 500
 
 
-def test_an_abort_that_nobody_asked_for_is_a_failure(played, raw):
+def test_what_somebody_aborts_ends_with_what_had_come(played, raw):
     raw.post(COMPLETIONS, ASKS)
     say(played, played.expect_and_accept(), "x", 0, "abort")
-    assert (raw.read().error["code"]) == "aborted"
+    (choice,) = raw.read().json["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("x", "abort")
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_an_abort_before_the_prompts_log_probabilities_is_an_end_and_no_fault(
+    played, raw, is_stream, has_begun
+):
+    raw.post(COMPLETIONS, {**ASKS, "echo": True, "logprobs": 1, "stream": is_stream})
+    handle = played.accept(played.expect(Submit), prompt_ids=[300, 301, 302])
+    if has_begun:  # one of two is there
+        piece = LogprobColumns(2, b"\0" * 8, b"\1\0\0\0\2\0\0\0", b"\1\0\0\0")
+        played.send(PromptLogprobs(handle, 0, piece))
+    say(played, handle, "", 0, "abort")
+    answer = raw.read()
+    assert answer.status == 200
+    if is_stream:
+        *events, done = answer.events
+        assert done == "[DONE]"
+    else:
+        events = [answer.json]
+    (choice,) = [choice for event in events for choice in event["choices"]]
+    assert (choice["text"], choice["finish_reason"]) == ("hi", "abort")
+    assert choice["logprobs"] is None
 
 
 def test_one_prompt_that_fails_ends_the_others(played, raw):
@@ -342,7 +378,7 @@ def test_health_readiness_and_the_model(raw):
 
 
 def test_a_head_alone(raw):
-    raw.send("HEAD /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    raw.send("HEAD /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert raw.read(with_body=False).headers["content-length"] == "15"
     assert raw.get("/health").status == 200
 
@@ -350,10 +386,11 @@ def test_a_head_alone(raw):
 def test_requests_sent_ahead_are_answered_in_order(played, front):
     with Raw(front.port) as raw:
         raw.post(COMPLETIONS, STREAMS)
-        raw.send("GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        raw.send("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         raw.post(COMPLETIONS, ASKS)
-        raw.send("GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n" * 50)
-        raw.send("GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        raw.send("GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50)
+        for path in ("/nowhere", "/health"):
+            raw.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n")
         say(played, played.expect_and_accept(), "one", 0, "stop")
         assert raw.read().events[0]["choices"][0]["text"] == "one"
         assert raw.read().json == {"status": "ok"}
@@ -367,7 +404,8 @@ def test_requests_sent_ahead_are_answered_in_order(played, front):
 
 
 def test_bodies_may_come_in_chunks_and_late(played, raw):
-    raw.send(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{JSON}\r\nTransfer-Encoding: chunked\r\n")
+    raw.send(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\n")
+    raw.send("Transfer-Encoding: chunked\r\n")
     raw.send('\r\n6\r\n{"prom\r\n')
     raw.send('b\r\npt": "hey"}\r\n0\r\n\r\n')
     submit = played.expect(Submit)
@@ -377,7 +415,7 @@ def test_bodies_may_come_in_chunks_and_late(played, raw):
 
 
 def test_who_asks_first_is_told_to_go_on(played, raw):
-    raw.send(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{JSON}\r\nContent-Length: 15\r\n")
+    raw.send(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\nContent-Length: 15\r\n")
     raw.send("Expect: 100-continue\r\n\r\n")
     assert raw.read().status == 100
     raw.send('{"prompt": "x"}')
@@ -386,7 +424,9 @@ def test_who_asks_first_is_told_to_go_on(played, raw):
 
 
 def test_who_asks_first_may_be_refused(raw):
-    raw.send(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{JSON}\r\nContent-Length: 100001\r\n")
+    raw.send(
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\nContent-Length: 100001\r\n"
+    )
     raw.send("Expect: 100-continue\r\n\r\n")
     assert raw.read().status == 413
 
@@ -406,7 +446,7 @@ def test_old_http(played, front):
 
 def test_a_connection_ends_when_it_is_asked_to(front):
     with Raw(front.port) as raw:
-        raw.send("GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        raw.send("GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert raw.read().headers["connection"] == "close"
         assert raw.read_to_end() == b""
 
@@ -418,7 +458,6 @@ def test_a_connection_ends_when_it_is_asked_to(front):
         ("GET /v1/completions", b"", 405),
         ("POST /health", b"{}", 405),
         ("DELETE /v1/models", b"", 405),
-        ("OPTIONS /v1/completions", b"", 405),
         ("POST /v1/completions", b"{", 400),
         ("POST /v1/completions", b'{"prompt": "\xff"}', 400),
         ("POST /v1/completions", b'{"prompt": 7}', 400),
@@ -432,10 +471,8 @@ def test_a_connection_ends_when_it_is_asked_to(front):
 )
 def test_bad_requests(front, request_line, body, status):
     with Raw(front.port) as raw:
-        head = (
-            f"{request_line} HTTP/1.1\r\nHost: x\r\n{JSON}\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        raw.send(head.encode() + body)
+        head = f"{request_line} HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\n"
+        raw.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         answer = raw.read()
         assert answer.status == status
         assert answer.error["type"] == "invalid_request_error"
@@ -447,33 +484,40 @@ def test_bad_requests(front, request_line, body, status):
 
 def test_a_body_that_is_not_said_to_be_json_is_refused(front):
     with Raw(front.port) as raw:
-        raw.send(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n")
+        raw.send(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n")
         raw.send("Content-Length: 15\r\n\r\n" + '{"prompt": "x"}')
+        assert raw.read().status == 415
+
+
+def test_a_page_cannot_ask_by_leaving_out_what_the_body_is(front):
+    """A browser sends a Blob without a type so, and asks nobody beforehand."""
+    body = b'{"prompt": "x"}'
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    with Raw(front.port) as raw:
+        raw.send((head + "Origin: https://evil.example\r\n\r\n").encode() + body)
         assert raw.read().status == 415
 
 
 def test_a_refusal_arrives_however_much_the_client_still_sends(front):
     with Raw(front.port) as raw:
-        raw.send(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{JSON}\r\n")
+        raw.send(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\n")
         raw.send(b"Content-Length: 90000000\r\n\r\n" + b"x" * 3_000_000)
         assert raw.read().status == 413
         assert raw.read_to_end() == b""
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        "",
-        "GET /health HT",
-        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{",
-    ],
-)
-def test_who_is_too_slow_is_not_waited_for(front, data):
-    with Raw(front.port) as raw:
-        raw.send(data)
-        if data:
-            assert raw.read().status == 408
-        assert raw.read_to_end() == b""
+def test_who_is_too_slow_is_not_waited_for(worker):
+    front = Front(worker.address, limits=Limits(header_s=0.1, body_s=0.1, linger_s=0.1))
+    half = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{"
+    try:
+        for data in ("", "GET /health HT", half):
+            with Raw(front.port) as raw:
+                raw.send(data)
+                if data:
+                    assert raw.read().status == 408
+                assert raw.read_to_end() == b""
+    finally:
+        front.stop()
 
 
 # ---- keys, and the process's life --------------------------------------------------------------
@@ -495,7 +539,9 @@ def test_keys(worker):
                 assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
                 assert answer.headers["www-authenticate"] == "Bearer"
         with Raw(front.port) as raw:  # before the body has come
-            raw.send(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n")
+            raw.send(
+                f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n"
+            )
             assert raw.read().status == 401
     finally:
         log = front.stop()
@@ -534,8 +580,7 @@ def test_a_port_that_is_taken_is_named(address):
 
 
 def test_without_a_worker_it_lives_but_is_not_ready(address):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     front = Front(address, wait=False, port=port)
     try:
         while True:
@@ -557,3 +602,21 @@ def test_without_a_worker_it_lives_but_is_not_ready(address):
             worker.stop()
     finally:
         front.stop()
+
+
+def test_more_connections_than_there_may_be_wait_for_one_to_end(worker):
+    """They would take the last descriptors, and libzmq ends a process that has none."""
+    front = Front(worker.address, limits=Limits(connections=3))
+    idle = [Raw(front.port) for _ in range(3)]
+    for one in idle:
+        assert one.get("/health").status == 200
+    with Raw(front.port) as late:
+        late.send("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for one in 5 * idle:
+            assert one.get("/health").status == 200
+        assert not select.select([late.socket], [], [], 0)[0]
+        idle.pop().socket.close()
+        assert late.read().status == 200
+    for one in idle:
+        one.socket.close()
+    assert "there are as many as there may be" in front.stop()

@@ -12,8 +12,10 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from tests.api.http.conftest import Raw, events_of
+from tests.patience import PATIENCE_S
+from tests.stacks import spareless_stack
 
-from slipstream import Client, Stack
+from slipstream import Client
 
 KEY = "sk-test"
 MODEL = "tiny"
@@ -24,7 +26,7 @@ TURNS = [{"role": "user", "content": "What is a list?"}]
 
 @pytest.fixture(scope="module")
 def stack():
-    with Stack(SIMULATED, served_model_name=MODEL, http_port=0, api_key=KEY) as running:
+    with spareless_stack(SIMULATED, served_model_name=MODEL, http_port=0, api_key=KEY) as running:
         yield running
 
 
@@ -258,7 +260,7 @@ def test_models(client):
 def test_who_leaves_makes_room(tmp_path):
     """One request runs at a time: the second answers only because the first one was aborted."""
     with (
-        Stack("simulated:step_ms=20", max_num_seqs=1, http_port=0) as stack,
+        spareless_stack("simulated:step_ms=20", max_num_seqs=1, http_port=0) as stack,
         Raw(int(stack.http_address.rpartition(":")[2])) as long,
         Raw(int(stack.http_address.rpartition(":")[2])) as short,
     ):
@@ -274,7 +276,9 @@ def test_curl(stack, native):
     def curl(path, body, *options):
         command = ["curl", "-sS", "-N", *options, f"{stack.http_address}{path}"]
         command += ["-H", "Content-Type: application/json", "-H", f"Authorization: Bearer {KEY}"]
-        done = subprocess.run([*command, "-d", body], capture_output=True, check=True, timeout=60)
+        done = subprocess.run(
+            [*command, "-d", body], capture_output=True, check=True, timeout=PATIENCE_S
+        )
         return done.stdout
 
     body = json.dumps({"prompt": "Once", "temperature": 0, "max_tokens": 24})

@@ -65,6 +65,17 @@ def test_old_requests_end_the_connection_unless_they_say_otherwise():
         (b"nonsense\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00", 400),  # TLS
         (b"GET / HTTP/1.1\r\n\r\n", 400),  # no Host
+        (b"GET / HTTP/1.1\r\nHost: x\r\nhost: y\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % 2**64, 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % 2**62, 413),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: x, y\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: a\0b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n folded\r\n\r\n", 400),
+        (b"GET /a\0b HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"BREW / HTTP/1.1\r\nHost: x\r\n\r\n", 400),
         (b"GET / HTTP/2.0\r\nHost: x\r\n\r\n", 505),
         (b"GET / HTTP/1.1\r\nHost: x\r\nExpect: miracles\r\n\r\n", 417),
         (b"GET http:// HTTP/1.1\r\nHost: x\r\n\r\n", 400),
@@ -78,7 +89,9 @@ def test_old_requests_end_the_connection_unless_they_say_otherwise():
         ),
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n" + CHUNKED_TOO, 400),
         (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 1000, 431),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 1000 + b"\r\n\r\n", 431),
         (b"GET /" + b"x" * 1000, 431),
+        (b"GET /" + b"x" * 1000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
     ],
 )
 def test_what_is_wrong_is_refused_once_and_nothing_is_read_behind_it(data, expected):

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import time
 import urllib.request
 from collections import defaultdict
 from dataclasses import replace
@@ -15,8 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.api.conftest import PATIENCE_S, Entry, deltas
+from tests.api.conftest import Entry, deltas
 from tests.api.http.conftest import Front, Raw
+from tests.patience import Patience
 
 from slipstream import Stack
 from slipstream.http.config import Limits
@@ -186,7 +186,7 @@ def test_a_client_that_comes_back_in_the_middle_gets_the_rest(stack):
     while "done" not in told_by(events):
         with Raw(port_of(stack)) as raw:
             raw.send(
-                f"GET /v1/streams/{told_by(events)['head'][0]} HTTP/1.1\r\nHost: x\r\n"
+                f"GET /v1/streams/{told_by(events)['head'][0]} HTTP/1.1\r\nHost: localhost\r\n"
                 f"Last-Event-ID: {events[-1].id}\r\n\r\n"
             )
             raw.read_until(b"\r\n\r\n")
@@ -222,15 +222,15 @@ def test_streams_go_on_from_a_front_that_never_heard_of_them(stack):
 
 
 def wait_until_another_answers(stack: Stack, before: int) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
+    patience = Patience()
+    while True:
+        patience.check("no front came")
         try:
             with urllib.request.urlopen(f"{stack.http_address}/ready") as answer:
                 if answer.status == 200 and stack.pids.get("http") != before:
                     return
         except OSError:
             os.sched_yield()
-    raise AssertionError("no front came")
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,9 @@ def test_an_event_of_a_chat_is_none_of_a_completion(stack):
     with Raw(port_of(stack)) as raw:
         raw.post(path, body, EVENTS, f"Last-Event-ID: {events[0].id}")
         assert raw.read().error["param"] == "last-event-id"
-        raw.send(f"HEAD /v1/streams/{told_by(events)['head'][0]} HTTP/1.1\r\nHost: x\r\n\r\n")
+        raw.send(
+            f"HEAD /v1/streams/{told_by(events)['head'][0]} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        )
         assert raw.read(with_body=False).status == 405
 
 
@@ -290,7 +292,7 @@ def test_who_comes_back_in_time_finds_its_streams_running(played):
     try:
         stream_id, event_id = begun(played, front)
         with Raw(front.port) as raw:
-            raw.send(f"GET /v1/streams/{event_id.split('/')[0]} HTTP/1.1\r\nHost: x\r\n")
+            raw.send(f"GET /v1/streams/{event_id.split('/')[0]} HTTP/1.1\r\nHost: localhost\r\n")
             raw.send(f"Last-Event-ID: {event_id}\r\n\r\n")
             resume = played.expect(Resume)
         assert (resume.stream_id, resume.num_chars, resume.num_tokens) == (stream_id, 1, 1)

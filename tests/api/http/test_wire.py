@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from slipstream.http import wire
 from slipstream.http.responses import Model, Models
 
-TEXTS = st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("\x85  \n")))
+SEPARATORS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"  # what Python splits lines at
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(SEPARATORS))
 
 
 @given(TEXTS)
@@ -47,3 +48,10 @@ def test_a_stream_is_chunked_where_chunks_are_known():
     old = wire.stream_head(0, keep_alive=False, version="1.0")
     assert b"chunked" not in old
     assert b"connection: close\r\n" in old
+
+
+@given(
+    st.lists(st.text(st.sampled_from('a",\\\x7f\x00\u2028\x85é') | st.characters(codec="utf-8")))
+)
+def test_many_texts_are_encoded_as_each_of_them(texts: list[str]) -> None:
+    assert wire.json_parts(texts) == [wire.json_text(text)[1:-1] for text in texts]

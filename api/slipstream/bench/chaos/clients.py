@@ -60,11 +60,6 @@ class ClientLives:
         """Of the process that lives."""
         return self._process.pid
 
-    @property
-    def num_lives(self) -> int:
-        """How many processes there were."""
-        return len(self._journals)
-
     def has_begun(self) -> bool:
         """Whether the process that lives has read anything, or everything was read before."""
         with contextlib.suppress(FileNotFoundError):

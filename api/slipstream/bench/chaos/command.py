@@ -55,6 +55,9 @@ def add_chaos(parser: Parser) -> None:
     group.add_argument(
         "--clients", type=int, metavar="N", default=4, help="client processes; default: %(default)s"
     )
+    group.add_argument(
+        "--http-workers", type=int, metavar="N", default=1, help="fronts; default: %(default)s"
+    )
     blows = parser.add_argument_group("what is done")
     blows.add_argument(
         "--kill",
@@ -140,6 +143,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         ("concurrency", concurrency, 1),
         ("clients", arguments.clients, 1),
         ("seed", arguments.seed, 0),
+        ("http_workers", arguments.http_workers, 1),
         ("hang_timeout_s", arguments.hang_timeout_s, 1),
     ):
         if value < least:
@@ -160,6 +164,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         timeout_s=arguments.timeout_s,
         has_spares=not arguments.no_spares,
         is_quick=is_quick,
+        num_fronts=arguments.http_workers,
     )
 
 

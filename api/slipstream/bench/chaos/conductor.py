@@ -30,9 +30,9 @@ from slipstream.events import (
     SpareReady,
     StackFailed,
 )
+from slipstream.plan import is_front
 from slipstream.stack import Stack
 
-_NAMES: dict[Place, str] = {"worker": "worker", "core": "core", "front": "http"}
 _KEEPERS: set[Place] = {"worker", "core"}  # each of them can be rebuilt from the other
 _LOOK_S = 0.05  # between two looks at the clients; the stack's events wake at once
 _RECOVERY_S = 120.0  # then it does not come any more
@@ -41,7 +41,7 @@ _CLIENT_STOP_S = 1.0, 8.0  # how long a client stands still
 
 class Struck(Struct):
     """A blow that hit. how: the process's end, as the supervisor tells it; recovered_s: when its
-    place was filled again. Times are time.monotonic.
+    place was filled again; name: the process's. Times are time.monotonic.
     """
 
     round: int
@@ -51,6 +51,7 @@ class Struck(Struct):
     had_spare: bool = False
     how: str | None = None
     recovered_s: float | None = None
+    name: str = ""
 
 
 class ChaosFailed(Exception):  # noqa: N818  (says what is the case, as its text does)
@@ -155,12 +156,14 @@ class Conductor:
         if blow.place == "client":
             self._strike_client(blow)
             return
-        name = _NAMES[blow.place]
-        pid = self._stack.pids.get(name)
-        if pid is None:
+        pids = self._stack.pids
+        names = [name for name in pids if _is_at(name, blow.place)]
+        if not names:
             self.num_missed += 1
             return
-        struck = Struck(self._round - 1, blow, pid, time.monotonic(), name in self.spares)
+        name = names[int(blow.pick * len(names))]
+        pid, has_spare = pids[name], name in self.spares
+        struck = Struck(self._round - 1, blow, pid, time.monotonic(), has_spare, name=name)
         try:
             os.kill(pid, signal.SIGKILL if blow.means == "kill" else signal.SIGSTOP)
         except ProcessLookupError:  # it has ended, and we are yet to hear of it
@@ -207,7 +210,7 @@ class Conductor:
                     self._note_end(event)
                 case ProcessRestarted():
                     for one in self._missing():
-                        if one.how is not None and _NAMES[one.blow.place] == event.name:
+                        if one.how is not None and one.name == event.name:
                             one.recovered_s = time.monotonic()
             event = self._stack.next_event(0.0)
         if not self._stack.is_running:
@@ -226,3 +229,8 @@ class Conductor:
             if now > one.at_s + _RECOVERY_S:
                 what = f"{one.blow.name} at {one.at_s:.1f}"
                 raise ChaosFailed(f"not recovered {_RECOVERY_S:g} s after: {what}")
+
+
+def _is_at(name: str, place: Place) -> bool:
+    """Whether a process of this name may be struck there."""
+    return is_front(name) if place == "front" else name == place

@@ -55,6 +55,7 @@ class Options(Struct, frozen=True, kw_only=True):
     timeout_s: float
     has_spares: bool
     is_quick: bool
+    num_fronts: int = 1
 
 
 class _Played(Struct):
@@ -147,7 +148,9 @@ def _play(
     mark: str,
 ) -> _Played:
     has_http = any(request.via == "http" for request in requests)
-    settings: dict[str, Any] = {"http_port": 0} if has_http else {}
+    settings: dict[str, Any] = {}
+    if has_http:
+        settings = {"http_port": 0, "http_workers": options.num_fronts}
     if options.model is None:
         # fewer places and blocks than requests: some wait, some are preempted
         places = max(4, options.concurrency * 3 // 4)

@@ -37,7 +37,7 @@ _STOPS_TO_KILLS = 0.25
 class Blow(Struct, frozen=True):
     """One process is struck: by SIGKILL, or by SIGSTOP.
 
-    after_s: from the beginning of its round. pick: in [0, 1), which client it is.
+    after_s: from the beginning of its round. pick: in [0, 1), which client or front it is.
     """
 
     place: Place

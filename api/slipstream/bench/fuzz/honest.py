@@ -14,11 +14,11 @@ import numpy as np
 import zmq
 from msgspec import Struct
 
+from slipstream.asking import new_state
 from slipstream.client_io import ClientIO
 from slipstream.client_session import ClientSession
 from slipstream.outputs import join
-from slipstream.reading import new_state
-from slipstream.stream_table import StreamState
+from slipstream.stream_state import StreamState
 from slipstream_ipc.messages import ModelCard, SamplingParams
 
 _NUM_STREAMS = 8

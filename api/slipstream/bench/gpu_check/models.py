@@ -1,6 +1,7 @@
-"""Models with random weights: small ones of many architectures, and one in a real model's shape.
+"""Models with random weights: small ones of many architectures, and those in real models' shapes.
 
-Owns: their configurations, how they are made and saved. Does not know: what they are used for.
+Owns: the small ones' configurations, how they are made and saved; which of `random:NAME` are used,
+and a tokenizer for them, which has a word for each id. Does not know: what they are used for.
 
 Small models have wide random weights, so that their outputs are diverse and their logits far
 apart; their windows are shorter than the prompts, so that they matter.
@@ -55,23 +56,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 QUICK_ARCHITECTURES = ("llama", "gemma2", "qwen3_moe", "gpt_oss")
 BFLOAT16_ARCHITECTURES = ("llama", "gemma2", "qwen3_moe", "gpt_oss")
 
-# The shape of Qwen3-0.6B (its published configuration): 596 million parameters.
-_QWEN3_06B: dict[str, Any] = {
-    "vocab_size": 151936,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-    "tie_word_embeddings": True,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-_QUICK_SHAPE: dict[str, Any] = {
+# What a shape is shrunk to where only the way is tried; of `random:NAME`.
+_QUICK = {
     "vocab_size": 2048,
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -79,8 +65,8 @@ _QUICK_SHAPE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
-    "max_position_embeddings": 4096,
 }
+_QUICK_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 
 # transformers' own annotations leave this out
 _from_config: Any = AutoModelForCausalLM.from_config
@@ -101,28 +87,26 @@ def save_small(name: str, folder: Path) -> Path:
     return folder / name
 
 
-def shape_name(*, is_quick: bool) -> str:
-    """What the model of `saved_shape` is called."""
-    return "quick shape" if is_quick else "Qwen3-0.6B shape"
+def model_of(shape: str, *, is_quick: bool) -> str:
+    """The MODEL string of random weights in a shape."""
+    if not is_quick:
+        return f"random:{shape}"
+    numbers = _QUICK | (_QUICK_EXPERTS if "a3b" in shape else {})
+    return ",".join([f"random:{shape}", *(f"{name}={value}" for name, value in numbers.items())])
 
 
-def saved_shape(folder: Path, device: str, *, is_quick: bool) -> Path:
-    """The model in a real one's shape, with a tokenizer; made once for all parts."""
-    path = folder / "shape"
-    if (path / "tokenizer.json").exists():
-        return path
-    config = transformers.Qwen3Config(**{**_QWEN3_06B, **(_QUICK_SHAPE if is_quick else {})})
-    torch.manual_seed(0)
-    with torch.device(device):
-        model: PreTrainedModel = _from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(path)
-    _save_tokenizer(path, config.vocab_size)
+def shape_name(shape: str, *, is_quick: bool) -> str:
+    """What a row calls it."""
+    return f"{shape} shape" + (", tiny" if is_quick else "")
+
+
+def stand_in_tokenizer(folder: Path, vocab_size: int) -> Path:
+    """The folder of a tokenizer with that many ids; made once for all sections."""
+    path = folder / f"tokenizer-{vocab_size}"
+    if not (path / "tokenizer.json").exists():
+        path.mkdir(exist_ok=True)
+        _save_tokenizer(path, vocab_size)
     return path
-
-
-def weight_bytes(path: Path) -> int:
-    """Bytes of a saved model's weights; tied ones count once."""
-    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
 
 
 def _save_tokenizer(path: Path, vocab_size: int) -> None:

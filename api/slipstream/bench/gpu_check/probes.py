@@ -1,16 +1,21 @@
 """What the device can do at most, measured: bytes a second, and bf16 operations a second.
 
-Owns: the two probes, and how work on a device is timed. Does not know: models.
+Owns: the two probes, which are taken once for all sections of a run, and how work on a device is
+timed. Does not know: models.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+
+from slipstream.bench.gpu_check.setting import Setting
 
 _Event: Any = torch.cuda.Event  # torch leaves its types out
 
@@ -29,9 +34,30 @@ def bf16_flops_per_s(device: str, size: int) -> float:
     return 2 * size**3 / median_s(device, lambda: left @ right)
 
 
-def default_bandwidth(device: str, *, is_quick: bool) -> float:
-    """With a size well beyond the caches."""
-    return bandwidth_bytes_per_s(device, 1 << 26 if is_quick else 1 << 32)
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Of one device."""
+
+    bytes_per_s: float
+    bf16_flops_per_s: float
+
+
+def ceilings(setting: Setting) -> Ceilings:
+    """As the run's first section found them, with sizes well beyond the caches."""
+    path = setting.folder / "ceilings.json"
+    if path.exists():
+        return Ceilings(**json.loads(path.read_text()))
+    found = Ceilings(
+        bandwidth_bytes_per_s(setting.device, 1 << 26 if setting.is_quick else 1 << 32),
+        bf16_flops_per_s(setting.device, matrix_size(setting)),
+    )
+    path.write_text(json.dumps(asdict(found)))
+    return found
+
+
+def matrix_size(setting: Setting) -> int:
+    """Rows and columns of the matrices that are multiplied."""
+    return 512 if setting.is_quick else 8192
 
 
 def median_s(device: str, work: Callable[[], object], *, repeats: int = 10) -> float:

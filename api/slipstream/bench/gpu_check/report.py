@@ -1,11 +1,13 @@
-"""What a part finds: told as it comes, kept as flat rows, written as JSON and as a table.
+"""What a section finds: told as it comes, kept as flat rows, written as JSON and as a table.
 
 Owns: the rows' common fields, the lines of progress, the two files. Does not know: what is
-measured. It imports nothing heavy: the parent of all parts uses it too.
+measured. It imports nothing heavy: the parent of all sections uses it too.
 
 Rules:
-- A row is on the disk before its line is printed: a part that dies leaves what it had found.
-- A row's `ok` is True or False where something is judged, None where a number is only reported.
+- A row is on the disk before its line is printed: a section that dies leaves what it had found.
+- A row's `ok` is True or False where something must hold, None where a number is only reported.
+  What a number is to reach is a goal: `meets_goal` says whether it does, and nothing fails by it.
+- What could not be measured is a row with `skipped`, which says why.
 - Names carry their units. Times since the start are of one clock, shared by all processes.
 """
 
@@ -19,30 +21,36 @@ from pathlib import Path
 
 from slipstream.bench.measures import Row
 
-_COMMON = ("part", "case", "ok", "elapsed_s")
+_COMMON = ("section", "case", "ok", "elapsed_s")
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Where a part's rows go."""
+    """Where a section's rows go."""
 
-    part: str
+    section: str
     path: Path  # JSON lines
     started_s: float  # time.monotonic() at the start of it all
 
     def add(self, case: str, ok: bool | None = None, /, **values: str | float | None) -> Row:
         """Keep a row and tell it. `ok`: whether it is as it should be, where that is judged."""
         elapsed_s = round(time.monotonic() - self.started_s, 1)
-        row: Row = {"part": self.part, "case": case, "ok": ok, "elapsed_s": elapsed_s, **values}
+        row: Row = {
+            "section": self.section,
+            "case": case,
+            "ok": ok,
+            "elapsed_s": elapsed_s,
+            **values,
+        }
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         verdict = {True: "ok: ", False: "FAILED: ", None: ""}[ok]
-        say(self.started_s, f"{self.part}: {case}: {verdict}{_told(row)}")
+        say(self.started_s, f"{self.section}: {case}: {verdict}{_told(row)}")
         return row
 
     def say(self, text: str) -> None:
         """A line of progress."""
-        say(self.started_s, f"{self.part}: {text}")
+        say(self.started_s, f"{self.section}: {text}")
 
 
 def say(started_s: float, text: str) -> None:
@@ -77,16 +85,16 @@ def _text(value: object) -> str:
 
 
 def _tables(name: str, rows: Sequence[Row]) -> str:
-    """A Markdown table for each run of rows of one part with the same columns."""
+    """A Markdown table for each run of rows of one section with the same columns."""
     lines = [f"# {name}", ""]
     last: tuple[object, ...] = ()
     for row in rows:
-        columns = [column for column in row if column not in ("part", "elapsed_s")]
-        if (row["part"], *columns) != last:
-            if not last or last[0] != row["part"]:
-                lines += ["", f"## {row['part']}"]
+        columns = [column for column in row if column not in ("section", "elapsed_s")]
+        if (row["section"], *columns) != last:
+            if not last or last[0] != row["section"]:
+                lines += ["", f"## {row['section']}"]
             lines += ["", _line(columns), _line("---" for _ in columns)]
-            last = (row["part"], *columns)
+            last = (row["section"], *columns)
         lines.append(_line(_cell(row[column]) for column in columns))
     return "\n".join(lines) + "\n"
 

@@ -23,6 +23,7 @@ from slipstream.bench.gpu_check.report import Report
 from slipstream.bench.gpu_check.setting import Setting
 from slipstream_core.runner.noise import exponential, row_keys
 from slipstream_core.runner.sampler import sample
+from slipstream_core.runner.whole_draws import whole_draws
 
 _MAX_DEVIATIONS = 5.0  # of chi-square; one honest run in three million exceeds it
 _NOISE_ERROR = 1e-6  # relative: a few units in a float32's last place
@@ -112,7 +113,9 @@ def _draw(
     assert plan.num_requests == num
     with torch.inference_mode():
         vocab = torch.arange(len(logits), dtype=torch.int32, device=device)
-        token_ids, _ = sample(logits.to(device).expand(num, -1).contiguous(), plan, vocab)
+        rows = logits.to(device).expand(num, -1).contiguous()
+        whole = whole_draws(len(logits), rows.device, model="made-up logits")  # on a CPU none
+        token_ids, _ = sample(rows, plan, vocab, whole=whole)
     # first come, first served: the plan's rows are in the requests' order
     drawn: np.ndarray[tuple[int], np.dtype[np.int64]] = token_ids.cpu().numpy()
     return drawn

@@ -18,7 +18,7 @@ class WatchedRunner:
     """Implements Runner by another."""
 
     def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+        self.runner = runner
         self.info = runner.info
         self.num_blocks = runner.num_blocks
         self._launched: deque[StepPlan] = deque()
@@ -47,16 +47,16 @@ class WatchedRunner:
     def launch(self, plan: StepPlan) -> None:
         """Enqueue a step. Returns at once."""
         self._launched.append(plan)
-        self._runner.launch(plan)
+        self.runner.launch(plan)
 
     def sample(self, plan: StepPlan, masks: Int32s) -> None:
         """Let a launched plan that awaits masks be sampled."""
-        self._runner.sample(plan, masks)
+        self.runner.sample(plan, masks)
 
     def collect(self) -> StepResult:
         """The oldest launched step's result; waits for it. Raises StepFailed."""
         plan = self._launched.popleft()
-        result = self._runner.collect()
+        result = self.runner.collect()
         now = time.perf_counter()
         self.steps.append(Ended(now, plan.num_decodes, plan.num_requests))
         if self._use is not None and plan.num_decodes == plan.num_requests == self._batch:
@@ -70,16 +70,16 @@ class WatchedRunner:
 
     def done(self) -> bool:
         """Whether collect() would return without waiting."""
-        return self._runner.done()
+        return self.runner.done()
 
     def fileno(self) -> int | None:
         """A descriptor that is readable while a finished step waits to be collected, if any."""
-        return self._runner.fileno()
+        return self.runner.fileno()
 
     def done_at(self) -> float | None:
         """time.monotonic() at which the oldest step will be done, where that is known."""
-        return self._runner.done_at()
+        return self.runner.done_at()
 
     def close(self) -> None:
         """Stop the device."""
-        self._runner.close()
+        self.runner.close()

@@ -95,13 +95,16 @@ def _measured(form: Form, arguments: argparse.Namespace) -> list[Row]:
                 with product(simulated, **({"http_port": 0} if arguments.http else {})) as stack:
                     for concurrency in form.concurrencies:
                         for interval in intervals:
-                            load = _load(stack, interval, concurrency, form.output_len)
+                            load = measure_load(stack, interval, concurrency, form.output_len)
                             rows.append(uvloop.run(load))
                             bar.update()
     return rows
 
 
-async def _load(stack: Running, interval: Interval, concurrency: int, output_len: int) -> Row:
+async def measure_load(
+    stack: Running, interval: Interval, concurrency: int, output_len: int
+) -> Row:
+    """One load's row; what it says of the device is true of the simulated one."""
     asking = Asking(
         "completions",
         True,

@@ -31,14 +31,14 @@ import numpy as np
 import zmq
 from msgspec import structs
 
+from slipstream.asking import new_state
 from slipstream.bench.memory_wire import MemoryContext, MemorySocket
 from slipstream.bench.output_path.stopwatch import BETWEEN, Stopwatch
 from slipstream.bench.output_path.workload import Workload
 from slipstream.client_io import ClientIO
 from slipstream.client_session import ClientSession
 from slipstream.group import Group
-from slipstream.reading import new_state
-from slipstream.stream_table import StreamState
+from slipstream.stream_state import StreamState
 from slipstream_core.assembly import assemble_core
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.plan import Logprobs, ModelInfo, Runner

@@ -22,7 +22,7 @@ from slipstream.client import Stream
 from slipstream.client_io import ClientIO
 from slipstream.group import Group
 from slipstream.outputs import Delta
-from slipstream.stream_table import StreamState
+from slipstream.stream_state import StreamState
 
 _MAX_TURNS = 100  # of the event loop; two are enough
 

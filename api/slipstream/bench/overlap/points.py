@@ -26,7 +26,7 @@ from pathlib import Path
 
 from slipstream.bench.live_streams import CLIENT, LiveStreams, Window, random_prompts
 from slipstream.bench.overlap.options import Form, Mode
-from slipstream.bench.simulated import Program, Running, Simulated, assembled, product
+from slipstream.bench.simulated import Device, Program, Running, Simulated, assembled, product
 from slipstream.bench.tables import Row
 from slipstream.bench.variants import Variant, params_of
 from slipstream.demo import MODEL_PATH
@@ -35,7 +35,7 @@ from slipstream_ipc.messages import Fault
 
 _VLLM = "vllm_in_loop"
 _PEER = Path(__file__).resolve().parents[4] / "scripts" / "peers" / "vllm_overlap.py"
-_MAX_MODEL_LEN = 8192
+MAX_MODEL_LEN = 8192
 
 
 def num_points(form: Form, *, is_against: bool) -> int:
@@ -54,9 +54,10 @@ def measure_points(
     loads = [(batch, variant) for batch in form.batches for variant in form.variants]
     for step_ms in form.steps_ms:
         for mode in form.modes:
-            with _stack(mode, step_ms, max(form.batches)) as stack:
+            simulated = Simulated(step_ms, max(form.batches), max_model_len=MAX_MODEL_LEN)
+            with stack_of(mode, simulated) as stack:
                 for batch, variant in loads:
-                    window = _window(stack, batch, variant, form)
+                    window = window_of(stack, batch, variant, form)
                     rows.append(_row(mode, batch, step_ms, variant, window))
                     on_point()
         if vllm_python is not None:
@@ -67,22 +68,23 @@ def measure_points(
 
 
 @contextmanager
-def _stack(mode: Mode, step_ms: float, batch: int) -> Iterator[Running]:
-    simulated = Simulated(step_ms, batch, max_model_len=_MAX_MODEL_LEN)
+def stack_of(mode: Mode, device: Device) -> Iterator[Running]:
+    """The processes of a mode."""
     if mode == "worker":
-        with product(simulated) as running:
+        with product(device) as running:
             yield running
         return
     module = "slipstream.bench.overlap.in_loop"
     with assembled(
-        simulated, [Program("engine", module, ("core", "worker"), {"mode": mode})]
+        device, [Program("engine", module, ("core", "worker"), {"mode": mode})]
     ) as running:
         yield running
 
 
-def _window(stack: Running, batch: int, variant: Variant, form: Form) -> Window:
+def window_of(stack: Running, batch: int, variant: Variant, form: Form) -> Window:
+    """A load, once all of it runs."""
     prompts = random_prompts(batch)
-    params = params_of(variant, _MAX_MODEL_LEN - len(prompts[0]))
+    params = params_of(variant, MAX_MODEL_LEN - len(prompts[0]))
     with LiveStreams(stack.address, [(prompt, params) for prompt in prompts]) as live:
         live.wait_until_running(form.settle_s)
         return live.window(form.window_s, stack.pids)

@@ -33,13 +33,21 @@ from slipstream.bench.openai_target import Asking
 from slipstream.bench.pictures import grouped_bars
 from slipstream.bench.protocol.cumulative import SentSteps
 from slipstream.bench.protocol.options import FULL, Load, checked
-from slipstream.bench.simulated import WORKER, Program, Running, Simulated, assembled, note
+from slipstream.bench.simulated import (
+    WORKER,
+    Device,
+    Program,
+    Running,
+    Simulated,
+    assembled,
+    note,
+)
 from slipstream.bench.steady import CpuSamples, Steady, steady
 from slipstream.bench.tables import Row, median_rows, table, write_json
 from slipstream.errors import EngineError
 from slipstream_ipc.messages import Fault
 
-_TRANSPORTS = ("cumulative", "delta")
+TRANSPORTS = ("cumulative", "delta")
 _LOGPROBS: dict[str, int | None] = {"off": None, "sampled": 0, "top5": 5}
 _INPUT_LEN = 170
 _TIMEOUT_S = 600.0
@@ -70,11 +78,11 @@ def bench_protocol(arguments: argparse.Namespace) -> int:
     load = checked(arguments)
     said = note()
     rows: list[Row] = []
-    total = arguments.runs * len(_TRANSPORTS) * len(_LOGPROBS)
+    total = arguments.runs * len(TRANSPORTS) * len(_LOGPROBS)
     with tqdm(total=total, unit="load", disable=None, leave=False) as bar:
         for _ in range(arguments.runs):
-            for transport in _TRANSPORTS:
-                rows += _run(transport, load)
+            for transport in TRANSPORTS:
+                rows += measure_transport(transport, load, Simulated(load.step_ms, load.batch))
                 bar.update(len(_LOGPROBS))
     rows = median_rows(rows, ("transport", "logprobs"))
     print(
@@ -91,9 +99,8 @@ def bench_protocol(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _run(transport: str, load: Load) -> list[Row]:
-    """A row for each kind of log-probabilities."""
-    simulated = Simulated(load.step_ms, load.batch)
+def measure_transport(transport: str, load: Load, device: Device) -> list[Row]:
+    """A row for each kind of log-probabilities; `load` says what the device takes for a step."""
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
         path = Path(folder) / "record.json"
         more = {"transport": transport, "record": str(path)}
@@ -101,7 +108,7 @@ def _run(transport: str, load: Load) -> list[Row]:
         worker = WORKER
         if transport == "cumulative":
             worker = Program("worker", "slipstream.bench.protocol.worker_process", ("worker",))
-        with assembled(simulated, [core, worker]) as stack:
+        with assembled(device, [core, worker]) as stack:
             said = {name: uvloop.run(_measure(stack, load, k)) for name, k in _LOGPROBS.items()}
         sent = msgspec.json.decode(path.read_bytes(), type=SentSteps)
     return [
@@ -165,7 +172,7 @@ def _transposed(rows: Sequence[Row]) -> list[Row]:
         rows,
         key=lambda row: (
             list(_LOGPROBS).index(str(row["logprobs"])),
-            _TRANSPORTS.index(str(row["transport"])),
+            TRANSPORTS.index(str(row["transport"])),
         ),
     )
     return [
@@ -186,7 +193,7 @@ def _draw(rows: Sequence[Row], file: str, load: Load) -> None:
         [f"log-probabilities: {name}" for name in _LOGPROBS],
         {
             transport: [found.get((transport, name)) for name in _LOGPROBS]
-            for transport in _TRANSPORTS
+            for transport in TRANSPORTS
         },
         title=f"CPU of core and worker, {load.batch} streams of {load.output_len} tokens "
         "(simulated device)",

@@ -34,7 +34,6 @@ VANISHING = 50  # streams of a client that vanishes
 
 _SHARES = (0.70, 0.06, 0.06, 0.10, 0.06, 0.02)
 _MOST_TOKENS = 8
-_VANISH_S = 120.0
 
 
 class Load:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
 from slipstream.bench.common_options import tell
@@ -24,8 +24,9 @@ _KEY = ("model", "part", "batch")
 _COLUMNS = (*_KEY, "us_per_step", "mean_us_per_step", "steps", "runs")
 _ABOUT = """\
 us_per_step: of the run's steps the median, mean_us_per_step their mean; medians over the runs.
-The core's parts: CPU time of its thread, one step ahead, every request decoding. `all` is their sum
-step by step, without `device`, which is the host's work for the simulated device."""
+The core's parts, receive to settle: CPU time of its thread, one step ahead, every request decoding.
+`all` is their sum step by step. `device`: the host's work for the simulated device; of a model,
+wall time of the step on the device's thread, of which model and sampling are parts."""
 
 
 def bench_step(arguments: argparse.Namespace) -> int:
@@ -57,7 +58,6 @@ def _core_rows(plan: Plan) -> Iterator[Row]:
             us = parts.measured_us()
         finally:
             parts.close()
-        us[ALL] = [sum(step) for step in zip(*(us[part] for part in PARTS), strict=True)]
         yield from _rows("simulated", batch, us, plan, (*PARTS, ALL, DEVICE))
 
 
@@ -67,11 +67,8 @@ def _model_rows(plan: Plan, model: str) -> list[Row]:
     runner = model_parts.load(
         model,
         batches=plan.batches,
-        longest=plan.prompt_len
-        + max(
-            model_parts.num_outputs(batch, plan.prompt_len, plan.model_steps)
-            for batch in plan.batches
-        ),
+        prompt_len=plan.prompt_len,
+        steps=plan.model_steps,
         threads=plan.threads,
     )
     try:
@@ -83,10 +80,14 @@ def _model_rows(plan: Plan, model: str) -> list[Row]:
                 model,
                 batch,
                 model_parts.measure(
-                    runner, batch, prompt_len=plan.prompt_len, steps=plan.model_steps
+                    runner,
+                    batch,
+                    prompt_len=plan.prompt_len,
+                    steps=plan.model_steps,
+                    enable_prefix_caching=plan.enable_prefix_caching,
                 ),
                 plan,
-                model_parts.PARTS,
+                (*PARTS, ALL, *model_parts.PARTS),
             )
         ]
     finally:
@@ -94,8 +95,9 @@ def _model_rows(plan: Plan, model: str) -> list[Row]:
 
 
 def _rows(
-    model: str, batch: int, us: Mapping[str, Sequence[float]], plan: Plan, parts: Sequence[str]
+    model: str, batch: int, us: dict[str, list[float]], plan: Plan, parts: Sequence[str]
 ) -> Iterator[Row]:
+    us[ALL] = [sum(step) for step in zip(*(us[part] for part in PARTS), strict=True)]
     for part in parts:
         yield {
             "benchmark": "step",

@@ -1,12 +1,12 @@
-"""A real model's parts of a decode step on the CPU.
+"""Where a real model's decode steps go on the CPU: the core's parts, and those inside the device.
 
-Owns: the bare loop of scheduler and runner, and the clocks inside the runner: they are put around
-its functions for as long as it is measured. Does not know: how the parts work.
+Owns: the clocks inside the runner, which are put around its functions for as long as it is
+measured. Does not know: how the parts work, what the core does around a step (see `core_parts`).
 
 Rules:
-- Wall time on the device's thread: the parts use several threads.
-- The parts: `attention`, storing into the cache and reading it, all layers; `matmul`, which is the
-  rest of the forward pass (projections, norms, the logits); `sampling`; `device`, the whole step.
+- The core's parts as with a simulated device; to hand a step over is part of `launch`.
+- Inside the device wall time on its thread, as the parts use several threads: `model`, the forward
+  pass, which may be one call (`program`); `sampling`; `device`, the whole step.
 - Steps that compute prompts are not counted.
 """
 
@@ -17,38 +17,34 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
-from slipstream.bench.gpu_check.drive import Wanted, new_scheduler, random_prompts
+from slipstream.bench.step import core_parts
+from slipstream.bench.step.core_parts import DEVICE, CoreParts
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner import torch_runner
-from slipstream_core.runner.attention.native import NativeContext
-from slipstream_core.runner.context import ForwardContext
+from slipstream_core.runner import prepare, torch_runner
 from slipstream_core.runner.torch_runner import TorchRunner
 
-PARTS = ("attention", "matmul", "sampling", "device")
+PARTS = ("model", "sampling", DEVICE)
 
 
-def load(model: str, *, batches: Sequence[int], longest: int, threads: int | None) -> TorchRunner:
+def load(
+    model: str, *, batches: Sequence[int], prompt_len: int, steps: int, threads: int | None
+) -> TorchRunner:
     """The model, with room for the largest batch. Raises: ModelLoadError."""
-    blocks = -(-longest // 16) + 1
-    return torch_runner.load_runner(
+    longest = prompt_len + max(
+        core_parts.num_outputs(batch, prompt_len, steps, _budget(batch)) for batch in batches
+    )
+    blocks = -(-longest // 16) + 2  # a prompt may be a block longer
+    return prepare.load_runner(
         CoreConfig(
             model=model,
             address="none",
             device="cpu",
             max_num_seqs=max(batches),
-            max_model_len=longest,
+            max_model_len=16 * blocks,
             num_blocks=max(batches) * blocks + 1,
             threads=threads,
         )
     )
-
-
-def num_outputs(batch: int, prompt_len: int, steps: int) -> int:
-    """Tokens that each request is to have, so that all of them decode together for `steps`."""
-    room = _budget(batch) - batch  # beside those that decode already
-    return steps + -(-batch * prompt_len // room) + 2
 
 
 def _budget(batch: int) -> int:
@@ -56,65 +52,68 @@ def _budget(batch: int) -> int:
 
 
 def measure(
-    runner: TorchRunner, batch: int, *, prompt_len: int, steps: int
+    runner: TorchRunner, batch: int, *, prompt_len: int, steps: int, enable_prefix_caching: bool
 ) -> dict[str, list[float]]:
-    """Microseconds of each part, by step."""
-    budget = _budget(batch)
-    prompts = random_prompts(batch, prompt_len, runner.info.vocab_size)
-    scheduler = new_scheduler(
-        [Wanted(prompt, num_outputs(batch, prompt_len, steps)) for prompt in prompts],
-        num_blocks=runner.num_blocks,
-        block_size=runner.info.block_size,
-        budget=budget,
-        max_model_len=runner.info.max_model_len,
-    )
-    found: dict[str, list[float]] = {part: [] for part in PARTS}
-    acked = np.zeros(batch, np.int64)  # nobody reads along
+    """Microseconds of each part, the core's and the device's, by step."""
     with _clocks() as spent:
-        while len(found["device"]) < steps:
-            plan = scheduler.schedule(acked)
-            assert plan is not None
-            spent.clear()
-            runner.launch(plan)
-            result = runner.collect()
-            scheduler.complete(plan, result.token_ids)
-            scheduler.settle()
-            if plan.num_decodes == plan.num_requests == batch:
-                us = {name: ns / 1e3 for name, ns in spent.items()}
-                found["attention"].append(us["attend"])
-                found["matmul"].append(us["_forward"] - us["attend"])
-                found["sampling"].append(us["sample"])
-                found["device"].append(us["_step"])
-    return found
+        parts = CoreParts(
+            batch,
+            prompt_len=prompt_len,
+            steps=steps,
+            enable_prefix_caching=enable_prefix_caching,
+            runner=runner,
+            budget=_budget(batch),
+        )
+        try:
+            for _ in range(steps):
+                assert parts.step(), "somebody does not decode"
+            parts.check_whole()
+            us = parts.measured_us()
+        finally:
+            parts.close()
+    us["launch"] = [sum(both) for both in zip(us["launch"], us.pop(DEVICE), strict=True)]
+    measured = spent[-steps:]
+    us["model"] = [step["_forward"] / 1e3 for step in measured]
+    us["sampling"] = [step["sample"] / 1e3 for step in measured]
+    us[DEVICE] = [step["_step"] / 1e3 for step in measured]
+    return us
 
 
 @contextmanager
-def _clocks() -> Iterator[dict[str, int]]:
-    """Nanoseconds spent in the runner's parts since this was last cleared, by function."""
-    spent: dict[str, int] = {}
+def _clocks() -> Iterator[list[dict[str, int]]]:
+    """Nanoseconds spent in the runner's parts by each step that has ended, by function."""
+    steps: list[dict[str, int]] = []
+    running: dict[str, int] = {}  # of the step that the device's thread is at
     timed: tuple[tuple[Any, str], ...] = (
-        (TorchRunner, "_step"),
         (TorchRunner, "_forward"),
-        (ForwardContext, "attend"),
-        (NativeContext, "attend"),
         (torch_runner, "sample"),
+        (TorchRunner, "_step"),
     )
+
+    def ended() -> None:
+        steps.append(running.copy())
+        running.clear()
+
     originals = [getattr(owner, name) for owner, name in timed]
     try:
         for (owner, name), original in zip(timed, originals, strict=True):
-            setattr(owner, name, _timed(original, name, spent))
-        yield spent
+            setattr(owner, name, _timed(original, name, running, ended))
+        yield steps
     finally:
         for (owner, name), original in zip(timed, originals, strict=True):
             setattr(owner, name, original)
 
 
-def _timed(original: Callable[..., Any], name: str, spent: dict[str, int]) -> Callable[..., Any]:
+def _timed(
+    original: Callable[..., Any], name: str, spent: dict[str, int], ended: Callable[[], None]
+) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
         begin = time.perf_counter_ns()
         try:
             return original(*arguments, **options)
         finally:
             spent[name] = spent.get(name, 0) + time.perf_counter_ns() - begin
+            if name == "_step":
+                ended()
 
     return call

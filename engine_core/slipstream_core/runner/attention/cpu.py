@@ -26,6 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from slipstream_core.runner.attention.interface import AttentionParams
 from slipstream_core.runner.kv_cache import LayerCache
 from slipstream_core.runner.plan import Bools, Int32s
+from slipstream_core.runner.upload import to_device
 
 # Per gathered tensor (one for keys, one for values). On a CPU two of them fit a core's share of
 # L2/L3; a card wants few launches.
@@ -39,12 +40,11 @@ def scratch_bytes(device: torch.device) -> int:
 
 
 class Scratch:
-    """Two buffers, for gathered keys and values; kept between steps, they only ever grow."""
+    """Two buffers, for gathered keys and values; made when first used, they only ever grow."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.device = device
-        size = scratch_bytes(device) // dtype.itemsize
-        self._keys = torch.empty(size, dtype=dtype, device=device)
+        self._keys = torch.empty(0, dtype=dtype, device=device)
         self._values = torch.empty_like(self._keys)
 
     def gather(
@@ -64,15 +64,15 @@ class Scratch:
     def indices(self, blocks: Int32s) -> torch.Tensor:
         """Block numbers as gather() takes them, flat and on the device."""
         flat = np.ascontiguousarray(blocks).reshape(-1)
-        return torch.from_numpy(flat).to(self.device, non_blocking=True)
+        return to_device(flat, self.device)
 
 
 def _gather(
     buffer: torch.Tensor, source: torch.Tensor, blocks: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     size = len(blocks) * source.shape[1]
-    if size > len(buffer):  # a single row longer than the scratch
-        buffer = buffer.new_empty(size)
+    if size > len(buffer):  # the first use, or a single row longer than the scratch
+        buffer = buffer.new_empty(max(size, scratch_bytes(buffer.device) // buffer.itemsize))
     target = buffer[:size].view(len(blocks), source.shape[1])
     return buffer, torch.index_select(source, 0, blocks, out=target)
 
@@ -134,7 +134,7 @@ class _Chunk:
 
 
 def _as_mask(hidden: Bools, like: torch.Tensor) -> torch.Tensor:
-    on_device = torch.from_numpy(hidden).to(like.device, non_blocking=True)
+    on_device = to_device(hidden, like.device)
     return like.new_zeros(hidden.shape).masked_fill_(on_device, -torch.inf)
 
 

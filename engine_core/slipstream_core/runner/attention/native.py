@@ -72,6 +72,21 @@ class NativeContext:
                 scratch=scratch,
             )
 
+    @property
+    def layers(self) -> Sequence[LayerCache]:
+        """The cache."""
+        return self._layers
+
+    @property
+    def address(self) -> int:
+        """Of the kernel's Decode, of which what is the same for all layers is filled in."""
+        return self._at
+
+    @property
+    def decodes_only(self) -> bool:
+        """Whether no row is a prefill chunk."""
+        return self._chunks is None
+
     def attend(
         self,
         layer: int,

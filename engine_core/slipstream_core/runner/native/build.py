@@ -1,4 +1,4 @@
-"""kernels.c as a library of this machine: compiled once, kept in the user's cache.
+"""The C sources as a library of this machine: compiled once, kept in the user's cache.
 
 Owns the compiler's call and the file. Knows nothing of what the kernels do.
 
@@ -28,7 +28,8 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-_SOURCE = Path(__file__).with_name("kernels.c")
+_HEADERS = tuple(map(Path(__file__).with_name, ("kernels.h", "vectors.h")))
+_SOURCES = tuple(map(Path(__file__).with_name, ("kernels.c", "products.c", "program.c")))
 _FLAGS = (
     "-O3",
     "-march=native",
@@ -58,7 +59,7 @@ def _build() -> Path | None:
     if compiler is None:
         logger.info("no C compiler, so no kernels of our own: torch's serve, which is slower")
         return None
-    source = _SOURCE.read_bytes()
+    source = b"\0".join(each.read_bytes() for each in (*_HEADERS, *_SOURCES))
     recipe = "\0".join([compiler, *_FLAGS, platform.machine(), _processor()]).encode()
     folder = _folder()
     target = folder / f"kernels-{hashlib.sha256(recipe + source).hexdigest()[:32]}.so"
@@ -68,7 +69,7 @@ def _build() -> Path | None:
     os.close(handle)
     try:
         subprocess.run(
-            [compiler, *_FLAGS, "-o", temporary, str(_SOURCE), "-lm"],
+            [compiler, *_FLAGS, "-o", temporary, *map(str, _SOURCES), "-lm"],
             check=True,
             capture_output=True,
             text=True,
@@ -85,13 +86,13 @@ def _build() -> Path | None:
 def _folder() -> Path:
     """A folder that nobody else may write."""
     base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "slipstream" / "native"
     try:
+        folder = (Path(base) if base else Path.home() / ".cache") / "slipstream" / "native"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if _is_ours(folder) and os.access(folder, os.W_OK):
             return folder
-    except OSError as error:
-        logger.info("%s cannot be used: %s", folder, error)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
+        logger.info("the cache folder cannot be used: %s", error)
     return Path(tempfile.mkdtemp(prefix="slipstream-native-"))
 
 

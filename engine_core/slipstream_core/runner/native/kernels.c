@@ -9,21 +9,10 @@
  * - Exactly the tokens that a row sees are read: no padding, no mask, and the null block never.
  */
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "kernels.h"
+#include "vectors.h"
 
-#if defined(__AVX512F__)
-#define W 16
-#elif defined(__AVX__)
-#define W 8
-#else
-#define W 4
-#endif
 #define CHUNK 32     /* tokens that one pass takes: their keys stay in L1 or L2 */
-
-typedef float vec __attribute__((vector_size(W * 4), aligned(4), may_alias));
-typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
 
 static inline vec4 fold(vec x) {
     vec4 parts[W / 4];
@@ -114,27 +103,9 @@ static void gather(const float *probs, const float *const *values, int n, int di
         for (int t = 0; t < n; t++) sum[i] += probs[t] * values[t][i];
 }
 
-typedef struct {
-    const float *key, *value; /* [tokens, kv_heads, dim]: the step's own, to be stored first */
-    int64_t key_token, key_head, value_token, value_head; /* strides in floats */
-    const int64_t *slots;                                 /* [tokens] */
-    int64_t tokens;
-    const float *query; /* [rows, heads, key_dim], strides in floats, the last one 1 */
-    int64_t query_row, query_head;
-    float *keys, *values;       /* [slots, kv_heads, dim] */
-    const int32_t *tables;      /* [rows, widest] */
-    int64_t widest;
-    const int32_t *lens; /* [rows], at least 1 */
-    float *output;       /* [rows, heads, value_dim] */
-    const float *sinks;  /* [heads] or NULL */
-    int64_t rows, heads, kv_heads, key_dim, value_dim, block_size;
-    int64_t window; /* tokens seen, 0 is all */
-    float scale, softcap; /* softcap 0 is none */
-} Decode;
-
 /* One row's query heads over key heads [first, last): softmax in one pass, chunk by chunk
  * (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). */
-static void attend(const Decode *p, int64_t row, int64_t first, int64_t last) {
+static void attend_row(const Decode *p, int64_t row, int64_t first, int64_t last) {
     int group = (int)(p->heads / p->kv_heads), num_heads = (int)(last - first) * group;
     int key_dim = (int)p->key_dim, value_dim = (int)p->value_dim;
     int64_t len = p->lens[row], token = p->window && p->window < len ? len - p->window : 0;
@@ -188,8 +159,10 @@ static void attend(const Decode *p, int64_t row, int64_t first, int64_t last) {
     }
 }
 
-static void store(const Decode *p) {
-#pragma omp parallel for schedule(static) if (p->tokens > 256)
+/* Store all tokens' keys and values, then let the decode rows attend. Rows are shared out among
+ * the threads; where they are few, their heads too. To be called by all of a team, or by one alone. */
+void slipstream_attend_together(const Decode *p) {
+#pragma omp for schedule(static)
     for (int64_t t = 0; t < p->tokens; t++)
         for (int64_t h = 0; h < p->kv_heads; h++) {
             int64_t place = p->slots[t] * p->kv_heads + h;
@@ -199,62 +172,72 @@ static void store(const Decode *p) {
                    p->value + t * p->value_token + h * p->value_head,
                    sizeof(float) * p->value_dim);
         }
-}
-
-/* Store all tokens' keys and values, then let the decode rows attend. Rows are shared out among
- * the threads; where they are few, their heads too. */
-void slipstream_attend(const Decode *p) {
-    store(p);
     int64_t split = p->rows >= 8 ? 1 : p->kv_heads;
     int64_t heads = p->kv_heads / split;
-#pragma omp parallel for schedule(dynamic, 1) if (p->rows * split > 1)
+#pragma omp for schedule(dynamic, 1)
     for (int64_t item = 0; item < p->rows * split; item++)
-        attend(p, item / split, item % split * heads, (item % split + 1) * heads);
+        attend_row(p, item / split, item % split * heads, (item % split + 1) * heads);
+}
+
+void slipstream_attend(const Decode *p) {
+#pragma omp parallel if (p->rows > 1 || p->kv_heads > 1 || p->tokens > 256)
+    slipstream_attend_together(p);
 }
 
 /* y = weight * (x / sqrt(mean(x^2) + epsilon)) by row; x and y [rows, dim]. */
 void slipstream_rms_norm(const float *x, int64_t x_row, const float *weight, float *y,
                          int64_t rows, int64_t dim, float epsilon) {
 #pragma omp parallel for schedule(static) if (rows * dim > 65536)
-    for (int64_t row = 0; row < rows; row++) {
-        const float *in = x + row * x_row;
-        float *out = y + row * dim;
-        float lanes[16] = {0}, total = 0;
-        int64_t i = 0;
-        for (; i + 16 <= dim; i += 16)
-            for (int lane = 0; lane < 16; lane++) lanes[lane] += in[i + lane] * in[i + lane];
-        for (int lane = 0; lane < 16; lane++) total += lanes[lane];
-        for (; i < dim; i++) total += in[i] * in[i];
-        float scale = 1.0f / sqrtf(total / (float)dim + epsilon);
-        for (i = 0; i < dim; i++) out[i] = weight[i] * (in[i] * scale);
-    }
+    for (int64_t row = 0; row < rows; row++)
+        slipstream_norm_row(x + row * x_row, weight, y + row * dim, dim, epsilon);
+}
+
+/* Of one row, by whoever calls. */
+void slipstream_norm_row(const float *in, const float *weight, float *out, int64_t dim,
+                         float epsilon) {
+    float lanes[16] = {0}, total = 0;
+    int64_t i = 0;
+    for (; i + 16 <= dim; i += 16)
+        for (int lane = 0; lane < 16; lane++) lanes[lane] += in[i + lane] * in[i + lane];
+    for (int lane = 0; lane < 16; lane++) total += lanes[lane];
+    for (; i < dim; i++) total += in[i] * in[i];
+    float scale = 1.0f / sqrtf(total / (float)dim + epsilon);
+    for (i = 0; i < dim; i++) out[i] = weight[i] * (in[i] * scale);
 }
 
 /* y = silu(gate) * up by row; [rows, dim]. */
 void slipstream_silu_mul(const float *gate, int64_t gate_row, const float *up, int64_t up_row,
                          float *y, int64_t rows, int64_t dim) {
 #pragma omp parallel for schedule(static) if (rows * dim > 16384)
-    for (int64_t row = 0; row < rows; row++) {
-        const float *g = gate + row * gate_row, *u = up + row * up_row;
-        float *out = y + row * dim;
-        for (int64_t i = 0; i < dim; i++) out[i] = g[i] / (1.0f + exp_(-g[i])) * u[i];
-    }
+    for (int64_t row = 0; row < rows; row++)
+        slipstream_silu_mul_row(gate + row * gate_row, up + row * up_row, y + row * dim, dim);
+}
+
+/* Of one row, by whoever calls. */
+void slipstream_silu_mul_row(const float *g, const float *u, float *out, int64_t dim) {
+    for (int64_t i = 0; i < dim; i++) out[i] = g[i] / (1.0f + exp_(-g[i])) * u[i];
 }
 
 /* Rotary positions, halves rotated (GPT-NeoX's way): x [tokens, heads, dim] by strides, cosines
  * and sines [tokens, dim], y [tokens, heads, dim]. */
 void slipstream_rotate(const float *x, int64_t x_token, int64_t x_head, const float *cosines,
                        const float *sines, float *y, int64_t tokens, int64_t heads, int64_t dim) {
-    int64_t half = dim / 2;
 #pragma omp parallel for schedule(static) if (tokens * heads * dim > 65536)
     for (int64_t t = 0; t < tokens; t++)
-        for (int64_t h = 0; h < heads; h++) {
-            const float *a = x + t * x_token + h * x_head, *b = a + half;
-            const float *c = cosines + t * dim, *s = sines + t * dim;
-            float *out = y + (t * heads + h) * dim;
-            for (int64_t i = 0; i < half; i++) {
-                out[i] = a[i] * c[i] - b[i] * s[i];
-                out[half + i] = b[i] * c[half + i] + a[i] * s[half + i];
-            }
+        slipstream_rotate_token(x + t * x_token, x_head, cosines + t * dim, sines + t * dim,
+                                y + t * heads * dim, heads, dim);
+}
+
+/* Of one token, by whoever calls. */
+void slipstream_rotate_token(const float *x, int64_t x_head, const float *c, const float *s,
+                             float *y, int64_t heads, int64_t dim) {
+    int64_t half = dim / 2;
+    for (int64_t h = 0; h < heads; h++) {
+        const float *a = x + h * x_head, *b = a + half;
+        float *out = y + h * dim;
+        for (int64_t i = 0; i < half; i++) {
+            out[i] = a[i] * c[i] - b[i] * s[i];
+            out[half + i] = b[i] * c[half + i] + a[i] * s[half + i];
         }
+    }
 }

@@ -4,7 +4,8 @@ Owns the translation from tensors to pointers and strides. Knows no model and no
 
 Rules:
 - Tensors are float32 on the CPU; a last dimension with a stride other than 1 is made dense first.
-- Small kernels keep the GIL: giving it up costs more than they take. Attention gives it up.
+- Small kernels keep the GIL: giving it up costs more than they take. Attention and large products
+  give it up.
 - They run in torch's team: as many threads as torch.set_num_threads has said in this thread.
 """
 
@@ -18,6 +19,9 @@ import torch
 from slipstream_core.runner.native.build import library
 
 _Pointer, _Int, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+_LINE = 16  # floats
+_LARGE = 1 << 20  # multiplications, about 0.1 ms of a single row's, 0.02 ms of many rows'
 
 
 class Decode(ctypes.Structure):
@@ -54,13 +58,33 @@ class Decode(ctypes.Structure):
     )
 
 
+class Product(ctypes.Structure):
+    """products.c's Product."""
+
+    _fields_ = (
+        ("x", _Pointer),
+        ("x_row", _Int),
+        ("packed", _Pointer),
+        ("bias", _Pointer),
+        ("more", _Pointer),
+        ("more_row", _Int),
+        ("y", _Pointer),
+        ("y_row", _Int),
+        ("rows", _Int),
+        ("n", _Int),
+        ("k", _Int),
+    )
+
+
 class Kernels:
-    """The library's functions. `attend` takes a Decode by reference."""
+    """The library's functions. `attend` takes a Decode's address, `run` that of a program's Run."""
 
     def __init__(self, path: str) -> None:
         holding, releasing = ctypes.PyDLL(path), ctypes.CDLL(path)
         self.attend = releasing.slipstream_attend
         self.attend.argtypes, self.attend.restype = (_Pointer,), None
+        self.run = releasing.slipstream_run
+        self.run.argtypes, self.run.restype = (_Pointer,), None
         self._rms_norm = holding.slipstream_rms_norm
         self._rms_norm.argtypes = (_Pointer, _Int, _Pointer, _Pointer, _Int, _Int, _Float)
         self._silu_mul = holding.slipstream_silu_mul
@@ -77,7 +101,24 @@ class Kernels:
             _Int,
             _Int,
         )
-        for function in (self._rms_norm, self._silu_mul, self._rotate):
+        self._pack = releasing.slipstream_pack
+        self._pack.argtypes = (_Pointer, _Int, _Int, _Int, _Int, _Pointer)
+        self._product, self._large_product = (
+            holding.slipstream_product,
+            releasing.slipstream_product,
+        )
+        for function in (self._product, self._large_product):
+            function.argtypes = (_Pointer,)
+        holding.slipstream_panel.restype = _Int
+        self._panel: int = holding.slipstream_panel()
+        for function in (
+            self._rms_norm,
+            self._silu_mul,
+            self._rotate,
+            self._pack,
+            self._product,
+            self._large_product,
+        ):
             function.restype = None
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -129,6 +170,40 @@ class Kernels:
             dim,
         )
         return output
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """weight [n, k] as `product` wants it, in memory of its own; opaque."""
+        num_outputs, num_inputs = weight.shape
+        size = -(-num_outputs // self._panel) * self._panel * num_inputs
+        room = weight.new_empty(size + _LINE)  # what a product reads lies along the cache's lines
+        packed = room[-room.data_ptr() % (4 * _LINE) // 4 :][:size]
+        self._pack(weight.data_ptr(), *weight.stride(), num_outputs, num_inputs, packed.data_ptr())
+        return packed
+
+    def product(
+        self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int
+    ) -> torch.Tensor:
+        """x [1, rows, k] times the transpose of what was packed, plus bias [n]: [1, rows, n].
+
+        A row's result is the same whatever rows are beside it.
+        """
+        x = dense_rows(x)
+        _, rows, num_inputs = x.shape
+        y = x.new_empty(1, rows, num_outputs)
+        call = Product(
+            x=x.data_ptr(),
+            x_row=x.stride(1),
+            packed=packed.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            y=y.data_ptr(),
+            y_row=num_outputs,
+            rows=rows,
+            n=num_outputs,
+            k=num_inputs,
+        )
+        is_large = rows * num_outputs * num_inputs > _LARGE
+        (self._large_product if is_large else self._product)(ctypes.addressof(call))
+        return y
 
 
 def dense(x: torch.Tensor) -> torch.Tensor:

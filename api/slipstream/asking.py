@@ -1,0 +1,207 @@
+"""What a client asks for, from its caller's side, but for the waiting: that differs between threads
+and tasks, as it does for `reading`.
+
+Owns: turning callers' arguments into streams to submit, for one prompt and for many; opening and
+closing the engine of a client. Does not know: threads, event loops, the wire.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, get_args
+
+import msgspec
+
+from slipstream.client_io import ClientIO
+from slipstream.endpoints import Endpoint, server_endpoint
+from slipstream.errors import BadRequestError, bad_request
+from slipstream.outputs import Completion
+from slipstream.reading import OutputKind
+from slipstream.requests import (
+    Prompt,
+    checked_params,
+    new_resume,
+    new_submit,
+    params_of_answers,
+)
+from slipstream.stream_state import StreamState
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.messages import SamplingParams
+from slipstream_ipc.trace import open_tracer
+
+DEFAULT_TIMEOUT_S = 10.0
+
+
+class Asking:
+    """What `Client` and `AsyncClient` share: the engine, and streams that it is to run."""
+
+    def __init__(
+        self,
+        address: str | None,
+        timeout_s: float,
+        trace: str | None,
+        keys: str | os.PathLike[str] | None,
+        insecure: bool,
+    ) -> None:
+        """Arguments and errors: see `Client`."""
+        self._io = open_io(server_endpoint(address, keys, insecure=insecure), timeout_s, trace)
+        self._finalizer = _close_with(self, self._io)
+
+    @property
+    def address(self) -> str:
+        """Where the server is."""
+        return self._io.address
+
+    def _ask(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        kind: OutputKind,
+        *,
+        label: str | None,
+        priority: int,
+        stream_id: str | None,
+        cache_salt: str | None,
+    ) -> StreamState:
+        """Ask for one stream. `params`: checked ones."""
+        state = new_state(
+            self._io,
+            prompt,
+            params,
+            kind=kind,
+            label=label,
+            priority=priority,
+            stream_id=stream_id,
+            cache_salt=cache_salt,
+        )
+        self._io.submit(state)
+        return state
+
+    def _ask_again(
+        self, stream_id: str, num_chars: int, num_tokens: int, kind: OutputKind
+    ) -> StreamState:
+        """Ask for the rest of a stream that runs already, or has ended and is kept."""
+        _check_kind(kind)
+        resume = new_resume(stream_id, num_chars, num_tokens)
+        state = StreamState(resume, wants_whole=kind == "final")
+        self._io.submit(state)
+        return state
+
+
+def open_io(endpoint: Endpoint, timeout_s: float, trace: str | None = None) -> ClientIO:
+    """The engine of a new client.
+
+    Raises: BadRequestError.
+    """
+    if not timeout_s > 0:
+        raise bad_request(BadRequest("timeout_s", timeout_s, "a number of seconds > 0"))
+    tracer = open_tracer(trace, "client")
+    return ClientIO(endpoint.address, timeout_s, tracer, access=endpoint.access)
+
+
+def new_state(
+    io: ClientIO,
+    prompt: Prompt,
+    params: SamplingParams,
+    *,
+    kind: OutputKind,
+    label: str | None = None,
+    priority: int = 0,
+    stream_id: str | None = None,
+    cache_salt: str | None = None,
+) -> StreamState:
+    """A stream that can be submitted. `params`: checked ones.
+
+    Raises: BadRequestError.
+    """
+    _check_kind(kind)
+    submit = new_submit(
+        prompt,
+        params,
+        label=label,
+        priority=priority,
+        model=io.model,
+        stream_id=stream_id,
+        cache_salt=cache_salt,
+    )
+    return StreamState(submit, wants_whole=kind == "final")
+
+
+def _check_kind(kind: OutputKind) -> None:
+    allowed = get_args(OutputKind)
+    if kind not in allowed:
+        raise bad_request(BadRequest("output_kind", kind, "one of " + ", ".join(allowed)))
+
+
+def new_states(
+    io: ClientIO,
+    prompts: Sequence[Prompt],
+    params: Sequence[SamplingParams],
+    priority: int,
+    *,
+    kind: OutputKind = "final",
+    cache_salt: str | None = None,
+) -> list[StreamState]:
+    """Streams, for each prompt as many as its params ask for. `params`: checked ones, as many.
+
+    Raises: BadRequestError, which says which prompt is meant.
+    """
+    states: list[StreamState] = []
+    for index, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
+        try:
+            states += [
+                new_state(io, prompt, one, kind=kind, priority=priority, cache_salt=cache_salt)
+                for one in params_of_answers(each)
+            ]
+        except BadRequestError as error:
+            message = f"prompts[{index}]: {error.fault.message}"
+            raise BadRequestError(msgspec.structs.replace(error.fault, message=message)) from None
+    return states
+
+
+def with_others(
+    answers: Sequence[Completion], params: Sequence[SamplingParams]
+) -> list[Completion]:
+    """One completion to a prompt, where `answers` are those of all prompts, `n` to each."""
+    rest = iter(answers)
+    found = []
+    for each in params:
+        first, *others = islice(rest, each.n)
+        others = [msgspec.structs.replace(other, _prompt=first._prompt) for other in others]
+        found.append(msgspec.structs.replace(first, _others=tuple(others)) if others else first)
+    return found
+
+
+def params_for_each(
+    num_prompts: int,
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    options: dict[str, Any],
+) -> list[SamplingParams]:
+    """Checked params for each of several prompts: one for all, or as many as there are prompts.
+
+    Raises: BadRequestError.
+    """
+    if not isinstance(params, Sequence):
+        return [checked_params(params, options)] * num_prompts
+    if len(params) != num_prompts:
+        given = f"{len(params)} of them"
+        allowed = f"one for all, or {num_prompts} for {num_prompts} prompts"
+        raise bad_request(BadRequest("params", given, allowed))
+    return [checked_params(each, options) for each in params]
+
+
+def refuse_for_several(label: str | None, stream_id: str | None) -> None:
+    """BadRequestError for what names one stream, where there are several."""
+    for field, value in (("label", label), ("stream_id", stream_id)):
+        if value is not None:
+            raise bad_request(BadRequest(field, value, "None where n is more than 1"))
+
+
+def _close_with(client: object, io: ClientIO) -> weakref.finalize[..., object]:
+    """Close the engine when nobody holds the client; at exit it closes itself."""
+    finalizer = weakref.finalize(client, io.close, wait=False)
+    finalizer.atexit = False
+    return finalizer

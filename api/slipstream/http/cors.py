@@ -1,0 +1,62 @@
+"""Which pages of other origins a browser lets read answers (CORS, as the Fetch standard has it).
+
+Owns: the headers. Does not know: paths, keys.
+
+Rules:
+- Nothing is said unless origins are allowed by name, or all of them by `*`.
+- Credentials that a browser has by itself (cookies) are never asked for, so `*` is none of a user's
+  sessions: an API key is sent by the page that has it.
+- A preflight needs no key: a browser sends none with it.
+"""
+
+from __future__ import annotations
+
+from slipstream.http.parsing import Request
+from slipstream.http.wire import Headers, Response
+
+_ANY = b"*"
+_REQUEST_HEADERS = b"authorization, content-type, accept, last-event-id, cache-control"
+_MAX_AGE_S = b"600"
+
+
+class Cors:
+    """origins: `scheme://host[:port]` each, or `*`; none of them: nothing is ever said."""
+
+    def __init__(self, origins: tuple[str, ...]) -> None:
+        self._origins = frozenset(origin.encode() for origin in origins)
+
+    def headers(self, request: Request) -> Headers:
+        """What the answer to a request has besides, whichever it is."""
+        if not self._origins:
+            return ()
+        if _ANY in self._origins:
+            return ((b"access-control-allow-origin", _ANY), _EXPOSED)
+        origin = request.headers.get(b"origin")
+        vary = (b"vary", b"Origin")
+        if origin is None or origin not in self._origins:
+            return (vary,)
+        return ((b"access-control-allow-origin", origin), _EXPOSED, vary)
+
+    def is_preflight(self, request: Request) -> bool:
+        """Whether a browser asks what it may send, and is to be answered."""
+        return (
+            bool(self._origins)
+            and request.method == "OPTIONS"
+            and b"origin" in request.headers
+            and b"access-control-request-method" in request.headers
+        )
+
+    def preflight(self, methods: bytes) -> Response:
+        """The answer to that; `headers` says whether the origin may at all."""
+        return Response(
+            204,
+            b"",
+            (
+                (b"access-control-allow-methods", methods),
+                (b"access-control-allow-headers", _REQUEST_HEADERS),
+                (b"access-control-max-age", _MAX_AGE_S),
+            ),
+        )
+
+
+_EXPOSED = (b"access-control-expose-headers", b"retry-after, www-authenticate")

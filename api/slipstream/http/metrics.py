@@ -1,0 +1,308 @@
+"""GET /metrics: the newest statistics in Prometheus' formats.
+
+Owns: which metric says what, and the rendering. Does not know: where anything is counted
+(`slipstream_ipc.statistics` says what each number means), how it comes here.
+
+Rules:
+- Names are vLLM's where it has the metric, with our prefix, so that its dashboards can be ported.
+- What is rendered is kept until there are newer statistics: a scraper, or a hundred, cannot load
+  the front. Any front tells of all processes. There are two formats, whatever is asked for.
+- Ratios are told as their two counters: a share over any span of time is one division of rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from types import UnionType
+from typing import Any
+
+from msgspec import Struct
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+
+from slipstream.http.wire import Response
+from slipstream_ipc.statistics import (
+    BOUNDS_S,
+    CoreNumbers,
+    FrontNumbers,
+    Histogram,
+    ProcessStatistics,
+    Statistics,
+    WorkerNumbers,
+)
+
+PREFIX = "slipstream:"
+
+_PLAIN = b"text/plain; version=0.0.4; charset=utf-8"
+_OPEN = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
+_LES = (*map(str, BOUNDS_S), "+Inf")
+_NO_COUNTS = (0,) * len(_LES)
+
+
+class _Family(Struct, frozen=True):
+    """One metric. value: of a process' statistics, from its numbers of the kind `of`, or, where
+    `of` is None, from the rest. labels: behind model and process; then `value` is a dict by those.
+    """
+
+    kind: Callable[..., Metric]
+    name: str
+    help: str
+    of: type | UnionType | None
+    value: Callable[[Any], Any]
+    labels: tuple[str, ...] = ()
+
+
+_Gauge, _Counter, _Histogram = GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily
+
+
+def _cache_use(core: CoreNumbers) -> float:
+    return core.gauges.num_used_blocks / max(1, core.gauges.num_blocks)
+
+
+def _by_path(front: FrontNumbers) -> dict[tuple[str, ...], int]:
+    """Of answers by "STATUS PATH"."""
+    pairs = ((kind.partition(" "), num) for kind, num in front.counters.answers.items())
+    return {(path, status): num for (status, _, path), num in pairs}
+
+
+def _singly(tally: dict[str, int]) -> dict[tuple[str, ...], int]:
+    return {(name,): num for name, num in tally.items()}
+
+
+def _of_core() -> Iterator[_Family]:
+    def gauge(name: str, help_: str, value: Callable[[CoreNumbers], float]) -> _Family:
+        return _Family(_Gauge, name, help_, CoreNumbers, value)
+
+    def counter(name: str, help_: str, field: str) -> _Family:
+        return _Family(_Counter, name, help_, CoreNumbers, lambda n: getattr(n.counters, field))
+
+    yield gauge("num_requests_running", "Requests being computed.", lambda n: n.gauges.num_running)
+    yield gauge(
+        "num_requests_waiting",
+        "Requests that wait, preempted ones too.",
+        lambda n: n.gauges.num_waiting,
+    )
+    yield gauge("kv_cache_usage_perc", "Cache blocks in use; 1 is all of them.", _cache_use)
+    yield gauge("num_kv_cache_blocks", "Blocks of the cache.", lambda n: n.gauges.num_blocks)
+    yield counter("num_preemptions", "Requests that gave up their blocks.", "num_preemptions")
+    yield counter(
+        "prefix_cache_queries", "Tokens looked for in the prefix cache.", "num_prefix_queries"
+    )
+    yield counter("prefix_cache_hits", "Tokens found there, not computed.", "num_prefix_hits")
+    yield counter("generation_tokens", "Tokens sampled for answers.", "num_sampled_tokens")
+    yield counter(
+        "computed_tokens",
+        "Tokens that went through the model, again after a preemption.",
+        "num_computed_tokens",
+    )
+    yield counter("engine_steps", "Steps of the model.", "num_steps")
+    yield counter("device_busy_seconds", "Time with a step under way.", "device_busy_s")
+    yield counter(
+        "device_idle_seconds",
+        "Time without one though requests were there. Idle share: idle / (busy + idle).",
+        "device_idle_s",
+    )
+    yield _histogram("step_time_seconds", "One step of the model.", CoreNumbers, "step_s")
+    yield _histogram(
+        "request_queue_time_seconds", "From admission to the first step.", CoreNumbers, "queue_s"
+    )
+
+
+def _of_worker() -> Iterator[_Family]:
+    def counter(name: str, help_: str, field: str) -> _Family:
+        return _Family(_Counter, name, help_, WorkerNumbers, lambda n: getattr(n.counters, field))
+
+    yield _Family(
+        _Gauge,
+        "num_streams_kept",
+        "Streams that have ended, kept for readers that come back.",
+        WorkerNumbers,
+        lambda n: n.gauges.num_kept_streams,
+    )
+    yield _Family(
+        _Gauge,
+        "num_clients",
+        "Clients that are attached, fronts among them.",
+        WorkerNumbers,
+        lambda n: n.gauges.num_clients,
+    )
+    yield counter("requests_accepted", "Requests that the engine took.", "num_accepted")
+    yield counter("prompt_tokens", "Tokens of their prompts.", "num_prompt_tokens")
+    yield _Family(
+        _Counter,
+        "request_success",
+        "Streams that have ended, by finish reason.",
+        WorkerNumbers,
+        lambda n: _singly(n.counters.finished),
+        ("finished_reason",),
+    )
+    yield _Family(
+        _Counter,
+        "requests_rejected",
+        "Requests that were not taken, by reason.",
+        WorkerNumbers,
+        lambda n: _singly(n.counters.rejected),
+        ("code",),
+    )
+    yield counter("client_messages", "Messages with deltas to clients.", "num_messages")
+    yield counter(
+        "deltas", "Deltas of streams. Coalescing factor: delivered_tokens / deltas.", "num_deltas"
+    )
+    yield counter("delivered_tokens", "Tokens in those.", "num_delivered_tokens")
+    for name, help_, field in (
+        ("time_to_first_token", "From a request's arrival to its first delta.", "ttft_s"),
+        ("inter_token_latency", "Between two deltas of a stream.", "itl_s"),
+        (
+            "request_time_per_output_token",
+            "From a stream's first delta to its end, by token but the first.",
+            "tpot_s",
+        ),
+        ("e2e_request_latency", "From a request's arrival to its end's leaving.", "e2e_s"),
+    ):
+        yield _histogram(f"{name}_seconds", help_, WorkerNumbers, field)
+
+
+def _of_fronts() -> Iterator[_Family]:
+    yield _Family(
+        _Counter,
+        "http_requests",
+        "Answers by path and status; 499: the client left before.",
+        FrontNumbers,
+        _by_path,
+        ("path", "status"),
+    )
+    yield _Family(
+        _Counter,
+        "http_stream_chunks",
+        "Chunks of streamed answers.",
+        FrontNumbers,
+        lambda n: n.counters.num_chunks,
+    )
+    yield _Family(
+        _Gauge,
+        "http_open_streams",
+        "Answers that are being streamed.",
+        FrontNumbers,
+        lambda n: n.gauges.num_open_streams,
+    )
+    yield _Family(
+        _Gauge,
+        "http_connections",
+        "Connections of clients.",
+        FrontNumbers,
+        lambda n: n.gauges.num_connections,
+    )
+
+
+def _of_all() -> Iterator[_Family]:
+    yield _Family(
+        _Counter,
+        "overrun_tokens",
+        "Tokens that were sampled behind their request's end.",
+        CoreNumbers | WorkerNumbers,
+        lambda n: n.counters.num_overrun_tokens,
+    )
+    yield _Family(
+        _Gauge,
+        "process_up",
+        "Whether it is ready and shows signs of life.",
+        None,
+        lambda p: float(p.state == "ready"),
+    )
+    yield _Family(
+        _Counter,
+        "process_restarts",
+        "Times that it was replaced.",
+        None,
+        lambda p: p.num_restarts,
+    )
+    yield _Family(
+        _Counter,
+        "process_cpu_seconds",
+        "CPU time, of those that it replaced too.",
+        None,
+        lambda p: p.cpu_s,
+    )
+    yield _Family(
+        _Gauge,
+        "process_resident_memory_bytes",
+        "Memory.",
+        None,
+        lambda p: p.rss_bytes,
+    )
+
+
+def _histogram(name: str, help_: str, of: type, field: str) -> _Family:
+    return _Family(_Histogram, name, help_, of, lambda n: getattr(n.counters, field))
+
+
+_FAMILIES = (*_of_core(), *_of_worker(), *_of_fronts(), *_of_all())
+
+
+class Metrics:
+    """What scrapers get."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Collector(self))
+        self._rendered: dict[bytes, bytes] = {}  # of these statistics, by content type
+        self.statistics = Statistics()
+        self.model_name = ""
+
+    def response(self, statistics: Statistics, model_name: str, accept: str) -> Response:
+        """In the format that `accept`, a request's header, asks for: OpenMetrics if it is named."""
+        if statistics is not self.statistics or model_name != self.model_name:
+            self.statistics, self.model_name = statistics, model_name
+            self._rendered.clear()
+        is_open = _OPEN.partition(b";")[0].decode() in accept
+        content_type = _OPEN if is_open else _PLAIN
+        body = self._rendered.get(content_type)
+        if body is None:
+            body = self._rendered[content_type] = self._render(is_open=is_open)
+        return Response(200, body, content_type=content_type)
+
+    def _render(self, *, is_open: bool) -> bytes:
+        if is_open:
+            # any other escaping takes colons from names (prometheus_client 0.26); ours need none
+            render: Callable[..., bytes] = openmetrics.generate_latest
+            return render(self._registry, openmetrics.ALLOWUTF8, "1.0.0")
+        return generate_latest(self._registry)
+
+
+class _Collector(Collector):
+    """Statistics as Prometheus' client library wants them."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric, whether there is anything to tell or not."""
+        metrics = self._metrics
+        for family in _FAMILIES:
+            labels = ("model_name", "process", *family.labels)
+            metric: Any = family.kind(PREFIX + family.name, family.help, labels=labels)
+            for name, process in metrics.statistics.processes.items():
+                _add(metric, family, [metrics.model_name, name], process)
+            yield metric
+
+
+def _add(metric: Any, family: _Family, labels: list[str], process: ProcessStatistics) -> None:
+    if family.of is None:
+        metric.add_metric(labels, family.value(process))
+        return
+    if not isinstance(process.numbers, family.of):
+        return
+    value = family.value(process.numbers)
+    if isinstance(value, Histogram):
+        counts = accumulate(value.counts or _NO_COUNTS)
+        metric.add_metric(labels, list(zip(_LES, counts, strict=True)), value.sum)
+    elif isinstance(value, dict):
+        for more, num in value.items():
+            metric.add_metric([*labels, *more], num)
+    else:
+        metric.add_metric(labels, value)

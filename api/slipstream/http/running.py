@@ -1,0 +1,196 @@
+"""One request's streams while they run: what an answer at once and one that comes have in common.
+
+Owns: their failure, their end when nobody reads them, what is told once of all of them (usage, the
+prompt). Does not know: how an answer is written, or when (`answer`).
+
+Rules:
+- When the client leaves, or one stream fails, all of the request's streams are abandoned. Those of
+  a client that is told where it is (`event_ids`) run on for a while, unread: it may come back.
+- A stream that somebody has aborted by its id has ended, with the reason `abort`: no failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from typing import Protocol
+
+from msgspec import UNSET, UnsetType
+
+from slipstream.batch import TokenLogprobs
+from slipstream.errors import SlipstreamError
+from slipstream.http.ask import Ask
+from slipstream.http.config import Limits
+from slipstream.http.connection import Exchange
+from slipstream.http.echo import joined, prompt_logprobs
+from slipstream.http.errors import ApiError, error_of
+from slipstream.http.event_ids import EventIds, Place, Told
+from slipstream.http.logprobs import TextPlace, completion_logprobs, logprobs_by_id
+from slipstream.http.responses import Logprobs, LogprobsById, Usage
+from slipstream.http.token_texts import TokenTexts
+from slipstream.http.wire import event
+from slipstream.prompt_pieces import PromptTokenLogprobs, prompt_logprobs_of
+from slipstream.stream_state import StreamState
+from slipstream_ipc.columns import u32
+
+_logger = logging.getLogger(__name__)
+
+
+class Engine(Protocol):
+    """Runs streams."""
+
+    def submit(self, state: StreamState) -> None:
+        """Ask for the stream."""
+
+    def abandon(self, state: StreamState) -> None:
+        """End it: nobody reads it any more."""
+
+
+class Running:
+    """What both kinds of answers share: the streams, their failure, their usage."""
+
+    def __init__(
+        self, ask: Ask, exchange: Exchange, engine: Engine, texts: TokenTexts, limits: Limits
+    ) -> None:
+        self.ask = ask
+        self.id = str(ask.id)
+        self.exchange = exchange
+        self.texts = texts
+        self.limits = limits
+        self.num_left = len(ask.states)
+        self.event_ids: EventIds | None = None
+        if ask.is_resumable:
+            places = tuple([self.place(index) for index in range(len(ask.states))])
+            self.event_ids = EventIds(
+                Told(
+                    *(ask.id, ask.created, ask.num_logprobs, ask.with_usage, places),
+                    is_usage_told=ask.is_usage_told,
+                )
+            )
+        self._engine = engine
+        exchange.on_gone = self._leave
+
+    def place(self, index: int) -> Place:
+        """How much of a stream the client had beforehand."""
+        if self.ask.places:
+            return self.ask.places[index]
+        return Place(has_begun=self.ask.shape.first(index) is None)
+
+    def _leave(self) -> None:
+        """The client has gone."""
+        if self.event_ids is None:
+            self.abandon()
+        else:
+            asyncio.get_running_loop().call_later(self.limits.resume_s, self.abandon)
+
+    def abandon(self) -> None:
+        """End every stream that is not over."""
+        for state in self.ask.states:
+            if not state.is_over:
+                self._engine.abandon(state)
+
+    def fail(self, failure: BaseException) -> None:
+        """The request ends here, with an error."""
+        error = error_of(failure, self.ask.param_names)
+        if error.status >= 500:
+            _logger.warning("%s: %s", self.ask.log_name, error)
+        exchange = self.exchange
+        if exchange.has_begun:
+            exchange.write(event(error.body))
+            exchange.finish()
+        else:
+            exchange.respond(error.response())
+        self.abandon()
+
+    def fault(self) -> None:
+        """The same, by the exception that is being handled: one that names no fault of somebody
+        else's is ours.
+        """
+        error = sys.exception()
+        if not isinstance(error, ApiError | SlipstreamError):
+            _logger.exception("%s: the answer failed", self.ask.log_name)
+            error = RuntimeError()
+        if self.exchange.is_open:
+            self.fail(error)
+
+    def shown(
+        self,
+        index: int,
+        place: TextPlace,
+        text: str,
+        entries: list[TokenLogprobs],
+        reason: str | None,
+        *,
+        is_first: bool,
+    ) -> tuple[str, Logprobs | None, str | None]:
+        """A choice's text, log-probabilities and finish reason; where it `is_first` said anything
+        of that choice, behind the prompt if that is asked for. The text begins at `place`.
+        """
+        ask, echo = self.ask, self.ask.echo
+        if echo is not None and echo.is_all:
+            text, entries, reason = "", [], reason and "length"
+        if echo is None or not is_first:
+            logprobs = None
+            if ask.num_logprobs is not None:
+                logprobs = ask.shape.logprobs(entries, ask.num_logprobs, self.texts, place)
+            return text, logprobs, reason
+        state = ask.states[index]
+        prompt_ids = u32(state.prompt_ids or b"").tolist()
+        prompt = echo.text(index, prompt_ids, self.texts)
+        if ask.num_logprobs is None:
+            return prompt + text, None, reason
+        found = _prompt_logprobs(state)
+        if found is None:  # aborted before they were there, so without a token of its own
+            return prompt + text, None, reason
+        place.offset = len(prompt)
+        head = prompt_logprobs(prompt_ids, found, ask.num_logprobs, self.texts, prompt)
+        tail = completion_logprobs(entries, ask.num_logprobs, self.texts, place)
+        return prompt + text, joined(head, tail), reason
+
+    def usage(self) -> Usage:
+        """Of all streams; they have ended."""
+        states = self.ask.states
+        once = states[:: self.ask.id.num_answers]  # of a prompt's answers, the first
+        num_prompt = sum(len(state.prompt_ids or b"") // 4 for state in once)
+        num_output = sum(state.end.num_tokens for state in states if state.end is not None)
+        if self.ask.echo is not None and self.ask.echo.is_all:
+            num_output = 0
+        return Usage(num_prompt, num_output, num_prompt + num_output)
+
+    def prompt_ids(self) -> list[int]:
+        """Of the first stream."""
+        ids: list[int] = u32(self.ask.states[0].prompt_ids or b"").tolist()
+        return ids
+
+    def prompt_logprobs(self, index: int) -> list[LogprobsById | None] | UnsetType | None:
+        """Of the prompt of a choice; UNSET where they were not asked for."""
+        k = self.ask.num_prompt_logprobs
+        if k is None:
+            return UNSET
+        state = self.ask.states[index - index % self.ask.id.num_answers]  # its prompt's first
+        found = _prompt_logprobs(state)
+        return None if found is None else logprobs_by_id(found, k, self.texts)
+
+
+def _prompt_logprobs(state: StreamState) -> PromptTokenLogprobs | None:
+    """None: somebody aborted the stream before they were there."""
+    found = prompt_logprobs_of(state.prompt_logprobs)
+    was_aborted = state.end is not None and state.end.reason == "abort"
+    if found is None and not was_aborted:
+        raise ApiError(500, "the prompt's log-probabilities did not come", code="engine_error")
+    return found
+
+
+def is_whole(state: StreamState) -> bool:
+    """Of a stream that is over: whether that is its proper end."""
+    return state.error is None and state.end is not None and state.end.reason != "error"
+
+
+def raise_failure(state: StreamState) -> None:
+    """Of a stream that is over. Raises: its error, or ApiError, where it has no proper end."""
+    if state.error is not None:
+        raise state.error
+    if not is_whole(state):
+        why = "the request was aborted before its answer was complete"
+        raise ApiError(500, why, code="aborted")

@@ -1,0 +1,61 @@
+"""What every endpoint needs of the engine behind the front.
+
+Owns: the refusal where there is none, or another model is asked for; how a question's answer
+becomes a response. Does not know: what is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from slipstream.errors import SlipstreamError
+from slipstream.http.connection import Exchange
+from slipstream.http.errors import ApiError, error_of, not_ready, unknown_model
+from slipstream.http.wire import Response
+from slipstream.loop_io import LoopIO
+from slipstream_ipc.messages import ModelCard
+
+_logger = logging.getLogger(__name__)
+
+
+def served_model(io: LoopIO, name: str | None = None) -> ModelCard:
+    """The model that is served. `name`: what the caller calls it. Raises: ApiError."""
+    model = io.model
+    if model is None:
+        raise not_ready("the engine behind this server is still starting")
+    if name is not None and name != model.name:
+        raise unknown_model(name, model.name)
+    return model
+
+
+def respond_when_done(
+    future: Future[Any],
+    exchange: Exchange,
+    response_of: Callable[[Any], Response],
+    param_names: dict[str, str],
+) -> None:
+    """Answer with what comes of a question; who leaves before that asks no more.
+
+    response_of: raises ApiError. param_names: our fields' names by the caller's.
+    """
+
+    def done(answered: Future[Any]) -> None:
+        if answered.cancelled():
+            return
+        try:
+            response = response_of(answered.result())
+        except (ApiError, SlipstreamError) as error:
+            response = error_of(error, param_names).response()
+        except Exception as error:
+            _logger.exception("%s failed", exchange.request.path)
+            response = error_of(error, {}).response()
+        exchange.respond(response)
+
+    def leave() -> None:
+        future.cancel()
+
+    exchange.on_gone = leave
+    future.add_done_callback(done)

@@ -1,0 +1,51 @@
+"""One stream of a client, between its reader and the I/O thread.
+
+Owns: what either has to know of the other's side. Does not know: who writes (`stream_table`), who
+reads (`reading`).
+
+Rule: a reader pops from `deltas` and hangs its bell; all else is the I/O thread's to write. The
+reader finds the end by looking at `is_over` before it finds no more deltas.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from slipstream.bells import Bell, LoopBell
+from slipstream.errors import SlipstreamError
+from slipstream.group import Together
+from slipstream.outputs import Delta
+from slipstream.prompt_pieces import PromptPieces
+from slipstream_ipc.messages import End, Resume, Submit
+
+
+@dataclass(eq=False, slots=True)
+class StreamState:
+    """One stream, between its reader and the I/O thread."""
+
+    request: Submit | Resume  # as it was asked for at first
+    wants_whole: bool  # the reader is woken by the end alone
+    submitted_at: float = 0.0
+    deltas: deque[Delta] = field(default_factory=deque)  # unread; merged while nobody reads
+    bell: Bell[StreamState] | LoopBell | None = None  # hangs here while the reader waits
+    prompt_ids: bytes | None = None  # u32; None until the stream is accepted
+    prompt_logprobs: PromptPieces | None = None  # where they were asked for; whole before a delta
+    end: End | None = None
+    error: SlipstreamError | None = None
+    is_over: bool = False
+    handle: int = -1
+    num_chars: int = 0  # received, once the stream is over; until then the table knows
+    num_tokens: int = 0
+    gap_at: tuple[int, int] = (-1, -1)  # where a part was missing last
+    num_gaps: int = 0  # how often in a row there
+    was_sent: bool = False  # the server may know of it
+    was_resubmitted: bool = False  # over this attach
+    is_abort_wanted: bool = False
+    group: Together | None = None  # which reads it, with others
+    index: int = 0  # in the group
+
+    @property
+    def stream_id(self) -> bytes:
+        """128 bits; who knows them can read the stream and end it."""
+        return self.request.stream_id

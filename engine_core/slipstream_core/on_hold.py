@@ -1,0 +1,123 @@
+"""Registrations that are neither taken nor refused yet: their grammar compiles, or room is lacking.
+
+Owns: who is on hold and for what; how much of the memory for log-probabilities is promised to the
+streams that were taken. Does not know: rows, messages, whether a registration is to be objected to.
+
+Rules:
+- Who is on hold has no row and is known to nobody; he counts as one that waits.
+- A stream's log-probabilities are kept until it is forgotten, in core and worker alike, so room is
+  promised for all that it may have: from when it is taken until then. Who finds none waits; room is
+  given in the order in which it was asked for, and who needs none waits for nobody.
+- One that needs more than there is altogether is taken when nothing is promised to anybody.
+- What another core has promised already is kept: who was accepted once waits for nobody, inside
+  twice the bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from slipstream_core.grammar.compiler import GrammarCompiler
+from slipstream_core.grammar.state import GrammarState
+from slipstream_ipc.messages import Admit, Fault
+from slipstream_ipc.params import logprob_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A registration that is on hold no longer, and what has become of its grammar."""
+
+    worker: bytes
+    admit: Admit
+    grammar: GrammarState | None = None
+    fault: Fault | None = None  # then it has got no room
+
+
+class OnHold:
+    """Registrations by stream id."""
+
+    def __init__(self, compiler: GrammarCompiler, *, logprob_bytes: int) -> None:
+        """`logprob_bytes`: what the log-probabilities of all streams together may take."""
+        self._compiler = compiler
+        self._most = logprob_bytes
+        self._promised = 0  # bytes
+        self._held: dict[bytes, tuple[bytes, Admit]] = {}  # worker and registration
+        self._asking: dict[bytes, Ready] = {}  # those of them that lack room alone, in order
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, stream_id: bytes) -> tuple[bytes, Admit] | None:
+        """The worker and the registration that is on hold, if one is."""
+        return self._held.get(stream_id)
+
+    def put(self, worker: bytes, admit: Admit) -> None:
+        """Hold a registration until `ready` gives it back; it replaces what was said before.
+
+        It has a grammar, or finds no room (`promise`).
+        """
+        self._held[admit.stream_id] = worker, admit
+        if admit.params.structured_outputs is not None:
+            self._asking.pop(admit.stream_id, None)
+            self._compiler.submit(admit)
+        else:  # in its place, if it has one
+            self._asking[admit.stream_id] = Ready(worker, admit)
+
+    def drop(self, stream_id: bytes) -> None:
+        """Nothing is asked for any more. Idempotent."""
+        self._held.pop(stream_id, None)
+        self._asking.pop(stream_id, None)
+
+    def drop_of(self, worker: bytes, stream_ids: Iterable[bytes] | None = None) -> None:
+        """The same of those of a worker's that are among `stream_ids`; None for all of them."""
+        if self._held:
+            for stream_id in [*self._held] if stream_ids is None else stream_ids:
+                if stream_id in self._held and self._held[stream_id][0] == worker:
+                    self.drop(stream_id)
+
+    def ready(self) -> Iterator[Ready]:
+        """Those that need not be held any longer; room is promised to them."""
+        for compiled in self._compiler.take():
+            worker, admit = self._held.get(compiled.admit.stream_id, (b"", None))
+            if admit is not compiled.admit:
+                continue  # let go meanwhile, or said again
+            found = Ready(worker, admit, compiled.state, compiled.fault)
+            if found.fault is None and not self.promise(admit):
+                self._asking[admit.stream_id] = found
+            else:
+                self.drop(admit.stream_id)
+                yield found
+        while self._asking:
+            asking = next(iter(self._asking.values()))
+            if not self._promise(asking.admit):
+                break
+            self.drop(asking.admit.stream_id)
+            yield asking
+
+    def promise(self, admit: Admit) -> bool:
+        """Promise room to a stream that is taken now, unless there is none, or others ask for it
+        already; whether that was done. Then it is not on hold any longer, if it was.
+        """
+        is_first = admit.was_accepted or not self._asking or not _bytes_of(admit)
+        if not (is_first and self._promise(admit)):
+            return False
+        self.drop(admit.stream_id)
+        return True
+
+    def forgotten(self, admit: Admit) -> None:
+        """A stream that was taken has gone, and its log-probabilities with it."""
+        self._promised -= _bytes_of(admit)
+
+    def _promise(self, admit: Admit) -> bool:
+        num_bytes = _bytes_of(admit)
+        most = 2 * self._most if admit.was_accepted else self._most
+        if num_bytes and self._promised and self._promised + num_bytes > most:
+            return False
+        self._promised += num_bytes
+        return True
+
+
+def _bytes_of(admit: Admit) -> int:
+    """What the log-probabilities of a stream take when it is at its longest."""
+    return logprob_bytes(admit.params, len(admit.prompt_ids) // 4, admit.max_tokens)

@@ -1,0 +1,105 @@
+"""Who runs and who waits: slots and blocks given to requests, and taken from them.
+
+Owns: the queue of those that wait, the slots, the moves between the two. Does not know: budgets,
+steps, acknowledgements, why somebody goes.
+
+Rules:
+- Where somebody finds no free block, the one that is last in order (by priority, then by arrival)
+  gives up all of its blocks and waits again in its old place; it computes its tokens anew later.
+  Nobody gives way to one behind him.
+- Removing frees slot and blocks at once. A step in flight may still use them: the device runs
+  steps in order, so whoever gets them writes later.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_core.columns import NO_SLOT, RequestColumns, SlotColumns
+from slipstream_core.request_blocks import RequestBlocks
+from slipstream_core.waiting import WaitingQueue
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+
+class Places:
+    """Requests of `requests`, each of which waits or has a slot."""
+
+    def __init__(
+        self,
+        requests: RequestColumns,
+        slots: SlotColumns,
+        blocks: RequestBlocks,
+        *,
+        block_size: int,
+    ) -> None:
+        self._requests = requests
+        self._slots = slots
+        self._blocks = blocks
+        self._block_size = block_size
+        self.waiting = WaitingQueue(requests)
+        self.num_preemptions = 0  # times that a request gave up its blocks
+        self._entered: list[int] = []  # since somebody asked
+
+    def runs(self, row: int) -> bool:
+        """Whether a request has a slot."""
+        return int(self._requests.slot[row]) != NO_SLOT
+
+    def enter(self, row: int, shared: Int32s) -> None:
+        """Who waits gets a slot and blocks, of which it shares some: RequestBlocks.find_room."""
+        self.waiting.remove(row)
+        self._entered.append(row)
+        self._blocks.admit(row, shared)
+
+    def take_entered(self) -> list[int]:
+        """The rows that entered since the last call, preempted ones again."""
+        entered, self._entered = self._entered, []
+        return entered
+
+    def enter_by_force(self, row: int) -> None:
+        """The same; others give way where it finds no room."""
+        candidates = self._requests.in_order(self._slots.running()).tolist()
+        while not self._slots.num_free or (shared := self._blocks.find_room(row)) is None:
+            self.preempt(candidates.pop())
+        self.enter(row, shared)
+
+    def extend_tables(self, decoding: Int64s) -> Int64s:
+        """Make room for one more token of each row; returns the rows that were not preempted."""
+        requests, slots = self._requests, self._slots
+        at = requests.slot[decoding]
+        full = slots.num_blocks[at] * self._block_size == requests.computed[decoding]
+        asking = at[full]
+        if len(asking) > self._blocks.num_free:
+            candidates = requests.in_order(slots.running()).tolist()
+            while len(asking) > self._blocks.num_free:
+                self.preempt(candidates.pop())
+                asking = at[full & (requests.slot[decoding] == at)]
+            decoding = decoding[requests.slot[decoding] == at]
+        if len(asking):
+            self._blocks.grow(asking)
+        return decoding
+
+    def preempt(self, row: int) -> None:
+        """Take slot and blocks from a running request and let it wait in its old place."""
+        self._release(np.array([row]))
+        self._requests.computed[row] = 0
+        self.waiting.add(row)
+        self.num_preemptions += 1
+
+    def remove(self, rows: Int64s) -> None:
+        """Forget live requests, all different, running or waiting."""
+        runs = self._requests.slot[rows] != NO_SLOT
+        if runs.any():
+            self._release(rows[runs])
+        for row in rows[~runs].tolist():
+            self.waiting.remove(row)
+        self._blocks.close(rows)
+        self._requests.remove(rows)
+
+    def _release(self, rows: Int64s) -> None:
+        """Free slots and blocks of running requests."""
+        self._blocks.release(rows)
+        if self._requests.rules:
+            self._requests.rules.leave(rows.tolist())

@@ -1,0 +1,331 @@
+# mypy: ignore-errors
+"""Triton kernels of paged attention: attend, put splits together, store keys and values.
+
+Owns what runs on the card. Knows no plan, no model and no tensor: pointers, strides and sizes.
+Seen by whoever launches them as `attend`, `combine` and `store` (attention/triton.py).
+
+One kernel attends for decode and prefill. A program has a tile of BLOCK_M rows, which are queries
+times the query heads of one key head, so that a key is loaded once for all of them; it walks the
+row's keys BLOCK_N at a time with the online softmax of Flash Attention (Dao 2023, arXiv
+2307.08691), and finds each key through the block table (Kwon et al. 2023, arXiv 2309.06180), so
+BLOCK_N and BLOCK_SIZE have nothing to do with one another. With SPLIT the keys of a row are dealt
+out to several programs (Flash-Decoding, Dao et al. 2023), whose partial results `combine` joins.
+
+Rules:
+- Scores are kept times log2(e), for exp2; sums, maxima and the accumulator are float32.
+- A row of which no key is seen (padding: kv_len 0) gives zeros, not NaN.
+- Nothing behind a row's end is read, so what other requests left there may be no number at all.
+- float32 is multiplied as such ("ieee"): tf32 would be off by 1e-3.
+- Whatever changes from step to step is `do_not_specialize`, and where columns may lie at any place
+  of a buffer their alignment is too: a new value must not compile anew.
+- UPCAST multiplies bfloat16 in float32, which gives the same products: Triton's interpreter has
+  no bfloat16, and multiplies its bits as integers.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+STORED_AT_ONCE = 1024  # numbers that one program of `store` moves
+
+
+@triton.jit
+def _tiles(
+    acc,  # [BLOCK_M, VALUE_PAD] float32
+    top,  # [BLOCK_M] float32, the highest score so far
+    total,  # [BLOCK_M] float32, sum of exp2(score - top)
+    query,  # [BLOCK_M, KEY_PAD]
+    positions,  # [BLOCK_M] int32, of the queries in their row
+    begin,  # of the keys, a multiple of BLOCK_N
+    end,
+    kv_len,
+    keys,  # pointers to this head's part of slot 0
+    values,
+    table,  # pointer to this row's blocks
+    key_slot,
+    value_slot,
+    scale,
+    cap,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEY_PAD: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    MASKED: tl.constexpr,  # whether some query does not see some key of these tiles
+    UPCAST: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Go on with the softmax over the keys [begin, end); returns acc, top, total."""
+    key_dims = tl.arange(0, KEY_PAD)
+    value_dims = tl.arange(0, VALUE_PAD)
+    for start in range(begin, end, BLOCK_N):
+        places = start + tl.arange(0, BLOCK_N)
+        there = places < kv_len
+        if MASKED:
+            blocks = tl.load(table + places // BLOCK_SIZE, mask=there, other=0)
+        else:
+            blocks = tl.load(table + places // BLOCK_SIZE)
+        slots = blocks.to(tl.int64) * BLOCK_SIZE + places % BLOCK_SIZE
+
+        at_keys = keys + slots[None, :] * key_slot + key_dims[:, None]
+        if MASKED and KEY_PAD != KEY_DIM:
+            key = tl.load(at_keys, mask=there[None, :] & (key_dims[:, None] < KEY_DIM), other=0.0)
+        elif MASKED:
+            key = tl.load(at_keys, mask=there[None, :], other=0.0)
+        elif KEY_PAD != KEY_DIM:
+            key = tl.load(at_keys, mask=key_dims[:, None] < KEY_DIM, other=0.0)
+        else:
+            key = tl.load(at_keys)
+        if UPCAST:
+            key = key.to(tl.float32)
+        scores = tl.dot(query, key, input_precision="ieee") * scale
+        if SOFTCAP:  # cap * tanh(s / cap), as the host has put 2 log2(e) / cap into the scale
+            scores = cap - 2.0 * cap / (tl.exp2(scores) + 1.0)
+        if MASKED:
+            seen = places[None, :] <= positions[:, None]
+            if WINDOW > 0:
+                seen = seen & (places[None, :] > positions[:, None] - WINDOW)
+            scores = tl.where(seen, scores, -float("inf"))
+
+        higher = tl.maximum(top, tl.max(scores, 1))
+        level = tl.where(higher == -float("inf"), 0.0, higher) if MASKED else higher
+        probs = tl.exp2(scores - level[:, None])
+        shrink = tl.exp2(top - level)
+        total = total * shrink + tl.sum(probs, 1)
+        acc = acc * shrink[:, None]
+        top = higher
+
+        at_values = values + slots[:, None] * value_slot + value_dims[None, :]
+        if MASKED and VALUE_PAD != VALUE_DIM:
+            seen_dims = there[:, None] & (value_dims[None, :] < VALUE_DIM)
+            value = tl.load(at_values, mask=seen_dims, other=0.0)
+        elif MASKED:
+            value = tl.load(at_values, mask=there[:, None], other=0.0)
+        elif VALUE_PAD != VALUE_DIM:
+            value = tl.load(at_values, mask=value_dims[None, :] < VALUE_DIM, other=0.0)
+        else:
+            value = tl.load(at_values)
+        weights = probs.to(value.dtype)
+        if UPCAST:
+            weights = weights.to(tl.float32)
+            value = value.to(tl.float32)
+        acc = tl.dot(weights, value, acc, input_precision="ieee")
+    return acc, top, total
+
+
+@triton.jit(
+    do_not_specialize=["first_row", "num_rows", "first_token", "table_stride", "num_splits"],
+    do_not_specialize_on_alignment=["block_tables", "query_starts", "kv_lens"],
+)
+def attend(
+    output,  # [T, heads, VALUE_DIM]
+    part_acc,  # [tokens, heads, num_splits, VALUE_DIM] float32, with SPLIT
+    part_top,  # [tokens, heads, num_splits] float32, with SPLIT
+    part_total,  # likewise
+    query,  # [T, heads, KEY_DIM]
+    keys,  # [slots, kv heads, KEY_DIM]
+    values,  # [slots, kv heads, VALUE_DIM]
+    block_tables,  # [R, table_stride] int32
+    query_starts,  # [R + 1] int32, not with DECODE
+    kv_lens,  # [R] int32
+    sinks,  # [heads], with SINKS
+    scale,
+    cap,
+    first_row,
+    num_rows,
+    first_token,
+    table_stride,
+    num_splits,
+    query_token,
+    query_head,
+    key_slot,
+    key_head,
+    value_slot,
+    value_head,
+    GROUP: tl.constexpr,  # query heads per key head
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEY_PAD: tl.constexpr,  # the next power of two, 16 at least
+    VALUE_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0: all
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    DECODE: tl.constexpr,  # row r is token r, and has no other
+    SPLIT: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Grid: (rows or query tiles, kv heads, splits)."""
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    kv_head = tl.program_id(1)
+    num_heads = tl.num_programs(1) * GROUP
+
+    # whose tile this is
+    if DECODE:
+        row = tl.program_id(0)
+        begin = row
+        query_len = 1
+        first_query = 0
+    else:
+        # Row i of these has its tiles from (its first token) // BLOCK_Q + i on, which is room
+        # enough for every length; the last tile first, as it has the most keys.
+        tile = tl.num_programs(0) - 1 - tl.program_id(0)
+        low = 0
+        high = num_rows
+        while low < high:
+            middle = (low + high) // 2
+            at = (tl.load(query_starts + first_row + middle) - first_token) // BLOCK_Q + middle
+            if at <= tile:
+                low = middle + 1
+            else:
+                high = middle
+        row = first_row + low - 1
+        begin = tl.load(query_starts + row)
+        query_len = tl.load(query_starts + row + 1) - begin
+        first_query = (tile - ((begin - first_token) // BLOCK_Q + low - 1)) * BLOCK_Q
+        if first_query >= query_len:
+            return
+    kv_len = tl.load(kv_lens + row)
+
+    lanes = tl.arange(0, BLOCK_M)
+    queries = first_query + lanes // GROUP
+    heads = kv_head * GROUP + lanes % GROUP
+    real = (lanes < BLOCK_Q * GROUP) & (queries < query_len)
+    tokens = (begin + queries).to(tl.int64)
+    first_position = kv_len - query_len + first_query
+    positions = kv_len - query_len + queries
+    key_dims = tl.arange(0, KEY_PAD)
+    value_dims = tl.arange(0, VALUE_PAD)
+    loaded = tl.load(
+        query + (tokens * query_token + heads * query_head)[:, None] + key_dims[None, :],
+        mask=real[:, None] & (key_dims[None, :] < KEY_DIM),
+        other=0.0,
+    )
+    if UPCAST:
+        loaded = loaded.to(tl.float32)
+
+    # which keys it sees, and which part of them is this program's
+    low_key = 0
+    if WINDOW > 0:
+        low_key = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+    high_key = tl.minimum(kv_len, first_position + BLOCK_Q)
+    split = tl.program_id(2)
+    if SPLIT:
+        share = tl.cdiv(tl.cdiv(high_key - low_key, BLOCK_N), num_splits) * BLOCK_N
+        low_key = low_key + split * share
+        high_key = tl.minimum(high_key, low_key + share)
+
+    if SINKS and not SPLIT:
+        top = tl.load(sinks + heads, mask=real, other=0.0).to(tl.float32) * LOG2E
+        total = tl.full([BLOCK_M], 1.0, tl.float32)
+    else:
+        top = tl.full([BLOCK_M], -float("inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, VALUE_PAD], tl.float32)
+    keys_of_head = keys + kv_head * key_head
+    values_of_head = values + kv_head * value_head
+    table = block_tables + row.to(tl.int64) * table_stride
+    masked_from = low_key
+    if not DECODE and WINDOW == 0:
+        # every query sees the keys up to the first query's own
+        masked_from = tl.minimum(high_key, (first_position + 1) // BLOCK_N * BLOCK_N)
+        masked_from = tl.maximum(masked_from, low_key)
+        acc, top, total = _tiles(
+            acc, top, total, loaded, positions, low_key, masked_from, kv_len,
+            keys_of_head, values_of_head, table, key_slot, value_slot, scale, cap,
+            KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BLOCK_SIZE, WINDOW, SOFTCAP,
+            False, UPCAST, BLOCK_N,
+        )  # fmt: skip
+    acc, top, total = _tiles(
+        acc, top, total, loaded, positions, masked_from, high_key, kv_len,
+        keys_of_head, values_of_head, table, key_slot, value_slot, scale, cap,
+        KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BLOCK_SIZE, WINDOW, SOFTCAP,
+        True, UPCAST, BLOCK_N,
+    )  # fmt: skip
+
+    wanted = real[:, None] & (value_dims[None, :] < VALUE_DIM)
+    if SPLIT:
+        part = ((tokens - first_token) * num_heads + heads) * num_splits + split
+        tl.store(part_top + part, top, mask=real)
+        tl.store(part_total + part, total, mask=real)
+        wanted = wanted & (top > -float("inf"))[:, None]
+        tl.store(part_acc + part[:, None] * VALUE_DIM + value_dims[None, :], acc, mask=wanted)
+    else:
+        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        at = output + (tokens * num_heads + heads)[:, None] * VALUE_DIM + value_dims[None, :]
+        tl.store(at, acc.to(output.dtype.element_ty), mask=wanted)
+
+
+@triton.jit(do_not_specialize=["first_token", "num_splits"])
+def combine(
+    output,  # [T, heads, VALUE_DIM]
+    part_acc,
+    part_top,
+    part_total,
+    sinks,
+    first_token,
+    num_splits,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    SINKS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+):
+    """Join what the splits of a token's head found. Grid: (tokens, heads)."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    num_heads = tl.num_programs(1)
+    splits = tl.arange(0, MAX_SPLITS)
+    dims = tl.arange(0, VALUE_PAD)
+    parts = (token * num_heads + head) * num_splits + splits
+    tops = tl.load(part_top + parts, mask=splits < num_splits, other=-float("inf"))
+    totals = tl.load(part_total + parts, mask=splits < num_splits, other=0.0)
+    top = tl.max(tops, 0)
+    if SINKS:
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2E
+        top = tl.maximum(top, sink)
+    top = tl.where(top == -float("inf"), 0.0, top)
+    weights = tl.exp2(tops - top)
+    total = tl.sum(totals * weights, 0)
+    if SINKS:
+        total = total + tl.exp2(sink - top)
+    acc = tl.load(
+        part_acc + parts[:, None] * VALUE_DIM + dims[None, :],
+        mask=(tops > -float("inf"))[:, None] & (dims[None, :] < VALUE_DIM),
+        other=0.0,
+    )
+    joined = tl.sum(acc * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    at = output + ((token + first_token) * num_heads + head) * VALUE_DIM + dims
+    tl.store(at, joined.to(output.dtype.element_ty), mask=dims < VALUE_DIM)
+
+
+@triton.jit(do_not_specialize_on_alignment=["kv_slots"])
+def store(
+    key,  # [T, kv heads, KEY_DIM]
+    value,  # [T, kv heads, VALUE_DIM]
+    keys,  # [slots, kv heads, KEY_DIM]
+    values,  # [slots, kv heads, VALUE_DIM]
+    kv_slots,  # [T] int64
+    key_token,
+    key_head,
+    value_token,
+    value_head,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,  # kv heads times dim
+    VALUE_WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Put tokens' keys and values into their slots. Grid: (T, the wider one in BLOCKs)."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(kv_slots + token)
+    places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    of_key = key + token * key_token + places // KEY_DIM * key_head + places % KEY_DIM
+    moved = tl.load(of_key, mask=places < KEY_WIDTH, other=0.0)
+    tl.store(keys + slot * KEY_WIDTH + places, moved, mask=places < KEY_WIDTH)
+    of_value = value + token * value_token + places // VALUE_DIM * value_head + places % VALUE_DIM
+    moved = tl.load(of_value, mask=places < VALUE_WIDTH, other=0.0)
+    tl.store(values + slot * VALUE_WIDTH + places, moved, mask=places < VALUE_WIDTH)

@@ -1,0 +1,293 @@
+"""How much memory the cache may have.
+
+Owns: the arithmetic, and the words when there is not enough. What a card says of itself comes from
+`Meter`; nothing else here asks a device.
+
+Rules:
+- `gpu_memory_utilization` is the share of the whole card that this core may use, as in vLLM: the
+  weights, the largest step, what graphs keep and the cache together. What others use of the card
+  is theirs: a core that fits beside them starts.
+- The largest step is not guessed but run, before there is a cache (`largest_plan`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner.decode_graphs import static_bytes
+from slipstream_core.runner.loader import LoadedModel
+from slipstream_core.runner.penalties import most_bytes
+from slipstream_core.runner.plan import Runner, StepFailed, StepPlan
+from slipstream_core.runner.refusals import ModelLoadError
+from slipstream_core.runner.rules import RulePlan, Rules
+
+logger = logging.getLogger(__name__)
+
+PROFILE_BLOCKS = 2  # of the cache that the largest step is tried with: the null block and another
+
+_GIB = 2**30
+
+# What drivers and libraries take later on and no allocator knows of: kernels that are loaded when
+# they are first run, workspaces, the graphs themselves. vLLM holds back as much.
+_SLACK_BYTES = 150 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CardUse:
+    """Bytes of a card."""
+
+    total: int
+    free_before: int  # when this process had taken nothing but its context
+    free: int  # with the model loaded and nothing else cached
+    step: int  # what the largest step takes on top of that, for as long as it runs
+    graphs: int  # what recorded steps keep on top of that, at most
+
+    @property
+    def own(self) -> int:
+        """What this process holds: the model above all."""
+        return max(0, self.free_before - self.free)
+
+
+def cache_bytes(use: CardUse, utilization: float) -> int:
+    """Bytes for the cache, negative where even the rest does not fit."""
+    others = use.step + use.graphs + _SLACK_BYTES
+    allowed = int(use.total * utilization) - use.own - others
+    return min(allowed, use.free - others)
+
+
+def too_small(use: CardUse, utilization: float, needed: int) -> str:
+    """Why there is no cache of `needed` bytes, and what to do about it."""
+    room = max(0, cache_bytes(use, utilization))
+    busy = use.total - use.free_before
+    return (
+        f"the cache needs {_gib(needed)} GiB at least and gets {_gib(room)}: of the card's "
+        f"{_gib(use.total)} GiB others use {_gib(busy)}, the model takes {_gib(use.own)}, its "
+        f"largest step {_gib(use.step)} and recorded steps {_gib(use.graphs)}, and "
+        f"gpu_memory_utilization is {utilization:g}; raise that, lower max_num_batched_tokens, "
+        "max_num_seqs or max_model_len, or set enforce_eager"
+    )
+
+
+def _gib(num: int) -> str:
+    return f"{num / _GIB:.2f}"
+
+
+class Meter:
+    """What a card says of itself."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def free_and_total(self) -> tuple[int, int]:
+        """Bytes, of the whole card, with nothing cached that is not in use."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self._device)
+        return free, total
+
+    def peak_of(self, work: Callable[[], None]) -> int:
+        """Bytes that `work` took at its peak, beyond those in use before it."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        work()
+        torch.cuda.synchronize(self._device)
+        return max(0, torch.cuda.max_memory_allocated(self._device) - before)
+
+
+def free_before_loading(config: CoreConfig) -> int:
+    """Free bytes of the card that a model is about to be loaded to; 0 on a CPU."""
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return 0
+    return int(torch.cuda.mem_get_info()[0])
+
+
+def blocks_on_card(
+    model: LoadedModel,
+    config: CoreConfig,
+    meter: Meter,
+    runner: Runner,
+    *,
+    free_before: int,
+    sizes: Sequence[int],
+) -> int:
+    """How many blocks the cache may have. Raises ModelLoadError.
+
+    `runner` runs the largest steps; it is the model's, with PROFILE_BLOCKS blocks. `sizes` are the
+    numbers of rows that will be recorded.
+    """
+    size, vocab = block_bytes(model, config.block_size), model.vocab_size
+    share = config.gpu_memory_utilization
+    num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+    plan = partial(
+        largest_plan,
+        max_model_len=model.max_model_len,
+        block_size=config.block_size,
+        vocab_size=vocab,
+    )
+    largest = [dearest(plan(num_rows, config.max_num_batched_tokens), vocab)]
+    if sizes:  # steps that are recorded keep what they use
+        largest.append(plan(max(sizes), max(sizes)))
+    try:
+        peaks = [meter.peak_of(partial(_run, runner, plan)) for plan in largest]
+    except torch.OutOfMemoryError as error:
+        free, total = meter.free_and_total()
+        raise ModelLoadError(
+            model.name,
+            f"with it loaded {_gib(free)} of the card's {_gib(total)} GiB are free, and a step of "
+            f"{config.max_num_batched_tokens} tokens takes more; lower max_num_batched_tokens or "
+            "max_num_seqs",
+        ) from error
+    lanes = most_bytes(config.max_num_seqs, vocab, model.max_model_len)
+    graphs = 0
+    if sizes:
+        max_blocks = -(-model.max_model_len // config.block_size)
+        graphs = peaks[1] + static_bytes(sizes, vocab, max_blocks)
+    free, total = meter.free_and_total()
+    use = CardUse(total, free_before, free, peaks[0] + lanes, graphs)
+    given = cache_bytes(use, share)
+    if given < 2 * size:
+        raise ModelLoadError(model.name, too_small(use, share, 2 * size))
+    logger.info(
+        "the model takes %s GiB, a step up to %s, recorded steps up to %s; the cache gets %s",
+        _gib(use.own),
+        _gib(use.step),
+        _gib(use.graphs),
+        _gib(given),
+    )
+    return given // size
+
+
+def no_room(model: LoadedModel, config: CoreConfig, num_blocks: int) -> ModelLoadError:
+    """The error for a cache that could not be had, although it should have fitted."""
+    size = num_blocks * block_bytes(model, config.block_size)
+    return ModelLoadError(
+        model.name,
+        f"a cache of {num_blocks} blocks ({_gib(size)} GiB) and what steps keep do not fit into "
+        "the card's memory; lower num_blocks or gpu_memory_utilization",
+    )
+
+
+def _run(runner: Runner, plan: StepPlan) -> None:
+    runner.launch(plan)
+    if plan.awaits_masks:
+        words = -(-runner.info.vocab_size // 32)
+        runner.sample(plan, np.full((len(plan.grammar_rows), words), -1, np.int32))
+    try:
+        runner.collect()
+    except StepFailed as error:
+        raise error.__cause__ or error from error
+
+
+def largest_plan(
+    num_rows: int, num_tokens: int, *, max_model_len: int, block_size: int, vocab_size: int
+) -> StepPlan:
+    """A step of `num_tokens` tokens of which `num_rows` are sampled in the dearest way.
+
+    All keys go to the null block: each row begins at position 0, so that none is read that matters.
+    """
+    rest = num_tokens - (num_rows - 1)  # of the last rows, prompts; the others have one token each
+    chunks = [max_model_len] * (rest // max_model_len) + [rest % max_model_len]
+    lens = np.array([1] * (num_rows - 1) + [chunk for chunk in chunks if chunk], np.int32)
+    # more than one prompt: only as many rows as are wanted are sampled
+    num, samples = len(lens), np.arange(len(lens)) < num_rows
+    starts = np.repeat(np.cumsum(lens) - lens, lens)
+    positions = np.arange(num_tokens) - starts
+    num_logprobs = min(20, vocab_size)
+    zeros, ones = np.zeros(num_rows, np.int64), np.ones(num_rows, np.float32)
+    return StepPlan(
+        step=0,
+        num_decodes=int((lens == 1).sum()) if (lens == 1).all() else num_rows - 1,
+        token_ids=np.zeros(num_tokens, np.int64),
+        gather_slots=np.full(num_tokens, -1),
+        positions=positions,
+        kv_slots=np.zeros(num_tokens, np.int64),
+        slots=np.minimum(np.arange(num), num_rows - 1),
+        query_lens=lens,
+        kv_lens=lens,
+        prompt_lens=lens,
+        block_tables=np.zeros((num, int(lens.max()) // block_size + 1), np.int32),
+        samples=samples,
+        temperatures=ones,
+        top_ks=np.full(num_rows, 50, np.int32),
+        top_ps=0.9 * ones,
+        min_ps=0 * ones,
+        seeds=zeros,
+        num_logprobs=np.full(num_rows, num_logprobs, np.int32),
+        masked_rows=zeros[:0],
+        masked_ids=zeros[:0],
+        all_greedy=False,
+        any_truncation=True,
+        max_logprobs=num_logprobs,
+    )
+
+
+def dearest(plan: StepPlan, vocab_size: int) -> StepPlan:
+    """The plan, with copies of its logits made for every reason there is: ids that only may be
+    sampled, ids that must not be, and a grammar, for every row."""
+    rows = np.arange(np.count_nonzero(plan.samples))
+    none, last = rows[:0], np.full(len(rows), vocab_size - 1)
+    numbers = np.empty(0, np.float32)
+    rules = Rules(
+        bias_places=none,
+        bias_ids=none,
+        biases=numbers,
+        allowed_places=rows,
+        allowed_owners=rows,
+        allowed_ids=last,
+        banned_places=none,
+        banned_ids=none,
+        word_places=none,
+        word_lanes=none,
+        word_heads=np.empty((0, 1), np.int64),
+        word_lasts=none,
+        tail_places=none,
+        tail_lanes=none,
+        penalty_places=none,
+        count_lanes=none,
+        repetitions=numbers,
+        frequencies=numbers,
+        presences=numbers,
+        any_repetition=False,
+    )
+    return replace(
+        plan,
+        rules=RulePlan(rows, rules, None),
+        masked_rows=rows,
+        masked_ids=np.zeros(len(rows), np.int64),
+        grammar_rows=rows,
+    )
+
+
+def check_length(model: LoadedModel, config: CoreConfig, num_blocks: int) -> None:
+    """A length that was asked for is kept or refused; the model's own gives way to the cache."""
+    room = (num_blocks - 1) * config.block_size
+    if not 0 < room < model.max_model_len:
+        return
+    if config.max_model_len is None:
+        logger.warning(
+            "%s reaches %d tokens, but the cache holds %d: that is what a request may have",
+            model.name,
+            model.max_model_len,
+            room,
+        )
+        return
+    blocks = -(-model.max_model_len // config.block_size) + 1
+    needed = blocks * block_bytes(model, config.block_size) / _GIB
+    raise ModelLoadError(
+        model.name,
+        f"max_model_len is {model.max_model_len}, but the cache has room for {room} tokens; "
+        f"give at most that, or {needed:.3f} GiB of cache ({blocks} blocks)",
+    )
+
+
+def block_bytes(model: LoadedModel, block_size: int) -> int:
+    """Bytes of cache that one block takes over all layers."""
+    return block_size * sum(layer.bytes_per_token(model.dtype) for layer in model.geometry)

@@ -1,0 +1,47 @@
+/* What the kernels are asked. */
+
+#ifndef SLIPSTREAM_KERNELS_H
+#define SLIPSTREAM_KERNELS_H
+
+#include <stdint.h>
+
+/* Attention of decode rows over the paged cache. */
+typedef struct {
+    const float *key, *value; /* [tokens, kv_heads, dim]: the step's own, to be stored first */
+    int64_t key_token, key_head, value_token, value_head; /* strides in floats */
+    const int64_t *slots;                                 /* [tokens] */
+    int64_t tokens;
+    const float *query; /* [rows, heads, key_dim], strides in floats, the last one 1 */
+    int64_t query_row, query_head;
+    float *keys, *values;       /* [slots, kv_heads, dim] */
+    const int32_t *tables;      /* [rows, widest] */
+    int64_t widest;
+    const int32_t *lens; /* [rows], at least 1 */
+    float *output;       /* [rows, heads, value_dim] */
+    const float *sinks;  /* [heads] or NULL */
+    int64_t rows, heads, kv_heads, key_dim, value_dim, block_size;
+    int64_t window; /* tokens seen, 0 is all */
+    float scale, softcap; /* softcap 0 is none */
+} Decode;
+
+/* y = (x W^T + bias) + more. */
+typedef struct {
+    const float *x; /* [rows, k], rows x_row floats apart */
+    int64_t x_row;
+    const float *packed;
+    const float *bias; /* [n] or NULL */
+    const float *more; /* [rows, n], rows more_row floats apart, or NULL */
+    int64_t more_row;
+    float *y; /* [rows, n], rows y_row floats apart; may be `more` */
+    int64_t y_row, rows, n, k;
+} Product;
+
+void slipstream_attend_together(const Decode *p);
+void slipstream_product_together(const Product *p);
+void slipstream_norm_row(const float *in, const float *weight, float *out, int64_t dim,
+                         float epsilon);
+void slipstream_silu_mul_row(const float *g, const float *u, float *out, int64_t dim);
+void slipstream_rotate_token(const float *x, int64_t x_head, const float *c, const float *s,
+                             float *y, int64_t heads, int64_t dim);
+
+#endif

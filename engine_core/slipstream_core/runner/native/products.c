@@ -1,0 +1,183 @@
+/* Float32 products of rows with a packed matrix: y = (x W^T + bias) + more.
+ *
+ * A matrix [n, k] is packed once, as panels of PANEL outputs: [ceil(n / PANEL)][k][PANEL], zeros
+ * behind the last output. So a product reads it from end to end, and a tile of ROWS x PANEL sums
+ * stays in registers (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication",
+ * 2008, without its packing of x, which is small here). One layout serves one row, where memory is
+ * the bound, and many, where arithmetic is.
+ *
+ * Rules:
+ * - Each output is one sum in the order of k, whatever rows are beside it and however many threads
+ *   work: a row's result does not depend on its batch.
+ * - Panels are shared out as threads come for them: one that has lost its core to another process
+ *   holds up a few panels, not half of them.
+ */
+
+#include "kernels.h"
+#include "vectors.h"
+
+#define PANEL (2 * W)
+#if W == 16
+#define ROWS 12 /* 24 of 32 registers are sums */
+#elif W == 8
+#define ROWS 6 /* 12 of 16 */
+#else
+#define ROWS 4
+#endif
+#define DEPTH 256     /* of k at once: such a part of a panel stays in L1 */
+#define BLOCK 96      /* rows of x that a panel is taken through at once: they stay in L2 */
+#define FEW 4         /* rows that take each panel once, from memory */
+#define AHEAD 2048    /* floats of a panel that are asked for while one is read only once */
+#define PARALLEL 32768 /* products that are worth a second thread */
+
+int64_t slipstream_panel(void) { return PANEL; }
+
+/* weight[i * row + j * column] is that of output i and input j. */
+void slipstream_pack(const float *weight, int64_t row, int64_t column, int64_t n, int64_t k,
+                     float *packed) {
+#pragma omp parallel for schedule(static)
+    for (int64_t panel = 0; panel < (n + PANEL - 1) / PANEL; panel++)
+        for (int64_t j = 0; j < k; j++)
+            for (int64_t i = 0; i < PANEL; i++) {
+                int64_t output = panel * PANEL + i;
+                packed[(panel * k + j) * PANEL + i] =
+                    output < n ? weight[output * row + j * column] : 0.0f;
+            }
+}
+
+/* sums[m][p] += x[m] times `depth` inputs of panel p, for M rows and P panels `apart` floats
+ * apart. With constant M and P all sums are registers. `once`: no other rows read these panels; they
+ * are asked for ahead, but for one row, for which memory itself is fast enough (1.3 ms against 1.6). */
+static inline __attribute__((always_inline)) void tile(const int M, const int P, const int once,
+                                                       const float *x, int64_t x_row,
+                                                       const float *w, int64_t apart,
+                                                       int64_t depth, float *sums) {
+    const int64_t row = P * PANEL;
+    vec c[M][2 * P];
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 16
+        for (int p = 0; p < 2 * P; p++) c[m][p] = *(vec *)(sums + m * row + p * W);
+    for (int64_t j = 0; j < depth; j++, w += PANEL)
+#pragma GCC unroll 16
+        for (int p = 0; p < P; p++) {
+            if (once && M > 1) __builtin_prefetch(w + p * apart + AHEAD, 0, 3);
+            vec a = *(const vec *)(w + p * apart), b = *(const vec *)(w + p * apart + W);
+#pragma GCC unroll 16
+            for (int m = 0; m < M; m++) {
+                float each = x[m * x_row + j];
+                c[m][2 * p] += each * a;
+                c[m][2 * p + 1] += each * b;
+            }
+        }
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 16
+        for (int p = 0; p < 2 * P; p++) *(vec *)(sums + m * row + p * W) = c[m][p];
+}
+
+static void tile_of(int rows, const float *x, int64_t x_row, const float *w, int64_t depth,
+                    float *sums) {
+#define CASE(M) \
+    case M: tile(M, 1, 0, x, x_row, w, 0, depth, sums); return;
+    switch (rows) {
+        CASE(1) CASE(2) CASE(3) CASE(4)
+#if ROWS > 4
+        CASE(5) CASE(6)
+#endif
+#if ROWS > 6
+        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#endif
+    }
+}
+
+/* `count` panels' sums [rows, count * PANEL]: what they start with, … */
+static void begin(const Product *p, int64_t panel, int64_t count, int64_t rows, float *sums) {
+    int64_t output = panel * PANEL, row = count * PANEL;
+    int64_t width = p->n - output < row ? p->n - output : row;
+    memset(sums, 0, sizeof(float) * rows * row);
+    for (int64_t m = 0; p->bias && m < rows; m++)
+        memcpy(sums + m * row, p->bias + output, sizeof(float) * width);
+}
+
+/* … and where they go, for rows from `first` on. */
+static void end(const Product *p, int64_t panel, int64_t count, int64_t first, int64_t rows,
+                const float *sums) {
+    int64_t output = panel * PANEL, row = count * PANEL;
+    int64_t width = p->n - output < row ? p->n - output : row;
+    for (int64_t m = 0; m < rows; m++, sums += row) {
+        float *y = p->y + (first + m) * p->y_row + output;
+        if (p->more) {
+            const float *more = p->more + (first + m) * p->more_row + output;
+            for (int64_t i = 0; i < width; i++) y[i] = more[i] + sums[i];
+        } else
+            memcpy(y, sums, sizeof(float) * width);
+    }
+}
+
+/* Rows [first, first + rows), BLOCK at most, and one panel. */
+static void many_rows(const Product *p, int64_t panel, int64_t first, int64_t rows) {
+    float sums[BLOCK * PANEL] __attribute__((aligned(64)));
+    int64_t panels = (p->n + PANEL - 1) / PANEL;
+    const float *w = p->packed + panel * p->k * PANEL, *behind = p->packed + panels * p->k * PANEL;
+    begin(p, panel, 1, rows, sums);
+    for (int64_t j = 0; j < p->k; j += DEPTH) {
+        int64_t depth = p->k - j < DEPTH ? p->k - j : DEPTH;
+        const float *ahead = w + depth * PANEL; /* what is read next, from memory */
+        int64_t part = depth * PANEL, share = (part * ROWS / rows + 15) / 16 * 16;
+        if (share > part) share = part;
+        for (int64_t m = 0; m < rows; m += ROWS) {
+            for (int64_t i = 0; i < share && ahead + i < behind; i += 16)
+                __builtin_prefetch(ahead + i, 0, 2);
+            ahead += share;
+            int count = (int)(rows - m < ROWS ? rows - m : ROWS);
+            tile_of(count, p->x + (first + m) * p->x_row + j, p->x_row, w, depth,
+                    sums + m * PANEL);
+        }
+        w += depth * PANEL;
+    }
+    end(p, panel, 1, first, rows, sums);
+}
+
+/* Up to FEW rows and `count` panels, enough of them that enough sums are under way at once. */
+static void few_rows(const Product *p, int64_t panel, int64_t count) {
+    float sums[4 * FEW * PANEL] __attribute__((aligned(64)));
+    const float *w = p->packed + panel * p->k * PANEL;
+    int64_t apart = p->k * PANEL;
+    begin(p, panel, count, p->rows, sums);
+    switch (p->rows * 8 + count) {
+#define FEW_CASE(M, P) \
+    case M * 8 + P: tile(M, P, 1, p->x, p->x_row, w, apart, p->k, sums); break;
+        FEW_CASE(1, 1) FEW_CASE(1, 4) FEW_CASE(2, 1) FEW_CASE(2, 2) FEW_CASE(3, 1)
+        FEW_CASE(3, 2) FEW_CASE(4, 1)
+    }
+    end(p, panel, count, 0, p->rows, sums);
+}
+
+/* To be called by all of a team, or by one alone. */
+void slipstream_product_together(const Product *p) {
+    int64_t panels = (p->n + PANEL - 1) / PANEL;
+    if (p->rows <= FEW) {
+        int64_t at_once = p->rows == 1 ? 4 : p->rows == 4 ? 1 : 2;
+        int64_t whole = panels / at_once, rest = panels % at_once, chunk = 1 + whole / 32;
+#pragma omp for schedule(dynamic, chunk)
+        for (int64_t item = 0; item < whole + rest; item++)
+            if (item < whole)
+                few_rows(p, item * at_once, at_once);
+            else
+                few_rows(p, whole * at_once + item - whole, 1);
+        return;
+    }
+    int64_t blocks = (p->rows + BLOCK - 1) / BLOCK, each = (p->rows + blocks - 1) / blocks;
+    int64_t chunk = 1 + panels / 64;
+#pragma omp for schedule(dynamic, chunk)
+    for (int64_t item = 0; item < blocks * panels; item++) {
+        int64_t first = item / panels * each, left = p->rows - first;
+        if (left > 0) many_rows(p, item % panels, first, left < each ? left : each);
+    }
+}
+
+void slipstream_product(const Product *p) {
+#pragma omp parallel if (p->rows * p->n * p->k > PARALLEL)
+    slipstream_product_together(p);
+}

@@ -1,0 +1,26 @@
+"""What a child process says to its supervisor; `slipstream_ipc.child` has what it is told."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from slipstream_ipc.statistics import Numbers
+
+
+class Status(Struct, frozen=True, omit_defaults=True):
+    """A line a child writes to its supervisor.
+
+    ready: it serves. beat: its loop goes round; loading: it does not, as long as that takes.
+    drained: nothing is left of what it had when it was told to drain. detail: what it serves, for
+    people. error: why it cannot do what it was told; another one could not either. last_words: what
+    it dies of. numbers: what it has counted, with beats.
+    """
+
+    ready: bool = False
+    beat: bool = False
+    loading: bool = False
+    drained: bool = False
+    detail: str = ""
+    error: str = ""
+    last_words: str = ""
+    numbers: Numbers | None = None

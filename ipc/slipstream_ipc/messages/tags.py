@@ -1,0 +1,51 @@
+"""Which number each message between client, worker and core begins with.
+
+Rules:
+- A tag is taken once, over all hops: what goes the wrong way is never taken for something else.
+- Ten to each direction of a hop. Those of the client's are told in PROTOCOL.md, so they stay.
+"""
+
+# either way, on every hop
+HELLO = 0
+WELCOME = 1
+REATTACH = 2
+REFUSAL = 3
+PING = 4
+STARTING = 5
+
+# client -> worker
+SUBMIT = 10
+RESUME = 11
+ABORT = 12
+GOODBYE = 13
+TOKENIZE = 16
+DETOKENIZE = 17
+CANCEL = 18
+
+# worker -> client
+ACCEPTED = 20
+REJECTED = 21
+DELTAS = 22
+UNKNOWN_STREAMS = 23
+SUPERSEDED = 24
+PROMPT_LOGPROBS = 25
+TOKENIZED = 27
+DETOKENIZED = 28
+CANCELLED = 29
+
+# worker -> core
+ADMIT = 30
+REPORT = 31
+WITHDRAW = 32
+FORGET = 33
+POSITIONS = 34
+
+# core -> worker
+ADMITTED = 40
+REGISTERED = 41
+REFUSED = 42
+STEP = 43
+UNKNOWN = 44
+SYNC_DONE = 45
+SUSPECTS = 46
+PROMPT_SCORES = 47

@@ -1,0 +1,102 @@
+"""What a front counts of its answers, whichever way they end."""
+
+from __future__ import annotations
+
+import select
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from slipstream.http.app import App
+from slipstream.http.auth import Keys
+from slipstream.http.config import Limits
+from slipstream.http.connection import Exchange
+from slipstream.http.counters import GONE, Counters
+from slipstream.http.parsing import Request
+from slipstream.http.responses import Version
+from slipstream.http.token_texts import TokenTexts
+from slipstream.http.wire import json_response
+from slipstream_ipc.messages import Status
+from slipstream_ipc.statistics import FrontCounters, FrontGauges, FrontNumbers
+
+CONNECTION: Any = SimpleNamespace(
+    write=lambda _: None, keeps_alive=lambda _: True, exchange_ended=lambda _: None
+)
+
+
+def exchange(counters: Counters) -> Exchange:
+    return Exchange(Request(path="/p"), CONNECTION, counters)
+
+
+def numbers(num_open: int, num_chunks: int, **answers: int) -> FrontNumbers:
+    """Answers as _200=1."""
+    by_kind = {f"{status[1:]} /p": num for status, num in answers.items()}
+    return FrontNumbers(FrontGauges(1, num_open), FrontCounters(by_kind, num_chunks))
+
+
+def test_a_whole_answer() -> None:
+    counters = Counters()
+    for status in (200, 404, 200):
+        exchange(counters).respond(json_response(status, Version("x")))
+    assert counters.numbers(1) == numbers(0, 0, _200=2, _404=1)
+
+
+def test_a_streamed_answer() -> None:
+    counters = Counters()
+    streamed = exchange(counters)
+    streamed.begin_stream()
+    streamed.write(b"data: 1\n\n")
+    assert counters.numbers(1) == numbers(1, 1, _200=1)
+    streamed.write(b"data: 2\n\n")
+    streamed.finish()
+    assert counters.numbers(1) == numbers(0, 2, _200=1)
+
+
+def test_a_client_that_leaves() -> None:
+    counters = Counters()
+    early, late, after = exchange(counters), exchange(counters), exchange(counters)
+    early.leave()
+    late.begin_stream()
+    late.leave()
+    late.write(b"data: 1\n\n")
+    after.respond(json_response(200, Version("x")))
+    after.leave()
+    assert counters.numbers(1) == numbers(0, 0, _499=1, _200=2)
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern"),
+    [
+        ("/v1/completions", "/v1/completions"),
+        ("/v1/streams/cmpl-abc", "/v1/streams/{id}"),
+        ("/v1/models", "/v1/models"),
+        ("/v1/models/x", "/v1/models/{id}"),
+        ("/wp-login.php", "other"),
+        ("", "other"),
+    ],
+)
+def test_what_clients_make_up_makes_no_new_counters(path: str, pattern: str) -> None:
+    io: Any = SimpleNamespace(model=None)
+    app = App(io, Keys(()), TokenTexts("nowhere"), Limits())
+    assert app.pattern_of(path) == pattern
+
+
+def test_whatever_clients_do_the_numbers_fit_into_a_beat() -> None:
+    """Every path with every status, all often: what does not fit would never be told again."""
+    io: Any = SimpleNamespace(model=None)
+    app = App(io, Keys(()), TokenTexts("nowhere"), Limits())
+    counters = Counters(app.pattern_of)
+    paths = [*app.endpoints, *app._pages, "/nonsense"]
+    statuses = [each.value for each in HTTPStatus if each >= 200] + [GONE]
+    for status in sorted(statuses, reverse=True):
+        for path in paths:
+            counters.answered(path, status)
+    told = counters.numbers(2**20)
+    assert sum(told.counters.answers.values()) == len(paths) * len(statuses)
+    assert {f"200 {app.pattern_of(path)}" for path in paths} <= told.counters.answers.keys()
+    often = dict.fromkeys(told.counters.answers, 10**9)
+    most = FrontNumbers(FrontGauges(2**20, 2**20), FrontCounters(often, 10**12))
+    assert len(msgspec.json.encode(Status(beat=True, numbers=most))) < select.PIPE_BUF

@@ -1,0 +1,377 @@
+"""The live page in a real browser, headless Chromium, before real stacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.patience import PATIENCE_S
+from tests.stacks import spareless_stack
+
+from slipstream import Stack
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_MS = PATIENCE_S * 1000
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+WATCH = """
+window.violations = [];
+addEventListener("securitypolicyviolation", (event) => violations.push(event.violatedDirective));
+window.shift = 0;
+new PerformanceObserver((list) => {
+  for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shift += entry.value;
+}).observe({ type: "layout-shift", buffered: true });
+"""
+# (the driver's own way to wait evaluates strings in the page, which the page's policy forbids)
+WAIT = """
+() => new Promise((resolve, reject) => {
+  const begin = performance.now();
+  const look = () => {
+    if (%s) resolve();
+    else if (performance.now() - begin > %d) reject(new Error(document.body.innerText));
+    else requestAnimationFrame(look);
+  };
+  look();
+})
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    path = next((found for name in CHROMIUM if (found := shutil.which(name))), None)
+    if path is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    playwright_api = pytest.importorskip("playwright.sync_api")
+    with playwright_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Stack]:
+    with Stack(http_port=0) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Stack]:
+    """One whose answers last, each token depending on all before it."""
+    with Stack("simulated:step_ms=10,mode=chain", http_port=0) as running:
+        yield running
+
+
+class Viewer:
+    """A page, and what a person does there."""
+
+    def __init__(self, browser: Any, url: str, **options: Any) -> None:
+        self._context = browser.new_context(**options)
+        self._context.set_default_timeout(PATIENCE_MS)
+        self._context.add_init_script(WATCH)
+        self.page = self._context.new_page()
+        self.errors: list[str] = []
+        self.page.on(
+            "console", lambda it: it.type in ("error", "warning") and self.errors.append(it.text)
+        )
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.goto(url)
+
+    def ask(self, prompt: str, **settings: str) -> None:
+        """Fill the form and send it."""
+        mode = settings.pop("mode", "completion")
+        self.page.locator(f"#mode label:has(input[value={mode}])").click()
+        for name, value in {"prompt": prompt, "stops": "", **settings}.items():
+            self.page.locator(f"#{name.replace('_', '-')}").fill(value)
+        self.page.locator("#send").click()
+
+    @property
+    def text(self) -> str:
+        """Of the answer, as far as it is there."""
+        text: str = self.page.locator("#output").evaluate("it => it.textContent")
+        return text
+
+    def wait_for(self, condition: str) -> None:
+        """JavaScript that is to become true."""
+        self.page.evaluate(WAIT % (condition, PATIENCE_MS))
+
+    def wait_for_tokens(self, num: int) -> None:
+        """At least so many are there."""
+        self.wait_for(f"document.querySelectorAll('.token').length >= {num}")
+
+    def wait_for_end(self) -> None:
+        """Of the answer, with all of it shown."""
+        self.wait_for("document.getElementById('output').ariaBusy === 'false'")
+        self.page.evaluate("new Promise(requestAnimationFrame)")
+
+    def close(self) -> None:
+        """And see that nothing was complained of."""
+        assert self.page.evaluate("violations") == []
+        self._context.close()
+
+
+Open = Callable[..., Viewer]
+
+
+@pytest.fixture
+def look(browser: Any) -> Iterator[Open]:
+    """Opens a stack's page."""
+    viewers: list[Viewer] = []
+
+    def look_at(stack: Stack, **options: Any) -> Viewer:
+        assert stack.http_address is not None
+        viewers.append(Viewer(browser, stack.http_address, **options))
+        return viewers[-1]
+
+    yield look_at
+    for viewer in viewers:
+        viewer.close()
+
+
+def post(stack: Stack, path: str, content: dict[str, Any]) -> Any:
+    request = urllib.request.Request(
+        f"{stack.http_address}{path}",
+        json.dumps(content).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)
+
+
+def completed(stack: Stack, prompt: str, num_tokens: int, **more: Any) -> Any:
+    content = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, **more}
+    return post(stack, "/v1/completions", content)["choices"][0]
+
+
+@pytest.mark.parametrize("mode", ["completion", "chat"])
+def test_what_streams_is_what_the_api_gives(look, demo, mode):
+    viewer = look(demo)
+    prompt = "Exceptions are a means of" if mode == "completion" else "What is a list?"
+    viewer.ask(prompt, mode=mode, max_tokens="70", temperature="0")
+    viewer.wait_for_end()
+    if mode == "chat":
+        content = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 70}
+        answer = post(demo, "/v1/chat/completions", {**content, "temperature": 0})
+        expected, num = answer["choices"][0]["message"]["content"], answer["usage"]
+    else:
+        content = {"prompt": prompt, "max_tokens": 70, "temperature": 0}
+        answer = post(demo, "/v1/completions", content)
+        expected, num = answer["choices"][0]["text"], answer["usage"]
+    assert len(expected) > 20
+    assert viewer.text == expected
+    assert f"{num['completion_tokens']} tokens · first after" in viewer.page.inner_text("#numbers")
+    assert viewer.page.inner_text("#model") == "slipstream-demo"
+    assert viewer.errors == []
+
+
+def test_stop_strings_temperature_and_length_reach_the_model(look, demo):
+    whole = completed(demo, "Lambda expressions", 40)["text"]
+    stop = whole[20:23]
+    viewer = look(demo)
+    viewer.ask("Lambda expressions", max_tokens="40", stops=stop + "\n\\n\\n\\n")
+    viewer.wait_for_end()
+    assert viewer.text == completed(demo, "Lambda expressions", 40, stop=[stop, "\n\n\n"])["text"]
+    assert viewer.text == whole[: whole.index(stop)]
+
+
+def test_a_token_shows_what_else_could_have_been_there(look, demo):
+    prompt = "Exceptions are a means of"
+    viewer = look(demo)
+    viewer.ask(prompt, max_tokens="12")
+    viewer.wait_for_end()
+    logprobs = completed(demo, prompt, 12, logprobs=5)["logprobs"]
+    card = viewer.page.locator("#candidates")
+    assert card.is_hidden()
+    viewer.page.locator(".token").nth(3).hover()
+    rows = card.locator(".candidate")
+    assert rows.count() == len(logprobs["top_logprobs"][3]) >= 5
+    shares = [float(text.strip("<% ")) for text in rows.locator("b").all_inner_texts()]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) <= 100.5
+    taken = card.locator(".taken code").inner_text()
+    assert taken == logprobs["tokens"][3].replace(" ", "␣").replace("\n", "↵")
+    # by keyboard alone, too
+    viewer.page.mouse.move(0, 0)
+    assert card.is_hidden()
+    viewer.page.locator("#output").focus()
+    for _ in range(2):
+        viewer.page.keyboard.press("ArrowRight")
+    assert viewer.page.locator(".token.looked").get_attribute("data-index") == "1"
+    assert card.is_visible()
+    # unsure tokens have more colour than sure ones
+    values = [
+        float(one.evaluate("it => it.style.getPropertyValue('--unsure')"))
+        for one in viewer.page.locator(".token").all()
+    ]
+    expected = [min(1, -each / 4) for each in logprobs["token_logprobs"]]
+    assert values == pytest.approx(expected, abs=0.01)
+
+
+def test_stop_ends_the_answer_here_and_in_the_engine(look, slow):
+    viewer = look(slow)
+    viewer.ask("Once", max_tokens="4000")
+    viewer.wait_for_tokens(10)
+    assert viewer.page.locator("#send").is_disabled()
+    viewer.page.keyboard.press("Escape")
+    viewer.wait_for_end()
+    assert viewer.page.inner_text("#notice") == "Stopped."
+    assert viewer.page.locator("#stop").is_disabled()
+    text = viewer.text
+    assert 10 <= viewer.page.locator(".token").count() < 1000
+    assert completed(slow, "Once", 1000)["text"].startswith(text)
+    viewer.wait_for("document.querySelector('#requests .value').textContent === '0'")
+    assert viewer.text == text
+
+
+def test_ctrl_enter_sends_and_what_runs_is_shown(look, slow):
+    viewer = look(slow)
+    viewer.page.locator("#max-tokens").fill("1000")
+    viewer.page.locator("#prompt").fill("Once")
+    viewer.page.keyboard.press("Control+Enter")
+    viewer.wait_for("document.querySelector('#requests .value').textContent === '1'")
+    for kind in ("even", "odd", "work"):  # of the timeline
+        viewer.wait_for(f"document.querySelector('#timeline .{kind}').getAttribute('d')")
+    viewer.wait_for("/steps of .* ms for 1 request /.test(document.body.innerText)")
+    viewer.wait_for("parseFloat(document.querySelector('#throughput .value').textContent) > 0")
+    viewer.wait_for("/ms/.test(document.querySelector('#itl .value').textContent)")
+    viewer.wait_for("document.querySelector('#throughput .line').getAttribute('d').includes('L')")
+    names = viewer.page.locator("#processes li").all_inner_texts()
+    assert {"core", "worker", "http"} <= {name.split()[0] for name in names}
+    wide = viewer.page.locator("#timeline .even").get_attribute("d")
+    viewer.page.locator("#zoom label:has(input[value='50000'])").click()
+    assert viewer.page.locator("#timeline .even").get_attribute("d") != wide
+    assert viewer.errors == []
+    viewer.page.keyboard.press("Escape")
+
+
+@pytest.mark.parametrize("name", ["worker", "core"])
+def test_an_answer_outlives_a_process(look, slow, name):
+    expected = completed(slow, f"The {name}", 300)["text"]
+    viewer = look(slow)
+    viewer.ask(f"The {name}", max_tokens="300")
+    viewer.wait_for_tokens(20)
+    os.kill(slow.pids[name], signal.SIGKILL)
+    viewer.wait_for_end()
+    assert viewer.text == expected
+    viewer.wait_for(f"/{name}, \\d+ restart/.test(document.body.innerText)")
+    assert viewer.errors == []
+
+
+def test_an_answer_outlives_the_front(look, slow):
+    expected = completed(slow, "The front", 300)["text"]
+    viewer = look(slow)
+    viewer.ask("The front", max_tokens="300")
+    viewer.wait_for_tokens(20)
+    os.kill(slow.pids["http"], signal.SIGKILL)
+    viewer.wait_for("/going on where it was|gone on/.test(document.body.innerText)")
+    viewer.wait_for_end()
+    assert viewer.text == expected
+    assert "gone on with after" in viewer.page.inner_text("#notice")
+    viewer.wait_for("document.getElementById('connection').textContent === ''")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 390, 640, 900, 1280, 1600])
+def test_it_fits_and_nothing_jumps(look, demo, width, scheme):
+    viewer = look(demo, viewport={"width": width, "height": 800}, color_scheme=scheme)
+    places = "[...document.querySelectorAll('.card')].map((it) => it.getBoundingClientRect().top)"
+    viewer.wait_for("document.querySelector('#processes li')")
+    viewer.wait_for("/\\d/.test(document.querySelector('#requests .value').textContent)")
+    before = viewer.page.evaluate(f"scrollTo(0, 0), {places}")
+    viewer.page.evaluate("window.shift = 0")
+    viewer.page.locator("#max-tokens").fill("60")
+    viewer.page.locator("#prompt").press("Control+Enter")
+    viewer.wait_for_end()
+    viewer.wait_for("parseFloat(document.querySelector('#ttft .value').textContent) > 0")
+    viewer.wait_for("document.querySelector('#timeline .work').getAttribute('d')")
+    assert viewer.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert viewer.page.evaluate(f"scrollTo(0, 0), {places}") == before
+    assert viewer.page.evaluate("window.shift") < 0.01
+    ground = viewer.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(json.loads(f"[{ground[4:-1]}]")) < 384) == (scheme == "dark")
+    assert viewer.errors == []
+
+
+def test_a_key_is_asked_for_and_kept_in_this_tab_alone(look):
+    with spareless_stack("simulated:step_ms=1", http_port=0, api_key=("the-key",)) as stack:
+        viewer = look(stack)
+        viewer.page.locator("#key-row").wait_for(state="visible")
+        viewer.ask("Once", max_tokens="5")
+        viewer.wait_for("/asks for an API key/.test(document.body.innerText)")
+        viewer.page.locator("#key").fill("the-key")
+        viewer.ask("Once", max_tokens="5")
+        viewer.wait_for_tokens(5)
+        kept = "[Object.values(sessionStorage), localStorage.length, document.cookie]"
+        assert viewer.page.evaluate(kept) == [["the-key"], 0, ""]
+        viewer.page.reload()
+        viewer.ask("Once", max_tokens="5")
+        viewer.wait_for_tokens(5)
+
+
+def events(*chunks: Any) -> str:
+    return "".join(f"id: x\ndata: {json.dumps(chunk)}\n\n" for chunk in chunks) + (
+        "id: x\ndata: [DONE]\n\n"
+    )
+
+
+def chunk(text: str, tokens: list[tuple[str, float]], offset: int) -> dict[str, Any]:
+    logprobs = {
+        "tokens": [token for token, _ in tokens],
+        "token_logprobs": [value for _, value in tokens],
+        "top_logprobs": [{token: value} for token, value in tokens],
+        "text_offset": [offset] * len(tokens),
+    }
+    choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": None}
+    return {"id": "cmpl-0", "choices": [choice]}
+
+
+def test_text_is_text_however_tokens_cut_it(look, demo):
+    evil = "<img src=x onerror=alert(1)><script>alert(2)</script>\u0085\u2028"
+    face = "\N{GRINNING FACE}"
+    body = events(
+        chunk(evil, [(evil, -0.1)], 0),
+        chunk("", [("bytes:\\xf0\\x9f", -0.5)], len(evil)),
+        chunk(face, [("bytes:\\x98\\x80", -9999.0)], len(evil)),
+        chunk("tail", [], 0),
+    )
+    viewer = look(demo)
+    viewer.page.route(
+        "**/v1/completions",
+        lambda route: route.fulfill(body=body, content_type="text/event-stream"),
+    )
+    viewer.ask("Once")
+    viewer.wait_for_end()
+    assert viewer.text == evil + face + "tail"
+    assert viewer.page.locator("#output *:not(span)").count() == 0
+    viewer.page.locator(".token").nth(1).hover()
+    assert viewer.page.locator("#candidates b").all_inner_texts() == ["< 0.1 %"]
+    assert viewer.errors == []
+
+
+def test_a_model_without_a_chat_template_completes(look, demo):
+    fault = {"message": "this model has no chat template", "param": "messages"}
+    viewer = look(demo)
+    viewer.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=400, json={"error": fault}),
+    )
+    viewer.ask("Lambda expressions", mode="chat", max_tokens="10")
+    viewer.wait_for("/no chat template/.test(document.getElementById('notice').textContent)")
+    viewer.wait_for_end()
+    assert viewer.text == completed(demo, "Lambda expressions", 10)["text"]
+
+
+def test_a_refusal_is_told(look, demo):
+    viewer = look(demo)
+    viewer.ask("Once", max_tokens="10", temperature="0")
+    viewer.wait_for_end()
+    viewer.page.evaluate("document.getElementById('temperature').max = ''")
+    viewer.ask("x " * 3000, max_tokens="10")
+    viewer.wait_for("document.getElementById('notice').className === 'bad'")
+    assert "allowed" in viewer.page.inner_text("#notice")
+    assert viewer.text == ""

@@ -1,0 +1,57 @@
+"""Log-probabilities by way of a card's copies are those that are computed in place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream_core.runner import candidates as module
+from slipstream_core.runner.candidates import Coming, candidates
+from slipstream_core.runner.sampler import Limits
+from slipstream_core.runner.step_buffers import HostCopies
+from slipstream_ipc.wide_logprobs import Candidates
+
+torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
+
+
+@pytest.mark.parametrize("at_once", [2**22, 100], ids=["one piece", "several"])
+@pytest.mark.parametrize("held", [64 << 20, 0], ids=["coming", "waited for"])
+@pytest.mark.parametrize("num", [0, 3, 500])
+@pytest.mark.parametrize("rows", [0, 1, 7])
+def test_copies_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, at_once: int, held: int, num: int, rows: int
+) -> None:
+    monkeypatch.setattr(module, "_LOGITS_AT_ONCE", at_once)
+    monkeypatch.setattr(module, "_HELD_BYTES", held)
+    vocab = 50
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(rows))
+    token_ids = torch.arange(rows) * 7 % vocab
+    plain = candidates(logits, token_ids, num)
+    assert isinstance(plain, Candidates)
+    coming = candidates(logits, token_ids, num, HostCopies())
+    assert isinstance(coming, Coming)
+    found = coming.wait()
+    assert np.array_equal(found.values, plain.values)
+    assert np.array_equal(found.ids, plain.ids)
+    assert np.array_equal(found.ranks, plain.ranks)
+    assert (found.values.dtype, found.ids.dtype) == (np.float32, np.uint32)
+    if rows:
+        expected = logits.log_softmax(-1)
+        assert plain.values.shape == (rows, 1 + min(num, vocab))
+        assert plain.values[:, 0] == pytest.approx(
+            expected.gather(1, token_ids[:, None])[:, 0].numpy(), abs=1e-5
+        )
+        order = expected.sort(descending=True)
+        assert plain.values[:, 1:] == pytest.approx(order.values[:, :num].numpy(), abs=1e-5)
+        assert plain.ids[:, 1:].tolist() == order.indices[:, :num].tolist()
+
+
+def test_the_mass_that_top_k_keeps_is_right_beside_rows_that_keep_more() -> None:
+    """A greedy row's top_k means nothing, and may be wider than what was looked at."""
+    scaled = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
+    limits = Limits(scaled, torch.tensor([7, 39, 0]), torch.tensor([0.5, 0.5, 0.5]), torch.zeros(3))
+    kept = scaled[0].softmax(-1).sort(descending=True).values[:7].sum()
+    masses = limits.masses(7)
+    assert masses[0, 0] == pytest.approx(float(0.5 * kept), rel=1e-5)
+    assert masses[2, 0] == 0.5

@@ -1,0 +1,167 @@
+"""Log-probabilities of all requests together: who finds no room waits, and nobody else."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from slipstream_core.on_hold import OnHold
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.messages import Admit, SamplingParams
+
+BYTES = 20 * 8 * 6  # of 20 tokens with 5 each, and their own
+PROMPT = [5, 6, 7, 8]
+
+
+def gib(num_bytes: int) -> float:
+    return num_bytes / 2**30
+
+
+class NoGrammars:
+    def take(self) -> list[object]:
+        return []
+
+
+def registration(number: int, max_tokens: int, logprobs: int | None) -> Admit:
+    return Admit(
+        stream_id=number.to_bytes(16, "little"),
+        prompt_ids=pack_u32([1]),
+        params=SamplingParams(logprobs=logprobs, max_tokens=max_tokens),
+        stop_token_ids=(),
+        seed=0,
+        max_tokens=max_tokens,
+    )
+
+
+@settings(deadline=None)
+@given(
+    most=st.integers(1, 400),
+    actions=st.lists(st.tuples(st.integers(0, 30), st.booleans(), st.booleans()), max_size=60),
+)
+def test_never_more_is_promised_and_everybody_gets_his_turn(
+    most: int, actions: list[tuple[int, bool, bool]]
+) -> None:
+    """Each action: a request of so many tokens comes, or (0) one that runs is forgotten, or given
+    up while it waits."""
+    held = OnHold(NoGrammars(), logprob_bytes=most)  # type: ignore[arg-type]
+    asking: deque[Admit] = deque()
+    running: deque[Admit] = deque()
+
+    def take_ready() -> None:
+        for ready in held.ready():
+            assert ready.admit is asking.popleft()
+            running.append(ready.admit)
+
+    for number, (max_tokens, wants_some, is_first) in enumerate(actions):
+        if max_tokens:
+            admit = registration(number, max_tokens, 0 if wants_some else None)
+            if held.promise(admit):
+                running.append(admit)
+                assert not (wants_some and asking)
+            else:
+                assert wants_some
+                held.put(b"w", admit)
+                asking.append(admit)
+        elif is_first and running:
+            held.forgotten(running.popleft())
+        elif asking:
+            held.drop(asking.pop().stream_id)
+        take_ready()
+        sizes = [8 * it.max_tokens for it in running if it.params.logprobs is not None]
+        assert sum(sizes) <= most or len(sizes) == 1
+        assert len(held) == len(asking)
+        if asking:
+            assert sizes
+            assert sum(sizes) + 8 * asking[0].max_tokens > most
+    while running:
+        held.forgotten(running.popleft())
+        take_ready()
+    assert not len(held)
+    assert held._promised == 0
+
+
+def test_who_finds_no_room_waits_until_others_are_forgotten(make_core, undisturbed) -> None:
+    box = make_core(logprobs_gib=gib(2 * BYTES))
+    worker = box.worker()
+    first = [worker.admit(PROMPT, 20, logprobs=5) for _ in range(2)]
+    late = worker.admit(PROMPT, 20, logprobs=5)
+    plain = worker.admit(PROMPT, 20)
+    narrow = worker.admit(PROMPT, 1, logprobs=0)  # would fit nowhere either: behind the late one
+    box.until(lambda: all(it.is_over for it in (*first, plain)))
+    assert all(it.is_whole for it in (*first, plain))
+    assert [it.row for it in (late, narrow)] == [None, None]
+    assert box.core.desk.num_streams == 3
+    worker.forget(first[0])
+    box.until(lambda: late.is_over)
+    assert late.logprobs == first[0].logprobs
+    assert late.token_ids == undisturbed(late.admit).token_ids
+    assert narrow.row is None
+    worker.forget(late)
+    box.until(lambda: narrow.is_over)
+
+
+def test_one_that_is_larger_than_all_runs_alone(make_core) -> None:
+    box = make_core(logprobs_gib=gib(BYTES // 2))
+    worker = box.worker()
+    held = [worker.admit(PROMPT, 20, logprobs=5) for _ in range(2)]
+    box.until(lambda: held[0].is_over)
+    assert held[1].row is None
+    worker.forget(held[0])
+    box.until(lambda: held[1].is_over)
+
+
+def test_who_waits_for_room_counts_as_waiting(make_core) -> None:
+    box = make_core(logprobs_gib=gib(BYTES), max_waiting=1, max_num_seqs=1)
+    worker = box.worker()
+    first = worker.admit(PROMPT, 20, logprobs=5)
+    box.until(lambda: first.row is not None and len(first.token_ids) > 1)
+    worker.admit(PROMPT, 20, logprobs=5)
+    refused = worker.admit(PROMPT, 20)
+    box.until(lambda: refused.fault is not None)
+    assert refused.fault.code == "overloaded"
+
+
+def test_who_waits_for_room_is_asked_for_again_after_an_attach(make_core) -> None:
+    box = make_core(logprobs_gib=gib(BYTES))
+    worker = box.worker()
+    first, second = (worker.admit(PROMPT, 20, logprobs=5) for _ in range(2))
+    box.until(lambda: first.is_over)
+    assert second.row is None
+    worker.hop.attach(time.monotonic())  # the first is over, and stated no more: it is forgotten
+    box.until(lambda: second.is_over)
+    assert second.logprobs == first.logprobs
+
+
+def test_who_was_accepted_once_waits_for_nobody(make_core) -> None:
+    """After a core's death who waited may be heard first."""
+    box = make_core(logprobs_gib=gib(BYTES))
+    worker = box.worker()
+    first, second = (worker.admit(PROMPT, 20, logprobs=5) for _ in range(2))
+    box.until(lambda: len(first.token_ids) > 3)
+    box.kill()
+    box.start()
+    box.until(lambda: first.is_over and second.is_over)
+    assert second.token_ids == first.token_ids
+    worker.forget(first)
+    late = [worker.admit(PROMPT, 20, logprobs=5, was_accepted=n > 0) for n in range(2)]
+    box.until(lambda: late[1].is_over)
+    assert late[0].row is None
+    for held in (second, late[1]):
+        worker.forget(held)
+    box.until(lambda: late[0].is_over)
+
+
+def test_who_is_taken_when_it_asks_again_is_not_held_any_longer() -> None:
+    held = OnHold(NoGrammars(), logprob_bytes=1)  # type: ignore[arg-type]
+    first, second = registration(1, 9, 0), structs.replace(registration(2, 9, 0), was_accepted=True)
+    assert held.promise(first)
+    assert not held.promise(second)
+    held.put(b"w", second)
+    held.forgotten(first)
+    assert held.promise(second)  # said again, before anybody looked who is ready
+    assert list(held.ready()) == []
+    assert len(held) == 0

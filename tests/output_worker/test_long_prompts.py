@@ -1,0 +1,249 @@
+"""Long prompts and short ones: nobody waits for somebody's 16 MiB."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream_ipc.columns import u32
+from slipstream_ipc.messages import ChatMessage, PromptReady, Render, Rendered
+from slipstream_worker import long_prompts
+from slipstream_worker.long_prompts import (
+    FAIRNESS,
+    LONG_CHARS,
+    LongLane,
+    LongPrompts,
+    is_long,
+    is_too_long,
+)
+from slipstream_worker.prompts import Prompts
+
+PATIENCE_MS = 60_000
+
+
+def test_what_is_long() -> None:
+    most = "x" * LONG_CHARS
+    assert not is_long(Render(0, most))
+    assert is_long(Render(0, most + "x"))
+    assert is_long(Render(0, messages=(ChatMessage("user", most),)))
+    assert is_long(Render(0, token_ids=bytes(4 * LONG_CHARS + 4)))
+    assert not is_long(Render(0, token_ids=bytes(4 * LONG_CHARS)))
+
+
+def test_the_shorter_goes_first_one_at_a_time() -> None:
+    line = LongPrompts()
+    for key, size in ((1, 900), (2, 100), (3, 500), (4, 100)):
+        line.add(key, size)
+    order = []
+    while (key := line.next()) is not None:
+        assert line.next() is None
+        order.append(key)
+        line.discard(key)
+    assert order == [2, 4, 3, 1]
+
+
+def test_who_is_gone_gets_no_turn() -> None:
+    line = LongPrompts()
+    line.add(1, 10)
+    line.add(2, 20)
+    line.discard(1)
+    line.discard(7)
+    assert (line.next(), line.current) == (2, 2)
+    line.discard(2)
+    assert line.next() is line.current is None
+
+
+@given(st.integers(1, 1000), st.lists(st.integers(1, 1000), max_size=200))
+def test_nobody_is_overtaken_for_ever(size: int, others: list[int]) -> None:
+    """One of the others comes whenever one is done, so that there is always another one."""
+    line = LongPrompts()
+    line.add(0, size)
+    served = 0
+    for key, other in enumerate(others, 1):
+        line.add(key, other)
+        turn = line.next()
+        assert turn is not None
+        if turn == 0:
+            return
+        assert served <= FAIRNESS * size
+        served += others[turn - 1]
+        line.discard(turn)
+
+
+def test_what_is_too_long_is_known_from_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_prompts, "SLICE_CHARS", 100)
+    counted: list[str] = []
+
+    def count(part: str) -> int:
+        counted.append(part)
+        return len(part) // 4
+
+    assert is_too_long("x" * 100_000, 50, count)
+    assert "".join(counted) == "x" * 500
+    assert not is_too_long("x" * 400, 50, count)
+    assert not is_too_long("x" * 100_000, 0, count)
+    counted.clear()
+    assert not is_too_long("x" * 100, 50, count)
+    assert not counted
+
+
+def test_a_thread_answers_all_in_their_order() -> None:
+    lane = LongLane(lambda request: Rendered(request.key, text=(request.text or "").upper()))
+    for key in range(20):
+        lane.put(Render(key, f"text {key}"))
+    answers: list[Rendered] = []
+    while len(answers) < 20:
+        assert select.select([lane], [], [], PATIENCE_MS / 1e3)[0]
+        answers += lane.take()
+    assert [answer.key for answer in answers] == list(range(20))
+    assert answers[7].text == "TEXT 7"
+    assert not select.select([lane], [], [], 0)[0]
+
+
+# ---- with a child that tests play --------------------------------------------------------------
+
+
+class Mortal:
+    """A process that can be killed, as `Popen` shows it."""
+
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def kill(self) -> None:
+        self.returncode = -9
+
+    def terminate(self) -> None:
+        return
+
+    def wait(self, _timeout: float | None = None) -> int:
+        return 0
+
+
+class Played:
+    """Prompts, and the socket of their child."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], patch: pytest.MonkeyPatch, path: Path
+    ) -> None:
+        self.children: list[Mortal] = []
+        patch.setattr(Prompts, "_start", lambda _: self._start())
+        self.prompts = Prompts(context, f"ipc://{path}/prompts", {})
+        self.socket = context.socket(zmq.PAIR)
+        self.socket.connect(f"ipc://{path}/prompts")
+        self.answer(PromptReady("", ""))
+
+    def _start(self) -> Mortal:
+        self.children.append(Mortal())
+        return self.children[-1]
+
+    def answer(self, *answers: Rendered | PromptReady) -> None:
+        for answer in answers:
+            self.socket.send(msgspec.msgpack.encode(answer))
+            assert self.prompts.socket.poll(PATIENCE_MS)
+            assert list(self.prompts.receive()) == [answer]
+
+    def asked(self, num: int) -> list[int]:
+        """What the child was asked: so many, and no more."""
+        keys = []
+        for _ in range(num):
+            assert self.socket.poll(PATIENCE_MS)
+            keys.append(msgspec.msgpack.decode(self.socket.recv(), type=Render).key)
+        assert not self.socket.poll(50)
+        return keys
+
+    def die(self) -> list[int]:
+        """The keys that are refused for it."""
+        self.children[-1].kill()
+        refused = [answer.key for answer in self.prompts.beat()]
+        self.answer(PromptReady("", ""))
+        return refused
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Played]:
+    with zmq.Context() as context:
+        found = Played(context, monkeypatch, tmp_path)
+        yield found
+        found.socket.close(linger=0)
+        found.prompts.close()
+
+
+def long(times: int) -> Render:
+    return Render(0, "x" * (times * LONG_CHARS + 1))
+
+
+def test_the_child_has_one_long_one_and_every_short_one(played: Played) -> None:
+    ask = played.prompts.ask
+    first, second, third = ask(long(3)), ask(long(2)), ask(long(1))
+    short = [ask(Render(0, "short")) for _ in range(3)]
+    assert played.asked(4) == [first, *short]
+    played.answer(Rendered(short[1]))
+    assert played.asked(0) == []
+    played.answer(Rendered(first))
+    assert played.asked(1) == [third]
+    played.answer(Rendered(third))
+    assert played.asked(1) == [second]
+    played.answer(Rendered(second), Rendered(short[0]), Rendered(short[2]))
+    assert played.asked(0) == []
+
+
+def test_a_long_one_that_kills_twice_is_refused_and_the_next_has_its_turn(played: Played) -> None:
+    ask = played.prompts.ask
+    killer, other = ask(long(1)), ask(long(2))
+    assert played.asked(1) == [killer]
+    assert played.die() == []
+    assert played.asked(1) == [killer]
+    assert played.die() == [killer]
+    assert played.asked(1) == [other]
+    short = ask(Render(0, "short"))
+    assert played.asked(1) == [short]
+    played.answer(Rendered(other), Rendered(short))
+
+
+def test_where_a_short_one_and_a_long_one_are_suspects_the_short_one_goes_first(
+    played: Played,
+) -> None:
+    ask = played.prompts.ask
+    innocent, killer, next_one = ask(long(1)), ask(Render(0, "kills")), ask(Render(0, "short"))
+    assert played.asked(3) == [innocent, killer, next_one]
+    assert played.die() == []
+    assert sorted(played.asked(3)) == [innocent, killer, next_one]
+    assert played.die() == [killer]
+    assert sorted(played.asked(2)) == [innocent, next_one]
+    played.answer(Rendered(next_one), Rendered(innocent))
+    assert played.die() == []
+
+
+# ---- with the process --------------------------------------------------------------------------
+
+
+def test_a_short_prompt_overtakes_a_long_one(tmp_path: Path) -> None:
+    from slipstream.demo import MODEL_PATH
+
+    options: dict[str, Any] = {"tokenizer": str(MODEL_PATH), "cache_dir": str(tmp_path)}
+    with zmq.Context() as context:
+        prompts = Prompts(context, f"ipc://{tmp_path}/prompts", options)
+        text = "Once upon a time, naïve 日本 said what is said. " * 10_000
+        whole = prompts.ask(Render(0, text))
+        too_long = prompts.ask(Render(0, text * 10, max_tokens=1000))
+        short = prompts.ask(Render(0, "a short one"))
+        answers: list[Rendered] = []
+        while len(answers) < 3:
+            assert prompts.socket.poll(PATIENCE_MS)
+            answers += [one for one in prompts.receive() if isinstance(one, Rendered)]
+        prompts.close()
+    assert [answer.key for answer in answers] == [short, whole, too_long]
+    assert len(u32(answers[1].token_ids)) > 10_000
+    assert answers[2].fault is not None
+    assert answers[2].fault.field == "prompt"
+    assert "allowed: at most 999 tokens" in answers[2].fault.message

@@ -1,0 +1,211 @@
+"""Questions on their way through the prompt process, which tests play."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.messages import (
+    Cancel,
+    Cancelled,
+    ChatMessage,
+    Detokenize,
+    Detokenized,
+    Fault,
+    ModelCard,
+    Render,
+    Rendered,
+    Tokenize,
+    Tokenized,
+)
+from slipstream_ipc.template import MAX_QUESTION_CHARS
+from slipstream_worker import questions as module
+from slipstream_worker.questions import Questions
+from slipstream_worker.streams import Stage
+
+MODEL = ModelCard("m", "/nowhere", vocab_size=1000, max_model_len=99, eos_token_ids=())
+ME = b"me"
+
+
+class Port:
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    def state(self, body: Any) -> None:
+        self.said.append(body)
+
+    @property
+    def unsent(self) -> list[Any]:
+        """Nobody reads."""
+        return self.said
+
+
+class Stream:
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+
+
+class Lives:
+    """Streams of every stage."""
+
+    def __init__(self) -> None:
+        self.ports = {ME: Port()}
+        self.readers = self.keeping = self
+        self.streams = {b"runs": Stream(Stage.RUNNING), b"over": Stream(Stage.ENDED)}
+        self.aborted: list[Stream] = []
+
+    def port(self, client: bytes) -> Port:
+        return self.ports[client]
+
+    def has_been(self, stream_id: bytes) -> bool:
+        return stream_id == b"long ago"
+
+    def abort(self, stream: Stream) -> None:
+        self.aborted.append(stream)
+
+
+class Prompts:
+    def __init__(self) -> None:
+        self.asked: list[Render] = []
+
+    def ask(self, request: Render) -> int:
+        self.asked.append(request)
+        return len(self.asked)
+
+
+@pytest.fixture
+def lives() -> Lives:
+    return Lives()
+
+
+@pytest.fixture
+def prompts() -> Prompts:
+    return Prompts()
+
+
+@pytest.fixture
+def questions(lives: Any, prompts: Any) -> Questions:
+    return Questions(lives, prompts)
+
+
+def test_each_gets_its_own_answer(questions, lives, prompts):
+    questions.tokenize(ME, Tokenize(7, "hi", with_strings=True, add_special_tokens=False))
+    questions.detokenize(ME, Detokenize(7, pack_u32([1, 2]), skip_special_tokens=True), MODEL)
+    first, second = prompts.asked
+    assert (first.text, first.with_strings, first.add_special_tokens) == ("hi", True, False)
+    assert (second.token_ids, second.skip_special_tokens) == (pack_u32([1, 2]), True)
+    assert first.is_question
+    assert questions.answered(Rendered(2, text="ab"))
+    assert questions.answered(Rendered(1, pack_u32([5]), strings=("h",)))
+    assert lives.ports[ME].said == [Detokenized(7, "ab"), Tokenized(7, pack_u32([5]), ("h",))]
+    assert not questions.answered(Rendered(1))  # is answered; it is some stream's
+
+
+def test_a_fault_is_an_answer(questions, lives):
+    fault = Fault("bad_request", "no", "prompt")
+    questions.tokenize(ME, Tokenize(1, messages=(ChatMessage("user", "x"),)))
+    assert questions.answered(Rendered(1, fault=fault))
+    assert lives.ports[ME].said == [Tokenized(1, fault=fault)]
+
+
+def test_who_has_gone_is_not_answered(questions, lives):
+    questions.tokenize(ME, Tokenize(1, "x"))
+    port = lives.ports.pop(ME)
+    assert questions.answered(Rendered(1, pack_u32([5])))
+    assert port.said == []
+
+
+@pytest.mark.parametrize("asked", [Tokenize(4), Tokenize(4, "x", (ChatMessage("user", "x"),))])
+def test_one_prompt_to_a_question(questions, lives, prompts, asked):
+    questions.tokenize(ME, asked)
+    (answer,) = lives.ports[ME].said
+    assert (answer.number, answer.fault.field) == (4, "prompt")
+    assert not prompts.asked
+
+
+def test_wrong_ids_are_refused_before_anybody_is_asked(questions, lives, prompts):
+    questions.detokenize(ME, Detokenize(4, pack_u32([1000])), MODEL)
+    (answer,) = lives.ports[ME].said
+    assert (answer.number, answer.fault.code, answer.fault.field) == (4, "bad_request", "token_ids")
+    assert not prompts.asked
+
+
+@pytest.mark.parametrize(("name", "bound"), [("MAX_WAITING", 2), ("MAX_WAITING_CHARS", 10)])
+def test_too_many_are_turned_away(questions, lives, prompts, monkeypatch, name, bound):
+    monkeypatch.setattr(module, name, bound)
+    questions.tokenize(ME, Tokenize(1, "12345"))
+    questions.tokenize(ME, Tokenize(2, "12345"))
+    questions.tokenize(ME, Tokenize(3, "1"))
+    (answer,) = lives.ports[ME].said
+    assert (answer.number, answer.fault.code) == (3, "overloaded")
+    assert questions.answered(Rendered(1))
+    questions.tokenize(ME, Tokenize(4, "1"))
+    assert len(prompts.asked) == 3
+
+
+def test_prompts_of_streams_wait_for_few_characters_of_questions(
+    questions, lives, prompts, monkeypatch
+):
+    """What the prompt process has not been asked yet does not lie before them."""
+    monkeypatch.setattr(module, "MAX_ASKED_CHARS", 10)
+    lives.ports[b"gone"] = Port()
+    for number, (asker, text) in enumerate(
+        [(ME, "12345"), (ME, "1234"), (ME, "12345678901"), (b"gone", "1"), (ME, "2")]
+    ):
+        questions.tokenize(asker, Tokenize(number, text))
+    assert [render.text for render in prompts.asked] == ["12345", "1234"]
+    assert questions.answered(Rendered(1))
+    assert len(prompts.asked) == 2
+    assert questions.answered(Rendered(2))
+    assert [render.text for render in prompts.asked[2:]] == ["12345678901"]
+    del lives.ports[b"gone"]
+    assert questions.answered(Rendered(3))
+    assert [render.text for render in prompts.asked[3:]] == ["2"]
+    assert questions.answered(Rendered(4))
+    assert [answer.number for answer in lives.ports[ME].said] == [0, 1, 2, 4]
+
+
+def test_a_text_that_is_too_long_is_not_tokenised(questions, lives, prompts):
+    questions.tokenize(ME, Tokenize(1, "x" * (MAX_QUESTION_CHARS + 1)))
+    turns = tuple([ChatMessage("user", "x" * (MAX_QUESTION_CHARS // 2))] * 2)
+    questions.tokenize(ME, Tokenize(2, messages=turns))
+    faults = [(answer.number, answer.fault.field) for answer in lives.ports[ME].said]
+    assert faults == [(1, "prompt"), (2, "prompt")]
+    assert not prompts.asked
+
+
+def test_a_single_large_one_is_taken(questions, prompts, monkeypatch):
+    monkeypatch.setattr(module, "MAX_WAITING_CHARS", 3)
+    questions.tokenize(ME, Tokenize(1, "12345"))
+    assert len(prompts.asked) == 1
+
+
+def test_streams_are_ended_whoever_reads_them(questions, lives):
+    questions.cancel(ME, Cancel(9, (b"over", b"runs", b"nobody", b"long ago")))
+    found = ("ended", "running", "unknown", "ended")
+    assert lives.ports[ME].said == [Cancelled(9, found)]
+    assert lives.aborted == [lives.streams[b"runs"]]
+
+
+def test_what_is_said_can_be_written():
+    for body in (Cancelled(9, ("ended",)), Tokenized(1, strings=("a",)), Detokenized(2, "b")):
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(body), type=type(body)) == body
+
+
+def test_who_asks_and_does_not_read_costs_a_bounded_number_of_bytes(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_UNREAD_BYTES", 1000)
+    prompts = Prompts()
+    questions = Questions(lives, prompts)  # type: ignore[arg-type]
+    for number in range(20):
+        questions.tokenize(ME, Tokenize(number, "a"))
+        key = len(prompts.asked)
+        assert questions.answered(Rendered(key, token_ids=bytes(400)))
+    said = lives.ports[ME].said
+    assert [each.number for each in said] == list(range(20))  # each has its answer
+    assert sum(len(each.token_ids) for each in said) == 1200
+    assert {each.fault.code for each in said[3:]} == {"overloaded"}
