@@ -1,15 +1,18 @@
 """The sockets that HTTP fronts take their connections from: bound once, handed down, shared.
 
-Owns: binding, handing to a child, taking connections from a socket that others take from, too.
-Does not know: HTTP, who starts whom.
+Owns: binding, handing to a child, taking connections from a socket that others take from, too, and
+that they are shared evenly. Does not know: HTTP, who starts whom.
 
 Rules:
 - Whoever starts the fronts binds, so that an address in use is told before a model is loaded, and
   holds the sockets while fronts come and go: connections that no front has taken yet wait for the
   next one, and are not lost with one that dies.
-- Every front takes from the same queue, a few connections in a turn of its loop, so that a burst is
-  spread and a front that is busy takes less. Listeners of their own (SO_REUSEPORT) would spread by
-  a hash of the addresses, to fronts that hang, too, and reset what waits for one that died.
+- Every front takes from the same queue, a few connections in a turn of its loop. Listeners of their
+  own (SO_REUSEPORT) would spread by a hash of the addresses, to fronts that hang, too, and reset
+  what waits for one that died.
+- Whoever is awake first would take all of a burst, and streams stay where they are: so each writes
+  how many it has into memory that all of them share, and who is ahead leaves the queue to the
+  others for a moment. For a moment alone: of the others some may hang.
 """
 
 from __future__ import annotations
@@ -17,24 +20,142 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import mmap
 import os
 import socket
+import sys
 from collections.abc import Callable, Sequence
 
-LISTEN_FDS_VARIABLE = "SLIPSTREAM_LISTEN_FDS"
+import msgspec
+
+LISTENERS_VARIABLE = "SLIPSTREAM_LISTENERS"
+MAX_FRONTS = 64
 
 _BACKLOG = 2048  # connections that the kernel holds for us
-_AT_ONCE = 16  # taken in one turn
+_AT_ONCE = 8  # taken in one turn
+_AHEAD = 4  # more connections than another has
+_LEAVE_S = 0.005  # to the others
 _PAUSE_S = 1.0  # where there is no room for one more
+_NOBODY = 2**32 - 1  # takes connections in this place
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _logger = logging.getLogger(__name__)
 
 
-def listen_at(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen at every address of `host`, one port for all; port 0 takes any free one.
+class Shares:
+    """How many connections each front has: a place for each, written by that front alone."""
 
-    Raises: OSError.
+    def __init__(self, fd: int, place: int) -> None:
+        """fd: of a shared file, which is not needed any more afterwards."""
+        self._counts = memoryview(mmap.mmap(fd, 4 * MAX_FRONTS)).cast("I")
+        self._place = place
+
+    @staticmethod
+    def new_file() -> int:
+        """A descriptor of a file for them, in memory, with nobody in it. Raises: OSError."""
+        fd = os.memfd_create("slipstream-shares")
+        os.write(fd, _NOBODY.to_bytes(4, sys.byteorder) * MAX_FRONTS)
+        return fd
+
+    def tell(self, num: int) -> None:
+        """We have so many."""
+        self._counts[self._place] = num
+
+    def leave(self) -> None:
+        """We take no more."""
+        self.tell(_NOBODY)
+
+    @property
+    def are_uneven(self) -> bool:
+        """Whether we have clearly more than another."""
+        return self._counts[self._place] > min(self._counts) + _AHEAD
+
+
+class _HandedDown(msgspec.Struct):
+    """What a child is told: descriptors that it inherits, and which place of the shares is its."""
+
+    sockets: list[int]
+    shares: int
+    place: int
+
+
+class Listeners:
+    """Sockets that listen, and the file of the shares of those who take from them.
+
+    place: of who has these, among the shares.
     """
+
+    def __init__(self, sockets: list[socket.socket], shares_fd: int, place: int = 0) -> None:
+        self.sockets = sockets
+        self._shares_fd = shares_fd
+        self._place = place
+
+    @classmethod
+    def at(cls, host: str, port: int) -> Listeners:
+        """At every address of `host`, one port for all; port 0 takes any free one.
+
+        Raises: OSError.
+        """
+        sockets = _listen_at(host, port)
+        try:
+            return cls(sockets, Shares.new_file())
+        except BaseException:
+            _close_all(sockets)
+            raise
+
+    @classmethod
+    def inherited(cls) -> Listeners | None:
+        """What our parent has handed down; None where it hands down nothing ever."""
+        given = os.environ.pop(LISTENERS_VARIABLE, None)
+        if given is None:
+            return None
+        found = msgspec.json.decode(given, type=_HandedDown)
+        sockets = [socket.socket(fileno=fd) for fd in found.sockets]
+        for one in sockets:
+            one.setblocking(False)
+        for fd in (*found.sockets, found.shares):
+            os.set_inheritable(fd, False)
+        return cls(sockets, found.shares, found.place)
+
+    @property
+    def port(self) -> int | None:
+        """Where they listen; None once they are closed."""
+        return port_of(self.sockets[0]) if self.sockets else None
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """What a child has to inherit."""
+        return (*[one.fileno() for one in self.sockets], self._shares_fd)
+
+    def handed_down(self, place: int) -> str:
+        """What LISTENERS_VARIABLE is to say to a child that inherits `fds`; closed, they are none.
+
+        place: the child's, in [0, MAX_FRONTS).
+        """
+        sockets = [one.fileno() for one in self.sockets]
+        return msgspec.json.encode(_HandedDown(sockets, self._shares_fd, place)).decode()
+
+    def shares(self) -> Shares:
+        """As who has this place sees them. Raises: OSError."""
+        return Shares(self._shares_fd, self._place)
+
+    def stop(self) -> None:
+        """Let go of the sockets; others who have them go on. Idempotent."""
+        _close_all(self.sockets)
+        self.sockets.clear()
+
+    def close(self) -> None:
+        """Let go of everything. Once."""
+        self.stop()
+        os.close(self._shares_fd)
+
+
+def port_of(listener: socket.socket) -> int:
+    """Where it listens."""
+    port: int = listener.getsockname()[1]
+    return port
+
+
+def _listen_at(host: str, port: int) -> list[socket.socket]:
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:
@@ -49,72 +170,63 @@ def listen_at(host: str, port: int) -> list[socket.socket]:
             port = port or port_of(one)
             one.listen(_BACKLOG)
     except BaseException:
-        close_all(sockets)
+        _close_all(sockets)
         raise
     return sockets
 
 
-def port_of(listener: socket.socket) -> int:
-    """Where it listens."""
-    port: int = listener.getsockname()[1]
-    return port
-
-
-def close_all(sockets: Sequence[socket.socket]) -> None:
-    """Let go of them; others who have them go on."""
+def _close_all(sockets: Sequence[socket.socket]) -> None:
     for one in sockets:
         one.close()
 
 
-def handed_down(sockets: Sequence[socket.socket]) -> str:
-    """What LISTEN_FDS_VARIABLE is to say to a child that inherits these; there may be none."""
-    return ",".join(str(one.fileno()) for one in sockets)
-
-
-def inherited() -> list[socket.socket] | None:
-    """The sockets that our parent has handed down; None where it hands down none ever."""
-    given = os.environ.pop(LISTEN_FDS_VARIABLE, None)
-    if given is None:
-        return None
-    sockets = [socket.socket(fileno=int(fd)) for fd in given.split(",") if fd]
-    for one in sockets:
-        one.set_inheritable(False)
-        one.setblocking(False)
-    return sockets
-
-
 class Taker:
-    """Takes connections from `sockets`, which are its own from now on, until it is closed.
+    """Takes connections from `listeners`, which are its own from now on, until it is closed.
 
-    has_room: whether there may be one more beside so many that are being opened; those that find no
-    room wait in the system's queue, for another front or for one of ours to end.
+    most: connections to have at a time; those that find no room wait in the system's queue, for
+    another front or for one of ours to end. Whoever gets one from `new_protocol` says by `release`
+    when it has ended.
     """
 
     def __init__(
-        self,
-        sockets: Sequence[socket.socket],
-        new_protocol: Callable[[], asyncio.Protocol],
-        has_room: Callable[[int], bool] = lambda _: True,
+        self, listeners: Listeners, new_protocol: Callable[[], asyncio.Protocol], most: int
     ) -> None:
-        self._sockets = list(sockets)
+        self._listeners = listeners
+        self._shares = listeners.shares()
         self._new_protocol = new_protocol
-        self._has_room = has_room
+        self._most = most
+        self._num_held = 0  # or being opened
+        self._is_closed = False
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[object]] = set()
-        for one in self._sockets:
+        self._shares.tell(0)
+        for one in listeners.sockets:
             self._loop.add_reader(one, self._take, one)
+
+    def release(self) -> None:
+        """One of the connections has ended."""
+        self._hold(-1)
 
     def close(self) -> None:
         """Take no more. Idempotent."""
-        for one in self._sockets:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for one in self._listeners.sockets:
             self._loop.remove_reader(one)
-        close_all(self._sockets)
-        self._sockets.clear()
+        self._listeners.close()
+        self._shares.leave()
 
     def _take(self, listener: socket.socket) -> None:
+        if self._shares.are_uneven:
+            self._pause(listener, _LEAVE_S)
+            return
+        self._take_some(listener)
+
+    def _take_some(self, listener: socket.socket) -> None:
         for _ in range(_AT_ONCE):
-            if not self._has_room(len(self._tasks)):
-                self._pause(listener, "there are as many as there may be")
+            if self._num_held >= self._most:
+                self._give_up(listener, "there are as many as there may be")
                 return
             try:
                 connection, _ = listener.accept()
@@ -123,20 +235,35 @@ class Taker:
             except OSError as error:
                 if error.errno not in _NO_ROOM:
                     raise
-                self._pause(listener, str(error))
+                self._give_up(listener, str(error))
                 return
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             opening = self._loop.connect_accepted_socket(self._new_protocol, connection)
             task: asyncio.Task[object] = self._loop.create_task(opening)
+            self._hold(1)
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._opened)
 
-    def _pause(self, listener: socket.socket, why: str) -> None:
+    def _opened(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or task.exception() is not None:
+            self.release()  # it came to nothing
+
+    def _hold(self, num: int) -> None:
+        self._num_held += num
+        if not self._is_closed:
+            self._shares.tell(self._num_held)
+
+    def _give_up(self, listener: socket.socket, why: str) -> None:
         _logger.error("no connection can be taken for a while: %s", why)
+        self._pause(listener, _PAUSE_S)
+
+    def _pause(self, listener: socket.socket, seconds: float) -> None:
         self._loop.remove_reader(listener)
-        self._loop.call_later(_PAUSE_S, self._go_on, listener)
+        self._loop.call_later(seconds, self._go_on, listener)
 
     def _go_on(self, listener: socket.socket) -> None:
-        if listener in self._sockets:
+        if not self._is_closed:
             self._loop.add_reader(listener, self._take, listener)
+            self._take_some(listener)  # even or not

@@ -161,9 +161,9 @@ def _fronts(
             config,
             drains=True,
             hears_condition=True,
-            listens=True,
+            place=place,
         )
-        for name in front_names(settings.http_workers)
+        for place, name in enumerate(front_names(settings.http_workers))
     ]
 
 
@@ -283,6 +283,6 @@ def cache_dir(runtime_dir: Path) -> Path:
     return runtime_dir / "cache"
 
 
-def _module(name: str, module: str, config: dict[str, Any], **traits: bool) -> ChildSpec:
+def _module(name: str, module: str, config: dict[str, Any], **traits: Any) -> ChildSpec:
     argv = (sys.executable, "-P", "-m", module)
     return ChildSpec(name, argv, msgspec.Raw(msgspec.json.encode(config)), **traits)

@@ -22,16 +22,15 @@ import ctypes
 import logging
 import os
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
 from slipstream.lines import LineReader, LineWriter
-from slipstream.listening import LISTEN_FDS_VARIABLE, handed_down
+from slipstream.listening import LISTENERS_VARIABLE, Listeners
 from slipstream.statuses import status_of
 from slipstream_ipc.child import (
     CONTROL_FD_VARIABLE,
@@ -57,7 +56,8 @@ class ChildSpec(msgspec.Struct, frozen=True):
 
     has_spare: another one waits beside it, to take its place. drains: it holds what users wait for,
     and says when nothing of that is left. hears_condition: it tells others how the stack is.
-    listens: it takes connections from sockets that are the supervisor's.
+    place: of a child that takes connections from sockets that are the supervisor's, among those who
+    do.
     """
 
     name: str
@@ -66,7 +66,12 @@ class ChildSpec(msgspec.Struct, frozen=True):
     has_spare: bool = False
     drains: bool = False
     hears_condition: bool = False
-    listens: bool = False
+    place: int | None = None
+
+    @property
+    def listens(self) -> bool:
+        """Whether it takes connections."""
+        return self.place is not None
 
 
 class Exit(msgspec.Struct, frozen=True):
@@ -82,8 +87,13 @@ class Child:
     starting -> ready -> gone, or straight to gone.
     """
 
-    def __init__(self, spec: ChildSpec, listeners: Sequence[socket.socket] = ()) -> None:
-        """listeners: those there are now, for a child that listens."""
+    def __init__(self, spec: ChildSpec, listeners: Listeners | None = None) -> None:
+        """listeners: for a child that listens."""
+        listening: dict[str, str] = {}
+        inherited: tuple[int, ...] = ()
+        if listeners is not None and spec.place is not None:
+            listening[LISTENERS_VARIABLE] = listeners.handed_down(spec.place)
+            inherited = listeners.fds
         self.name = spec.name
         self.state: Literal["starting", "ready", "gone"] = "starting"
         self.is_active = False  # it was told to serve; else it is a spare
@@ -105,13 +115,13 @@ class Child:
                 spec.argv,
                 stdin=subprocess.PIPE,
                 stdout=_STANDARD_ERROR,
-                pass_fds=(status_end, control_end, *[one.fileno() for one in listeners]),
+                pass_fds=(status_end, control_end, *inherited),
                 env={
                     **os.environ,
                     STATUS_FD_VARIABLE: str(status_end),
                     CONTROL_FD_VARIABLE: str(control_end),
                     PARENT_PID_VARIABLE: str(os.getpid()),
-                    **({LISTEN_FDS_VARIABLE: handed_down(listeners)} if spec.listens else {}),
+                    **listening,
                 },
                 process_group=0,
                 preexec_fn=_dying_with(os.getpid()),  # safe: the supervisor has one thread

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct, inspect
 
 from slipstream.errors import BadRequestError, bad_request
+from slipstream.listening import MAX_FRONTS
 from slipstream_ipc.errors import BadRequest
 
 _SECRETS = ("api_key",)  # what these hold is never shown
@@ -152,7 +153,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = None
     http_workers: Annotated[
-        int, Meta(ge=1, le=64), _about("HTTP fronts: processes that share one port")
+        int, Meta(ge=1, le=MAX_FRONTS), _about("HTTP fronts: processes that share one port")
     ] = 1
     host: Annotated[
         str, _about("where the HTTP front listens; anything but loopback opens it to the network")

@@ -27,7 +27,6 @@ import logging
 import os
 import selectors
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -53,7 +52,7 @@ from slipstream.events import (
     SupervisorConfig,
 )
 from slipstream.lines import LineWriter
-from slipstream.listening import close_all, listen_at
+from slipstream.listening import Listeners
 from slipstream.parent import STANDARD_INPUT, watch_parent
 from slipstream.processes import Child, ChildSpec, Exit
 from slipstream.roles import SILENT_S, Role
@@ -79,7 +78,7 @@ class Supervisor:
         self._accounts = Accounts(self._roles)
         self._bulletin = Bulletin(self._roles, self._accounts)
         self._children: list[Child] = []  # all that are not reaped
-        self._listeners: list[socket.socket] = []
+        self._listeners: Listeners | None = None
         self._selector = selectors.DefaultSelector()
         self._phase: Literal["starting", "serving", "draining", "stopping", "killing"] = "starting"
         self._deadline: float | None = None  # of this phase
@@ -97,7 +96,7 @@ class Supervisor:
             ):
                 cleanup.callback(self._selector.close)
                 cleanup.callback(self._leave_nobody)
-                cleanup.callback(self._stop_listening)
+                cleanup.callback(self._let_go_of_listeners)
                 self._watch(signals, partial(self._on_signals, signals))
                 if self._config.parent_pid is not None:
                     watch_parent(self._config.parent_pid, self._selector, self._stop, cleanup)
@@ -114,7 +113,7 @@ class Supervisor:
         if self._config.listen is None:
             return True
         try:
-            self._listeners = listen_at(*self._config.listen)
+            self._listeners = Listeners.at(*self._config.listen)
         except OSError as error:
             where = http_address(*self._config.listen)
             why = error.strerror or error
@@ -124,8 +123,12 @@ class Supervisor:
         return True
 
     def _stop_listening(self) -> None:
-        close_all(self._listeners)
-        self._listeners = []
+        if self._listeners is not None:
+            self._listeners.stop()
+
+    def _let_go_of_listeners(self) -> None:
+        if self._listeners is not None:
+            self._listeners.close()
 
     @property
     def _is_ending(self) -> bool:
@@ -304,7 +307,7 @@ class Supervisor:
         if self._is_ending:
             return None
         try:
-            child = Child(spec, self._listeners if spec.listens else ())
+            child = Child(spec, self._listeners)
         except OSError as error:
             self._fail(f"{spec.name}: cannot be started: {error}")
             return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
+import os
 import socket
 import threading
 from contextlib import closing
@@ -12,7 +14,7 @@ import pytest
 from tests.patience import PATIENCE_S
 
 from slipstream import listening
-from slipstream.listening import LISTEN_FDS_VARIABLE, Taker, handed_down, inherited, listen_at
+from slipstream.listening import LISTENERS_VARIABLE, Listeners, Shares, Taker
 
 
 def connected(port: int) -> socket.socket:
@@ -20,12 +22,10 @@ def connected(port: int) -> socket.socket:
 
 
 def test_every_address_of_a_host_has_the_same_port():
-    sockets = listen_at("localhost", 0)
-    try:
-        assert len({one.getsockname()[1] for one in sockets}) == 1
-        assert len({one.getsockname()[0] for one in sockets}) == len(sockets)
-    finally:
-        listening.close_all(sockets)
+    with closing(Listeners.at("localhost", 0)) as found:
+        addresses = [one.getsockname() for one in found.sockets]
+        assert {address[1] for address in addresses} == {found.port}
+        assert len({address[0] for address in addresses}) == len(addresses)
 
 
 def test_a_port_that_is_taken_is_an_error_and_leaves_nothing_open(monkeypatch):
@@ -38,31 +38,59 @@ def test_a_port_that_is_taken_is_an_error_and_leaves_nothing_open(monkeypatch):
             if threading.get_ident() == here:
                 opened.append(self)
 
-    (taken,) = listen_at("127.0.0.1", 0)
-    with closing(taken):
+    with closing(Listeners.at("127.0.0.1", 0)) as taken:
         monkeypatch.setattr(listening.socket, "socket", Noted)
         with pytest.raises(OSError) as caught:
-            listen_at("127.0.0.1", listening.port_of(taken))
+            Listeners.at("127.0.0.1", taken.port)
         assert caught.value.errno == errno.EADDRINUSE
     assert [one.fileno() for one in opened] == [-1]
 
 
 def test_what_is_handed_down_is_inherited(monkeypatch):
-    (one,) = listen_at("127.0.0.1", 0)
-    port = listening.port_of(one)
-    monkeypatch.setenv(LISTEN_FDS_VARIABLE, handed_down([one]))
-    one.detach()
-    found = inherited()
+    ours = Listeners.at("127.0.0.1", 0)
+    port = ours.port
+    monkeypatch.setenv(LISTENERS_VARIABLE, ours.handed_down(3))
+    ours.shares().tell(7)
+    for one in ours.sockets:
+        one.detach()  # this process is its own child
+    found = Listeners.inherited()
     assert found is not None
-    assert [listening.port_of(each) for each in found] == [port]
-    assert inherited() is None  # once
-    listening.close_all(found)
+    assert found.port == port
+    assert not any(os.get_inheritable(fd) for fd in found.fds)
+    assert Listeners.inherited() is None  # once
+    theirs = found.shares()
+    theirs.tell(7 + 5)
+    assert theirs.are_uneven  # it has seen the seven
+    found.close()
 
 
-def test_nothing_may_be_handed_down(monkeypatch):
-    monkeypatch.setenv(LISTEN_FDS_VARIABLE, handed_down([]))
-    assert inherited() == []
-    assert inherited() is None
+def test_no_sockets_are_handed_down_once_they_are_closed(monkeypatch):
+    with closing(Listeners.at("127.0.0.1", 0)) as ours:
+        ours.stop()
+        ours.stop()  # once more is nothing
+        assert ours.port is None
+        monkeypatch.setenv(LISTENERS_VARIABLE, ours.handed_down(0))
+        found = Listeners.inherited()
+        assert found is not None
+        assert found.sockets == []
+
+
+def shares_of(*counts: int) -> list[Shares]:
+    fd = Shares.new_file()
+    found = [Shares(fd, place) for place in range(len(counts))]
+    os.close(fd)
+    for one, count in zip(found, counts, strict=True):
+        one.tell(count)
+    return found
+
+
+def test_who_has_more_than_others():
+    assert [one.are_uneven for one in shares_of(100)] == [False]  # there are no others
+    assert [one.are_uneven for one in shares_of(4, 0)] == [False, False]
+    assert [one.are_uneven for one in shares_of(5, 3, 0)] == [True, False, False]
+    first, second = shares_of(9, 0)
+    second.leave()
+    assert not first.are_uneven
 
 
 class Kept(asyncio.Protocol):
@@ -82,45 +110,99 @@ async def until(is_so) -> None:
             await asyncio.sleep(0)
 
 
-def test_a_burst_is_spread_over_those_who_share_a_socket():
-    """Both take from one queue; nobody takes all of it in one turn."""
+def second_of(listeners: Listeners) -> Listeners:
+    """As another process has them, which shares them."""
+    held = json.loads(listeners.handed_down(1))
+    sockets = [one.dup() for one in listeners.sockets]
+    for one in sockets:
+        one.setblocking(False)
+    return Listeners(sockets, os.dup(held["shares"]), 1)
+
+
+def burst(port: int | None, num: int) -> list[socket.socket]:
+    """So many connections that the kernel holds."""
+    assert port is not None
+    return [connected(port) for _ in range(num)]
+
+
+def end(takers: list[Taker], shares: list[list[Kept]], clients: list[socket.socket]) -> None:
+    for taker in takers:
+        taker.close()
+        taker.close()  # once more is nothing
+    for share in shares:
+        for kept in share:
+            kept.transport.abort()
+    for client in clients:
+        client.close()
+
+
+def test_who_has_more_leaves_a_burst_to_who_has_less(monkeypatch):
+    monkeypatch.setattr(listening, "_LEAVE_S", 10 * PATIENCE_S)
 
     async def main() -> None:
-        (one,) = listen_at("127.0.0.1", 0)
-        other = one.dup()
-        other.setblocking(False)
-        port = listening.port_of(one)
-        clients = [connected(port) for _ in range(64)]  # the kernel holds them
+        first = Listeners.at("127.0.0.1", 0)
+        port, second = first.port, second_of(first)
         shares: list[list[Kept]] = [[], []]
-        takers = [
-            Taker([each], lambda share=share: Kept(share))
-            for each, share in zip((one, other), shares, strict=True)
-        ]
-        await until(lambda: sum(map(len, shares)) == 64)
-        assert min(map(len, shares)) >= 16
-        for taker in takers:
-            taker.close()
-            taker.close()  # once more is nothing
-        for kept in [*shares[0], *shares[1]]:
+        takers = [Taker(first, lambda: Kept(shares[0]), 1000)]
+        clients = burst(port, 40)
+        await until(lambda: len(shares[0]) == 40)
+        takers.append(Taker(second, lambda: Kept(shares[1]), 1000))
+        clients += burst(port, 36)
+        await until(lambda: sum(map(len, shares)) == 76)
+        assert [len(one) for one in shares] == [40, 36]
+        for kept in shares[0][:8]:
             kept.transport.abort()
-        for client in clients:
-            client.close()
+            takers[0].release()
+        assert not takers[0]._shares.are_uneven
+        end(takers, shares, clients)
 
     asyncio.run(main())
 
 
+def test_nobody_waits_for_one_that_hangs():
+    async def main() -> None:
+        first = Listeners.at("127.0.0.1", 0)
+        second = second_of(first)
+        second.shares().tell(0)  # and takes nothing
+        shares: list[list[Kept]] = [[], []]
+        clients = burst(first.port, 64)
+        taker = Taker(first, lambda: Kept(shares[0]), 1000)
+        await until(lambda: len(shares[0]) == 64)
+        end([taker], shares, clients)
+        second.close()
+
+    asyncio.run(main())
+
+
+def test_there_are_no_more_than_there_may_be(monkeypatch, caplog):
+    monkeypatch.setattr(listening, "_PAUSE_S", 0.01)
+
+    async def main() -> None:
+        listeners = Listeners.at("127.0.0.1", 0)
+        taken: list[Kept] = []
+        clients = burst(listeners.port, 5)
+        taker = Taker(listeners, lambda: Kept(taken), 3)
+        await until(lambda: caplog.text)
+        assert len(taken) <= 3
+        await until(lambda: len(taken) == 3)
+        taker.release()
+        await until(lambda: len(taken) == 4)
+        end([taker], [taken], clients)
+
+    asyncio.run(main())
+    assert "as many as there may be" in caplog.text
+
+
 def test_what_one_has_not_taken_waits_for_the_next():
     async def main() -> None:
-        (one,) = listen_at("127.0.0.1", 0)
-        held = one.dup()  # as the supervisor holds it
+        first = Listeners.at("127.0.0.1", 0)
+        held = second_of(first)  # as the supervisor holds it
         taken: list[Kept] = []
-        Taker([one], lambda: Kept(taken)).close()
-        with connected(listening.port_of(held)):
-            held.setblocking(False)
-            second = Taker([held], lambda: Kept(taken))
-            await until(lambda: len(taken) == 1)
-            second.close()
-            taken[0].transport.abort()
+        Taker(first, lambda: Kept(taken), 1000).close()
+        clients = burst(held.port, 1)
+        second = Taker(held, lambda: Kept(taken), 1000)
+        await until(lambda: len(taken) == 1)
+        end([second], [taken], clients)
 
     asyncio.run(main())
 
@@ -142,7 +224,7 @@ def test_where_there_is_no_room_it_takes_more_after_a_while(monkeypatch, caplog)
             one.listen()
             one.setblocking(False)
             taken: list[Kept] = []
-            taker = Taker([one], lambda: Kept(taken))
+            taker = Taker(Listeners([one], Shares.new_file()), lambda: Kept(taken), 1000)
             with connected(listening.port_of(one)):
                 await until(lambda: len(taken) == 1)
                 taken[0].transport.abort()

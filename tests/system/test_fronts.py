@@ -81,7 +81,7 @@ class Reading:
 
 
 async def read_all(stack: Stack, during=None) -> list[Reading]:
-    """64 streams at once; `during` is done when all of them have begun."""
+    """64 streams at once; `during` is called when all of them have begun."""
     num_left, all_have_begun = NUM_STREAMS, asyncio.Event()
 
     def on_begun() -> None:
@@ -128,17 +128,18 @@ def test_streams_of_a_front_that_is_killed_go_on_at_another(stack):
     assert [reading.num_breaks for reading in expected] == [0] * NUM_STREAMS
     stack.events()
 
+    killed = ""
+
     def kill() -> None:
-        shares = [num_connections(stack.pids[name]) for name in FRONTS]
-        assert min(shares) > 8, shares  # both serve
-        os.kill(stack.pids["http-0"], signal.SIGKILL)
+        nonlocal killed
+        killed = max(FRONTS, key=lambda name: num_connections(stack.pids[name]))
+        os.kill(stack.pids[killed], signal.SIGKILL)
 
     found = asyncio.run(read_all(stack, kill))
     assert [one.text for one in found] == [one.text for one in expected]
     assert [one.ends for one in found] == [["length"]] * NUM_STREAMS
-    num_broken = sum(one.num_breaks > 0 for one in found)
-    assert 0 < num_broken < NUM_STREAMS
-    restarted(stack, "http-0")
+    assert any(one.num_breaks for one in found)
+    restarted(stack, killed)
 
 
 @pytest.mark.parametrize("name", FRONTS)

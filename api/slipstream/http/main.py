@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import socket
 import time
 
 import uvloop
@@ -27,7 +26,7 @@ from slipstream.http.cors import Cors
 from slipstream.http.hosts import hosts_of, is_loopback
 from slipstream.http.server import Server
 from slipstream.http.token_texts import TokenTexts
-from slipstream.listening import inherited, listen_at, port_of
+from slipstream.listening import Listeners
 from slipstream.loop_io import LoopIO
 from slipstream_ipc.child import (
     BEAT_S,
@@ -51,22 +50,22 @@ def main() -> int:
     """Run until SIGTERM. Exit code 0, or 1 where the address cannot be listened at."""
     config, stop = start_child("http", FrontConfig)
     commands, beats = Commands(), Beats()
-    sockets = inherited()
+    listeners = Listeners.inherited()
     if wait_for_activation(commands, stop, beats) is None:
         return 0
-    if sockets is None:
+    if listeners is None:
         try:
-            sockets = listen_at(config.host, config.port)
+            listeners = Listeners.at(config.host, config.port)
         except OSError as error:
             where = http_address(config.host, config.port)
             report(Status(error=f"cannot listen at {where}: {error} (http_port chooses another)"))
             return 1
-    return uvloop.run(_serve(config, sockets, stop, commands, beats))
+    return uvloop.run(_serve(config, listeners, stop, commands, beats))
 
 
 async def _serve(
     config: FrontConfig,
-    sockets: list[socket.socket],
+    listeners: Listeners,
     stop: StopSignal,
     commands: Commands,
     beats: Beats,
@@ -102,8 +101,8 @@ async def _serve(
     loop.add_reader(commands.fileno(), on_command)
     beat()
     try:
-        port = port_of(sockets[0]) if sockets else config.port  # none: while the stack drains
-        server.listen(sockets)
+        port = listeners.port or config.port  # none: while the stack drains
+        server.listen(listeners)
         if not config.api_keys and not is_loopback(config.host):
             _logger.warning("listening on %s without an API key: anybody may ask", config.host)
         others = [

@@ -14,11 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
-import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
 from functools import partial
 
 from slipstream.http.app import App
@@ -27,7 +25,7 @@ from slipstream.http.connection import Connection, Exchange
 from slipstream.http.counters import Counters
 from slipstream.http.errors import ApiError
 from slipstream.http.parsing import Request
-from slipstream.listening import Taker
+from slipstream.listening import Listeners, Taker
 from slipstream_ipc.statistics import FrontNumbers
 
 _TICK_S = 0.5  # how late a time limit may be noticed
@@ -55,14 +53,10 @@ class Server:
         """What was counted, as of now."""
         return self.counters.numbers(len(self._connections))
 
-    def listen(self, sockets: Sequence[socket.socket]) -> None:
+    def listen(self, listeners: Listeners) -> None:
         """Take connections from these, which are ours from now on."""
         most = min(self.limits.connections, max(1, _num_descriptors() - _RESERVED_DESCRIPTORS))
-
-        def has_room(num_opening: int) -> bool:
-            return len(self._connections) + num_opening < most
-
-        self._taker = Taker(sockets, partial(Connection, self), has_room)
+        self._taker = Taker(listeners, partial(Connection, self), most)
 
     def connected(self, connection: Connection) -> None:
         """There is a new connection."""
@@ -71,6 +65,8 @@ class Server:
     def disconnected(self, connection: Connection) -> None:
         """It has ended."""
         self._connections.discard(connection)
+        if self._taker is not None:
+            self._taker.release()
         if not self._connections:
             self._is_empty.set()
 
