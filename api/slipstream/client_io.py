@@ -114,7 +114,7 @@ class ClientIO:
             self._session.end_all(self._ending)
 
     def _ask(self, question: Question, future: Future[Any], since: float) -> None:
-        self._session.ask(question, future, since)
+        self._session.ask(question, future, since, self._commands.post)
         if self._ending is not None:
             self._session.end_all(self._ending)
 

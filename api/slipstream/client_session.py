@@ -28,7 +28,7 @@ import zmq
 
 from slipstream.errors import ConnectionLostError, EngineError, SlipstreamError
 from slipstream.outbox import Outbox
-from slipstream.questions import Question, Questions
+from slipstream.questions import Post, Question, Questions
 from slipstream.stream_state import StreamState
 from slipstream.stream_table import StreamTable
 from slipstream_ipc.attach import Attacher
@@ -129,9 +129,12 @@ class ClientSession:
         self._table.add(state)
         self._outbox.ask(state)
 
-    def ask(self, question: Question, future: Future[Any], now: float) -> None:
-        """Fulfil `future` with the server's answer; ConnectionLostError after `timeout_s`."""
-        self._questions.ask(question, future, now)
+    def ask(self, question: Question, future: Future[Any], now: float, post: Post) -> None:
+        """Fulfil `future` with the server's answer; ConnectionLostError after `timeout_s`.
+
+        post: see `Questions.ask`.
+        """
+        self._questions.ask(question, future, now, post)
 
     def abort(self, state: StreamState) -> None:
         """Ask the server to end the stream; its End is still to come."""
@@ -163,6 +166,7 @@ class ClientSession:
             self._outbox.flush(self._attacher.send)
             self._questions.flush(self._send_question)
         else:
+            self._outbox.clear()
             self._count_absence(now)
         self._table.wake()
         return has_deltas

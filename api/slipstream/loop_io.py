@@ -72,7 +72,7 @@ class LoopIO:
         if self._is_closed:
             future.set_exception(ClosedError(Fault("engine", "the client was closed")))
             return future
-        self._session.ask(question, future, time.monotonic())
+        self._session.ask(question, future, time.monotonic(), _call)
         self._schedule()
         return future
 
@@ -118,6 +118,10 @@ class LoopIO:
         if not self._is_turn_due:
             self._is_turn_due = True
             self._loop.call_soon(self._turn)
+
+
+def _call(command: Callable[[], None]) -> None:
+    command()  # futures are cancelled in the loop's thread, which is the one that asks
 
 
 class _LoopPoller(zmq.Poller):

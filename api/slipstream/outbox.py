@@ -7,6 +7,7 @@ Rules:
   streams' states. Not accepted: Submit (idempotent by its stream id). Accepted, or not our own
   submission: Resume, from what was received. To be ended: Abort, until the server has acknowledged
   it.
+- While no server is there nothing is due, and what nobody waits for any more is kept by nobody.
 - Of an accepted stream that the server does not know: Submit again, with what was received.
 - A body is made when it leaves, so it says what is true then; what an end has made idle is skipped.
 """
@@ -41,22 +42,29 @@ class Outbox:
     def __init__(self, table: StreamTable) -> None:
         self._table = table
         self._due: deque[tuple[_Due, StreamState]] = deque()
+        self._is_attached = False
 
     def ask(self, state: StreamState) -> None:
         """The server is to run the stream, which is in the table, or to go on with it."""
-        self._due.append((_Due.ASK, state))
+        self._add(_Due.ASK, state)
 
     def abort(self, state: StreamState) -> None:
         """The server is to end the stream."""
-        self._due.append((_Due.ABORT, state))
+        self._add(_Due.ABORT, state)
+
+    def clear(self) -> None:
+        """No server is there; the next one is told by `refill`. Idempotent."""
+        self._is_attached = False
+        self._due.clear()
 
     def refill(self) -> None:
         """Begin anew, with a server that may know nothing of what was sent before."""
-        self._due.clear()
+        self.clear()
+        self._is_attached = True
         for state in self._table.streams:
             state.was_resubmitted = False
             is_accepted = state.prompt_ids is not None
-            self._due.append((_Due.RESUME if is_accepted else _Due.ASK, state))
+            self._add(_Due.RESUME if is_accepted else _Due.ASK, state)
             if state.is_abort_wanted:
                 self.abort(state)
         for state in self._table.abandoned:
@@ -69,6 +77,10 @@ class Outbox:
             if not self._send(due, state, send):
                 return
             self._due.popleft()
+
+    def _add(self, due: _Due, state: StreamState) -> None:
+        if self._is_attached:
+            self._due.append((due, state))
 
     def _send(self, due: _Due, state: StreamState, send: Send) -> bool:
         """Whether the message is dealt with: sent, or idle."""

@@ -7,8 +7,8 @@ is. Does not know: sockets, clocks, tokenizers.
 Rules:
 - A question is asked again over each attach until its answer has come; whatever comes besides is
   ignored. So it survives what a stream survives.
-- A future that its caller has cancelled, in the thread that asks, is asked for no more, and its
-  question is not kept: it may be large, and a server may be away for long.
+- A question whose future was cancelled is asked no more, and not kept: it may be large, and a
+  server may be away for long. Callers cancel in threads of their own; nothing is touched there.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ Question = Tokenize | Detokenize | Cancel
 Found = Tokenized | Detokenized | Cancelled
 
 Send = Callable[[Question], bool]
+Post = Callable[[Callable[[], None]], None]
 
 
 @dataclass(eq=False, slots=True)
@@ -62,13 +63,21 @@ class Questions:
         self._due: dict[int, None] = {}  # of these, what the server has yet to be told
         self._next_number = 0
 
-    def ask(self, question: Question, future: Future[Any], now: float) -> None:
-        """Fulfil `future` with the answer to it; its number is set here."""
+    def ask(self, question: Question, future: Future[Any], now: float, post: Post) -> None:
+        """Fulfil `future` with the answer to it; its number is set here.
+
+        post: has the thread that asks call something; of any thread.
+        """
         number = self._next_number
         self._next_number = (number + 1) % 2**32
         self._asked[number] = _Asked(replace(question, number=number), future, now)
         self._due[number] = None
-        future.add_done_callback(partial(self._let_go, number))
+
+        def on_done(future: Future[Any]) -> None:
+            if future.cancelled():
+                post(partial(self._let_go, number))
+
+        future.add_done_callback(on_done)
 
     def refill(self) -> None:
         """Begin anew, with a server that has heard nothing."""
@@ -107,10 +116,9 @@ class Questions:
                 if asked.future.set_running_or_notify_cancel():
                     asked.future.set_exception(error())
 
-    def _let_go(self, number: int, future: Future[Any]) -> None:
-        if future.cancelled():
-            self._asked.pop(number, None)
-            self._due.pop(number, None)
+    def _let_go(self, number: int) -> None:
+        self._asked.pop(number, None)
+        self._due.pop(number, None)
 
 
 def checked_template(

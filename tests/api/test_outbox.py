@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+
 import numpy as np
 import pytest
 from tests.api.conftest import Entry, deltas
@@ -47,13 +50,19 @@ def submitted(table: StreamTable, outbox: Outbox) -> StreamState:
     return state
 
 
+def attached(table: StreamTable) -> Outbox:
+    outbox = Outbox(table)
+    outbox.refill()
+    return outbox
+
+
 def kinds(hop: Hop) -> list[type[ClientToWorker]]:
     return [type(body) for body in hop.sent]
 
 
 def test_messages_wait_for_credit_in_their_order() -> None:
     table = StreamTable()
-    outbox = Outbox(table)
+    outbox = attached(table)
     states = [submitted(table, outbox) for _ in range(5)]
     hop = Hop(credit=2)
     outbox.flush(hop.send)
@@ -67,9 +76,26 @@ def test_messages_wait_for_credit_in_their_order() -> None:
     ]
 
 
+def test_requests_that_are_given_up_while_no_server_is_there_are_not_kept() -> None:
+    """Their prompts may be large, and a server may be away for long."""
+    table = StreamTable()
+    for outbox in (Outbox(table), attached(table)):
+        outbox.clear()
+        state = submitted(table, outbox)
+        table.give_up(state, None)
+        outbox.abort(state)
+        table.wake()
+        assert not [each for each in gc.get_referrers(state) if each is not sys._getframe()]
+        submitted(table, outbox)
+        outbox.refill()
+        hop = Hop()
+        outbox.flush(hop.send)
+        assert kinds(hop)[-1:] == [Submit]
+
+
 def test_refill_says_what_is_true_now_and_nothing_twice() -> None:
     table = StreamTable()
-    outbox = Outbox(table)
+    outbox = attached(table)
     running, waiting, aborted, abandoned = (submitted(table, outbox) for _ in range(4))
     outbox.flush(Hop().send)
     running.prompt_ids = b""
@@ -94,7 +120,7 @@ def test_refill_says_what_is_true_now_and_nothing_twice() -> None:
 
 def test_what_an_end_has_made_idle_is_skipped() -> None:
     table = StreamTable()
-    outbox = Outbox(table)
+    outbox = attached(table)
     state = submitted(table, outbox)
     table.give_up(state, None)
     outbox.abort(state)
@@ -106,7 +132,7 @@ def test_what_an_end_has_made_idle_is_skipped() -> None:
 
 def test_what_the_server_has_lost_is_asked_for_again_with_what_is_here() -> None:
     table = StreamTable()
-    outbox = Outbox(table)
+    outbox = attached(table)
     state = submitted(table, outbox)
     state.prompt_ids = b""
     table.deliver(deltas(Entry(state.handle, "ab", ids=[5, 6, 7])))
@@ -129,7 +155,7 @@ def test_what_the_server_has_lost_is_asked_for_again_with_what_is_here() -> None
 
 def test_what_is_too_large_to_be_asked_for_again_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     table = StreamTable()
-    outbox = Outbox(table)
+    outbox = attached(table)
     state, other = submitted(table, outbox), submitted(table, outbox)
     outbox.flush(Hop().send)
     for each in (state, other):
@@ -146,7 +172,7 @@ def test_what_is_too_large_to_be_asked_for_again_is_lost(monkeypatch: pytest.Mon
 
 def test_a_resumed_stream_is_resumed_again_and_never_submitted() -> None:
     table = StreamTable()
-    outbox = Outbox(table)
+    outbox = attached(table)
     state = StreamState(Resume(0, b"i" * 16, 7, 3), wants_whole=False)
     table.add(state)
     outbox.ask(state)

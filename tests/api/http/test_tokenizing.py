@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -369,14 +369,19 @@ def test_a_question_that_nobody_waits_for_is_not_kept() -> None:
     def num_kept() -> int:
         return sys.getrefcount(asked.text) - references
 
+    posted: list[Callable[[], None]] = []
     references = 0
     references = num_kept()
     futures: list[Future[Any]] = [Future() for _ in range(3)]
     for future in futures:
-        questions.ask(asked, future, 0.0)
+        questions.ask(asked, future, 0.0, posted.append)
     assert num_kept() == 3
     futures[0].cancel()
     futures[2].cancel()
+    assert num_kept() == 3  # whoever cancels may do so while these are being sent
+    for command in posted:
+        command()
+    posted.clear()
     assert num_kept() == 1
     sent: list[Any] = []
     questions.refill()
@@ -385,6 +390,19 @@ def test_a_question_that_nobody_waits_for_is_not_kept() -> None:
     questions.answer(Tokenized(0, pack_u32([1])))
     questions.answer(Tokenized(1, pack_u32([1])))
     assert futures[1].result(0).token_ids == pack_u32([1])
+
+
+def test_a_question_may_be_cancelled_while_it_is_sent() -> None:
+    """By another thread; here in the middle of what that could interrupt."""
+    questions, future = Questions(), Future[Any]()
+    posted: list[Callable[[], None]] = []
+    questions.ask(new_tokenize("x"), future, 0.0, posted.append)
+    questions.flush(lambda _: future.cancel())
+    questions.answer(Tokenized(0, pack_u32([1])))
+    for command in posted:
+        command()
+    questions.answer(Tokenized(0, pack_u32([1])))
+    assert future.cancelled()
 
 
 def test_pings_are_no_answers() -> None:
