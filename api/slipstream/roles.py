@@ -91,7 +91,7 @@ class Role:
             self.spare = None
             pause_s = self._spare_policy.pause_s(now, served_s)
             self.spare_due_at = None if pause_s is None else now + pause_s
-            return True
+            return pause_s is not None
         self.active, self.last_exit, self.ended_at = None, exit_, now
         if child.settled_at is not None:
             self._died_within = exit_.within

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
 import pytest
 
+from slipstream.processes import ChildSpec, Exit
 from slipstream.restarts import STEADY_S, RestartPolicy
+from slipstream.roles import Role
 
 
 def test_the_first_restart_is_immediate_and_the_pauses_grow_to_ten_seconds() -> None:
@@ -39,3 +45,15 @@ def test_no_budget_no_restart(served_s: float) -> None:
 def test_a_very_long_row_of_deaths_does_not_outgrow_a_number() -> None:
     policy = RestartPolicy(max_restarts=5000, window_s=1e9)
     assert [policy.pause_s(now, 0.0) for now in range(5000)][-1] == 10.0
+
+
+def test_spares_have_a_budget_too_and_whoever_used_it_up_is_told_so() -> None:
+    role = Role(ChildSpec("core", ("nothing",), msgspec.Raw(b"{}"), has_spare=True), 1, 60.0)
+    told = []
+    for now in (1.0, 2.0):
+        spare: Any = SimpleNamespace(settled_at=0.0)
+        role.spare = spare
+        told.append(role.lost(spare, Exit("signal SIGKILL", within=False), now))
+        assert role.spare is None
+    assert told == [True, False]
+    assert role.spare_due_at is None

@@ -18,7 +18,7 @@ import msgspec
 import psutil
 import pytest
 import zmq
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, Patience
 from tests.stacks import spareless_stack
 from tests.system.pickles import payloads
 
@@ -117,7 +117,9 @@ def test_answers_survive_a_dead_engine_vllm_39863_27194_32193_sglang_9329_36900(
     assert streamed(stack, kill) == plain
     assert wait_for(stack, ProcessEnded, name).how == "signal SIGKILL"
     assert wait_for(stack, ProcessRestarted, name)
-    assert status_of(stack, "/ready") == 200
+    patience = Patience()
+    while (status := status_of(stack, "/ready")) != 200:
+        patience.check(status)  # the front has yet to hear of it
 
 
 @pytest.mark.parametrize("name", ["core", "worker", "http"])

@@ -62,6 +62,7 @@ _NEEDS_KEY = ("/v1/", "/generate", "/abort", "/tokenize", "/detokenize")
 _MODEL = "/v1/models/"
 _LIVE = "/live"
 _WELL = frozenset(("starting", "ready"))
+_ENGINE = ("core", "worker")
 Handler = Callable[[Request, Exchange], None]
 
 
@@ -209,7 +210,8 @@ class App:
 
     def _ready(self, _request: Request, exchange: Exchange) -> None:
         model = served_model(self._io)
-        if not self._io.is_attached:
+        engine = [self.processes.get(name, "ready") for name in _ENGINE]
+        if not self._io.is_attached or not _WELL.issuperset(engine):
             raise not_ready("the engine behind this server does not answer")
         exchange.respond(json_response(200, Health("ready", model.name)))
 

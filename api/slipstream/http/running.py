@@ -19,7 +19,7 @@ from typing import Protocol
 from msgspec import UNSET, UnsetType
 
 from slipstream.batch import TokenLogprobs
-from slipstream.errors import SlipstreamError
+from slipstream.errors import SlipstreamError, SupersededError
 from slipstream.http.ask import Ask
 from slipstream.http.config import Limits
 from slipstream.http.connection import Exchange
@@ -101,7 +101,10 @@ class Running:
             exchange.finish()
         else:
             exchange.respond(error.response())
-        self.abandon()
+        if isinstance(failure, SupersededError):
+            self._leave()  # its client is elsewhere, and comes for the other choices too
+        else:
+            self.abandon()
 
     def fault(self) -> None:
         """The same, by the exception that is being handled: one that names no fault of somebody

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +21,7 @@ from slipstream.http.token_texts import TokenTexts
 from slipstream.stream_state import StreamState
 from slipstream.stream_table import StreamTable
 from slipstream_ipc.columns import pack_f32, pack_u32
-from slipstream_ipc.messages import LogprobColumns, ModelCard
+from slipstream_ipc.messages import LogprobColumns, ModelCard, Superseded
 
 CARD = ModelCard("a model", "nowhere", 1000, 100, ())
 
@@ -48,6 +50,25 @@ def test_nothing_runs_for_who_left_before_it_could_begin(is_stream: bytes) -> No
     limits = Limits(held_bytes=1000)
     answer.start(ask, exchange, engine, TokenTexts("nowhere"), limits, FanOut())
     assert engine.submitted == []
+
+
+def test_choices_that_another_front_goes_on_with_are_not_ended_by_this_one() -> None:
+    """Its client comes for one after the other, and the first was taken over already."""
+    body = b'{"prompt": "x", "n": 40, "stream": true}'
+    ask = replace(ask_completion(read_completion(body), CARD), is_resumable=True)
+    wire, engine, table = Wire(), Engine(), StreamTable()
+
+    async def main() -> None:
+        exchange = Exchange(Request(), wire)
+        answer.start(ask, exchange, engine, TokenTexts("nowhere"), Limits(), FanOut())
+        for state in ask.states:
+            table.add(state)
+        table.supersede(Superseded(ask.states[0].handle))
+        table.wake()
+        assert not exchange.is_open
+        assert engine.submitted == ask.states
+
+    asyncio.run(main())
 
 
 class Wire:

@@ -25,9 +25,9 @@ def stack():
         yield running
 
 
-def health(stack: Stack) -> tuple[int, dict[str, Any]]:
+def get(stack: Stack, path: str) -> tuple[int, dict[str, Any]]:
     try:
-        with urllib.request.urlopen(f"{stack.http_address}/health") as answer:
+        with urllib.request.urlopen(f"{stack.http_address}{path}") as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -37,7 +37,7 @@ def wait_for(stack: Stack, status: int, **processes: str) -> None:
     """Until it says so; asking is what takes the time."""
     patience = Patience()
     while True:
-        found, body = health(stack)
+        found, body = get(stack, "/health")
         told = body.get("processes", {})  # none: a front that has just begun has not heard yet
         if found == status and processes.items() <= told.items():
             assert body["status"] == ("ok" if status == 200 else "unhealthy")
@@ -57,9 +57,11 @@ def test_a_process_that_hangs_is_not_healthy(stack, name):
     os.kill(pid, signal.SIGSTOP)
     try:
         wait_for(stack, 503, **{name: "silent"})
+        assert get(stack, "/ready")[0] == 503
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_for(stack, 200, **{name: "ready"})
+    assert get(stack, "/ready")[0] == 200
 
 
 @pytest.mark.parametrize("name", ["core", "worker", "http"])
