@@ -14,12 +14,13 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
 
     header_bytes: int = 64 * 1024  # of one request's line and headers
     body_bytes: int = 16 * 2**20  # of one request's body
+    ahead_bytes: int = 64 * 1024  # of requests sent ahead, before the rest is left unread
     write_buffer_bytes: int = 64 * 1024  # unsent, before a stream's chunks are held and merged
     held_bytes: int = 8 * 2**20  # held for a reader that does not read, before it is dropped
     idle_s: float = 75.0  # between two requests
     header_s: float = 15.0  # from a request's first byte to the end of its headers
     body_s: float = 120.0  # from there to the end of its body
-    stall_s: float = 60.0  # a reader may leave a full buffer unread
+    stall_s: float = 60.0  # a reader may take nothing of a full buffer
     linger_s: float = 2.0  # a refused request's rest is read, so that its refusal arrives
     resume_s: float = 10.0  # streams run on for a client that left and may come back for the rest
     connections: int = 16_384  # at a time; fewer where there are not as many descriptors

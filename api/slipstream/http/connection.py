@@ -4,10 +4,11 @@ Owns: the transport, the order of answers, time limits, back-pressure, the conne
 not know: how requests are read (`parsing`), what they ask for (`app`), who makes answers.
 
 Rules:
-- One exchange at a time. Requests sent ahead wait, and while one waits nothing more is read.
+- One exchange at a time. Requests sent ahead wait. A few are read, so that a client's end is seen
+  behind them; then nothing more is until they have been begun.
 - A client that ends its half of the connection has left: what was asked for on it is called off.
-- What is unsent stays small: `Exchange.is_paused` says that no more is taken for now, and a reader
-  that does not read for long is dropped.
+- What is unsent stays small: `Exchange.is_paused` says that no more is taken for now, and no
+  exchange is begun meanwhile. Who takes nothing of it for long is dropped, who reads slowly is not.
 - A refusal ends the connection; until the client has stopped sending, or for a moment at least,
   what it sends is still read, or its end would destroy the refusal on its way.
 """
@@ -167,9 +168,11 @@ class Connection(asyncio.Protocol):
         self._limits = host.limits
         self._parser = RequestParser(host.limits, host.check_head)
         self._waiting: deque[Request] = deque()
+        self._ahead_bytes = 0  # read since some wait
         self._exchange: Exchange | None = None
         self._is_paused = self._is_closing = False
         self.deadline = inf  # of the loop's clock; the server looks at it now and then
+        self._num_unsent = 0  # when it was set; where less is then, the reader has as long again
         self.write: Callable[[bytes], None]  # to the transport
 
     # ---- called by the event loop ------------------------------------------------------------
@@ -187,11 +190,13 @@ class Connection(asyncio.Protocol):
             return
         before = self._parser.phase
         self._waiting += self._parser.feed(data)
-        if self._parser.phase != before and self._exchange is None:
+        if self._parser.phase != before and self._exchange is None and not self._is_paused:
             self._wait_for_more()
         self._go_on()
         if self._waiting and not self._is_closing:
-            self._transport.pause_reading()
+            self._ahead_bytes += len(data)
+            if self._ahead_bytes > self._limits.ahead_bytes:
+                self._transport.pause_reading()
 
     def eof_received(self) -> bool:
         self._leave()
@@ -203,7 +208,7 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._is_paused = True
-        self._set_deadline(self._limits.stall_s)
+        self._wait_for_reader()
         if self._exchange is not None:
             self._exchange.pause(True)
 
@@ -214,6 +219,7 @@ class Connection(asyncio.Protocol):
             self._exchange.pause(False)
         elif not self._is_closing:
             self._wait_for_more()
+        self._go_on()
 
     # ---- called by the server ----------------------------------------------------------------
 
@@ -222,7 +228,10 @@ class Connection(asyncio.Protocol):
         if now < self.deadline:
             return
         if self._is_closing or self._is_paused:
-            self.abort()
+            if self._transport.get_write_buffer_size() < self._num_unsent:
+                self._wait_for_reader()
+            else:
+                self.abort()
         elif self._parser.phase in ("head", "body") and self._exchange is None:
             self._waiting += self._parser.refuse_late()
             self._go_on()
@@ -263,17 +272,16 @@ class Connection(asyncio.Protocol):
     # ---- within ------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Begin the next exchange, if there is one to begin."""
-        if self._exchange is not None or self._is_closing:
+        """Begin the next exchange, if there is one to begin, and room for its answer."""
+        if self._exchange is not None or self._is_closing or self._is_paused:
             return
         if self._waiting:
             request = self._waiting.popleft()
             if not self._waiting:
+                self._ahead_bytes = 0
                 self._transport.resume_reading()
             self._exchange = exchange = Exchange(request, self, self._host.counters)
-            exchange.is_paused = self._is_paused
-            if not self._is_paused:  # else the time runs for what is unread of the answer before
-                self.deadline = inf
+            self.deadline = inf
             if request.refusal is not None:
                 exchange.respond(request.refusal.response())
             else:
@@ -287,8 +295,12 @@ class Connection(asyncio.Protocol):
         within = {"idle": limits.idle_s, "head": limits.header_s, "body": limits.body_s}
         self._set_deadline(within.get(self._parser.phase, limits.linger_s))
 
-    def _set_deadline(self, seconds: float) -> None:
+    def _wait_for_reader(self) -> None:
+        self._set_deadline(self._limits.stall_s, self._transport.get_write_buffer_size())
+
+    def _set_deadline(self, seconds: float, num_unsent: int = 0) -> None:
         self.deadline = self._loop.time() + seconds
+        self._num_unsent = num_unsent
 
     def _leave(self) -> None:
         """The client is not there any more."""
@@ -302,7 +314,7 @@ class Connection(asyncio.Protocol):
     def _close(self) -> None:
         """Once what is unsent has left."""
         self._is_closing = True
-        self._set_deadline(self._limits.stall_s)
+        self._wait_for_reader()
         self._transport.close()
 
     def _linger(self) -> None:
