@@ -103,6 +103,42 @@ def test_what_is_wrong_is_refused_once_and_nothing_is_read_behind_it(data, expec
     assert parser.feed(WITH_LENGTH) == []
 
 
+@pytest.mark.parametrize("first", [WITH_LENGTH, CHUNKED, OLD.replace(b"1.0", b"1.1\r\nHost: x")])
+@pytest.mark.parametrize("cut", [1, 3, 5, 20, 31])
+def test_what_came_before_a_request_does_not_count_as_its_own(first, cut):
+    second = b"GET /c HTTP/1.1\r\nHost: x\r\nX: 1\r\n\r\n"
+    parser = new_parser()
+    num = LIMITS.header_bytes // len(first) + 1
+    before = parser.feed(first * num + second[:cut])
+    assert [status(each) for each in before] == [None] * num
+    (request,) = parser.feed(second[cut:])
+    assert (request.path, status(request)) == ("/c", None)
+
+
+def test_nor_does_it_as_a_bodys():
+    head, _, body = CHUNKED.partition(b"3;")
+    parser = new_parser()
+    num = 2 * (LIMITS.header_bytes + LIMITS.body_bytes) // len(WITH_LENGTH)
+    before = parser.feed(WITH_LENGTH * num + head + b"3;")
+    assert [status(each) for each in before] == [None] * num
+    (request,) = parser.feed(body)
+    assert (request.body, status(request)) == (b"hello", None)
+
+
+@given(st.integers(1, 40), st.integers(0, 30))
+def test_a_head_without_an_end_is_refused_wherever_it_begins(size, num_before):
+    parser = new_parser()
+    head = b"GET /c HTTP/1.1\r\nReferer: /c\r\nX: "
+    parser.feed(WITH_LENGTH * num_before + head)
+    sent = len(head)
+    requests: list[Request] = []
+    while not requests:
+        requests = parser.feed(b"x" * size)
+        sent += size
+    assert status(requests[0]) == 431
+    assert LIMITS.header_bytes < sent <= LIMITS.header_bytes + len(head) + size
+
+
 def test_chunks_of_a_byte_each_have_an_end():
     parser = new_parser()
     parser.feed(CHUNKED.partition(b"3;")[0])
