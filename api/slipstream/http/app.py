@@ -189,7 +189,7 @@ class App:
         head = ("HEAD",) if "GET" in methods else ()
         allowed = ", ".join((*methods, *head, "OPTIONS")).encode()
         if self._cors.is_preflight(request):
-            return self._cors.preflight(allowed)
+            return self._cors.preflight(request, allowed)
         return Response(204, b"", ((b"allow", allowed),))
 
     # ---- handlers ----------------------------------------------------------------------------

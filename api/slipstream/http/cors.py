@@ -7,15 +7,22 @@ Rules:
 - Credentials that a browser has by itself (cookies) are never asked for, so `*` is none of a user's
   sessions: an API key is sent by the page that has it.
 - A preflight needs no key: a browser sends none with it.
+- A page that is allowed to ask may send the headers it likes (OpenAI's client has a dozen of its
+  own), as a program may: they mean nothing here but for those that are known.
 """
 
 from __future__ import annotations
+
+import re
 
 from slipstream.http.parsing import Request
 from slipstream.http.wire import Headers, Response
 
 _ANY = b"*"
 _REQUEST_HEADERS = b"authorization, content-type, accept, last-event-id, cache-control"
+_MAX_NAMES_BYTES = 4096
+_NAME = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_NAMES = re.compile(rb"%b(?:[ \t]*,[ \t]*%b)*" % (_NAME, _NAME))
 _MAX_AGE_S = b"600"
 
 
@@ -31,10 +38,10 @@ class Cors:
             return ()
         if _ANY in self._origins:
             return ((b"access-control-allow-origin", _ANY), _EXPOSED)
-        origin = request.headers.get(b"origin")
         vary = (b"vary", b"Origin")
-        if origin is None or origin not in self._origins:
+        if not self._allows(request):
             return (vary,)
+        origin = request.headers[b"origin"]
         return ((b"access-control-allow-origin", origin), _EXPOSED, vary)
 
     def is_preflight(self, request: Request) -> bool:
@@ -46,17 +53,24 @@ class Cors:
             and b"access-control-request-method" in request.headers
         )
 
-    def preflight(self, methods: bytes) -> Response:
+    def preflight(self, request: Request, methods: bytes) -> Response:
         """The answer to that; `headers` says whether the origin may at all."""
+        asked = request.headers.get(b"access-control-request-headers", b"")
+        is_fine = self._allows(request) and len(asked) <= _MAX_NAMES_BYTES
+        names = asked if is_fine and _NAMES.fullmatch(asked) else _REQUEST_HEADERS
         return Response(
             204,
             b"",
             (
                 (b"access-control-allow-methods", methods),
-                (b"access-control-allow-headers", _REQUEST_HEADERS),
+                (b"access-control-allow-headers", names),
                 (b"access-control-max-age", _MAX_AGE_S),
+                (b"vary", b"Access-Control-Request-Headers"),
             ),
         )
+
+    def _allows(self, request: Request) -> bool:
+        return _ANY in self._origins or request.headers.get(b"origin") in self._origins
 
 
 _EXPOSED = (b"access-control-expose-headers", b"retry-after, www-authenticate")

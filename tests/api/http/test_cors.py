@@ -45,8 +45,31 @@ def test_an_origin_is_named_to_itself_alone():
 @pytest.mark.parametrize("origins", [("*",), (PAGE,), ("*", PAGE)])
 def test_no_answer_allows_credentials(origins):
     cors = Cors(origins)
-    said = (*cors.headers(request(origin=PAGE)), *cors.preflight(b"POST").headers)
+    asks = request(origin=PAGE)
+    said = (*cors.headers(asks), *cors.preflight(asks, b"POST").headers)
     assert b"access-control-allow-credentials" not in dict(said)
+
+
+def headers_allowed(cors: Cors, asked: str, origin: str = PAGE) -> list[str]:
+    asks = request("OPTIONS", origin=origin, access_control_request_headers=asked)
+    said = dict(cors.preflight(asks, b"POST").headers)
+    assert said[b"vary"] == b"Access-Control-Request-Headers"
+    return [name.strip() for name in said[b"access-control-allow-headers"].decode().split(",")]
+
+
+@pytest.mark.parametrize("origins", [("*",), (PAGE,)])
+def test_an_allowed_page_may_send_the_headers_it_asks_for(origins):
+    cors = Cors(origins)
+    for asked in ("x-stainless-lang", "authorization,content-type, x-stainless-retry-count", "*"):
+        assert headers_allowed(cors, asked) == [name.strip() for name in asked.split(",")]
+
+
+def test_what_is_no_list_of_names_or_from_elsewhere_is_told_those_that_mean_something():
+    cors, usual = Cors((PAGE,)), headers_allowed(Cors((PAGE,)), "")
+    assert "authorization" in usual
+    for wrong in ("a b", "x:y", "a,,b", ",a", "a\r\nb: c", "a" * 4097):
+        assert headers_allowed(cors, wrong) == usual
+    assert headers_allowed(cors, "x-own", "https://evil.example") == usual
 
 
 def test_an_origin_is_a_scheme_and_a_host():
