@@ -147,8 +147,9 @@ class _Streamed:
         self._is_first = True  # nothing was said yet
         self._with_logprobs = ask.num_logprobs is not None
         self._has_ids = ask.shape.has_ids
+        self._may_be_plain = not (self._has_ids or ask.with_usage_so_far)
         # nothing but a delta's text and log-probabilities is in its chunks
-        self._is_plain = ask.echo is None and not self._has_ids
+        self._is_plain = ask.echo is None and self._may_be_plain
         logprobs = Raw(_HOLE) if self._with_logprobs and self._is_plain else NULL
         chunk = event(self._answer(ask.shape.chunk(index, Raw(_HOLE), logprobs, None, Said([]))))
         before, *between, after = chunk.split(_HOLE)
@@ -290,7 +291,7 @@ class _Streamed:
             self._index, self._place, text, entries, reason, is_first=self._is_first
         )
         self._is_first = False
-        self._is_plain = not self._has_ids and (ask.echo is None or not self._with_logprobs)
+        self._is_plain = self._may_be_plain and (ask.echo is None or not self._with_logprobs)
         self._set_way()
         if not self._exchange.has_begun:
             self._begin()
@@ -298,7 +299,8 @@ class _Streamed:
         said = Said(ids, None if end is None else end.stop_reason)
         choice = ask.shape.chunk(self._index, text, logprobs, reason, said)
         mark = self._move(text, has_ended=reason is not None)
-        self._exchange.write(mark + event(self._answer(choice)))
+        usage = self._running.usage_so_far(self._index, self._num_tokens)
+        self._exchange.write(mark + event(self._answer(choice, usage)))
 
     def _finish(self) -> None:
         """What follows the end of the last stream."""
@@ -318,12 +320,13 @@ class _Streamed:
         ask = self._running.ask
         self._exchange.begin_stream()
         events: list[bytes] = []
+        usage = self._running.usage_so_far(self._index, 0)  # there is one prompt, where any is said
         for index in range(len(ask.states)):
             first = ask.shape.first(index)
             if first is not None and not self._running.place(index).has_begun:
                 if self._event_ids is not None:
                     self._event_ids.move(index, Place())
-                events += [self._mark(), event(self._answer(first))]
+                events += [self._mark(), event(self._answer(first, usage))]
         if events:
             self._exchange.write(b"".join(events))
 

@@ -19,7 +19,7 @@ from slipstream.http.echo import Echo
 from slipstream.http.errors import bad_field
 from slipstream.http.event_ids import MAX_PLACES, AnswerId, Place
 from slipstream.http.logprobs import TextPlace
-from slipstream.http.requests import GenerateRequest, Request, ResponseFormat
+from slipstream.http.requests import GenerateRequest, Request, ResponseFormat, StreamOptions
 from slipstream.http.responses import Choice, Logprobs, LogprobsById
 from slipstream.http.token_texts import TokenTexts
 from slipstream.outputs import Delta
@@ -121,6 +121,7 @@ class Ask:
     shape: Shape
     is_stream: bool
     with_usage: bool  # at a stream's end
+    with_usage_so_far: bool  # and in each chunk, of its choice
     num_logprobs: int | None  # the likeliest so many, beside the sampled one
     param_names: dict[str, str] = field(default_factory=dict)  # the caller's, by ours
     echo: Echo | None = None  # the prompts in front of their answers
@@ -164,6 +165,7 @@ def new_ask(
     `params` for one choice each. kind: see `AnswerId`. Raises: BadRequestError.
     """
     answer_id = AnswerId(kind, secrets.token_bytes(16), len(prompts), len(answers))
+    options = body.stream_options or StreamOptions()
     asked = [(prompt, each) for prompt in prompts for each in answers]
     states = [
         StreamState(
@@ -187,7 +189,8 @@ def new_ask(
         states=states,
         shape=shape,
         is_stream=bool(body.stream),
-        with_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+        with_usage=bool(options.include_usage),
+        with_usage_so_far=bool(options.include_usage and options.continuous_usage_stats),
         num_logprobs=num_shown(params.logprobs, model),
         num_prompt_logprobs=num_shown(params.prompt_logprobs, model),
         param_names=param_names,

@@ -22,7 +22,7 @@ from slipstream.http.errors import ApiError, bad_field
 MAX_PLACES = 128  # an answer of more streams has no ids: each would be longer than its event
 _ANSWER = re.compile(r"(cmpl|chatcmpl|gen)-([0-9a-f]{32})(?:\.([1-9]\d{0,3})x([1-9]\d{0,3}))?")
 _NUMBER = r"(0|[1-9]\d{0,9})"
-_OPTIONS = re.compile(_NUMBER + r"(?:l(0|[1-9]\d{0,6}))?(uU?)?")
+_OPTIONS = re.compile(_NUMBER + r"(?:l(0|[1-9]\d{0,6}))?(?:(u)(c)?(U)?)?")
 _OFFSET = rf"\.{_NUMBER}\.((?:[0-9a-f]{{2}}){{0,3}})"
 _PLACE = re.compile(rf"{_NUMBER}\.{_NUMBER}(?:{_OFFSET})?(e)?")
 _NOTHING = b"-"
@@ -76,6 +76,7 @@ class Told:
     created: int  # seconds
     num_logprobs: int | None
     with_usage: bool
+    with_usage_so_far: bool
     places: tuple[Place, ...]
     is_usage_told: bool = False
 
@@ -118,7 +119,7 @@ class EventIds:
     def _new_prefix(self) -> bytes:
         told = self._told
         logprobs = "" if told.num_logprobs is None else f"l{told.num_logprobs}"
-        usage = "u" * told.with_usage + "U" * told.is_usage_told
+        usage = "u" * told.with_usage + "c" * told.with_usage_so_far + "U" * told.is_usage_told
         return f"id: {told.answer}/{told.created}{logprobs}{usage}/".encode()
 
 
@@ -143,14 +144,15 @@ def parse_event_id(text: str) -> Told:
     told = tuple([place for place in places if place is not None])
     if options is None or len(told) != len(places) or len(told) != answer.num_streams:
         raise _wrong(text)
-    created, num_logprobs, usage = options.groups()
+    created, num_logprobs, usage, usage_so_far, usage_told = options.groups()
     return Told(
         answer,
         int(created),
         int(num_logprobs) if num_logprobs is not None else None,
         with_usage=usage is not None,
+        with_usage_so_far=usage_so_far is not None,
         places=told,
-        is_usage_told=usage == "uU",
+        is_usage_told=usage_told is not None,
     )
 
 

@@ -22,9 +22,12 @@ NotYet = Any
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a stream holds besides the answer."""
+    """What a stream holds besides the answer. continuous_usage_stats (vLLM's): with include_usage,
+    each chunk tells the usage of its choice so far.
+    """
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Ignored = None
 
 

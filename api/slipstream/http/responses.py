@@ -128,7 +128,8 @@ Choice = CompletionChoice | ChatChoice | ChatChunkChoice | GenerateChoice
 class Answer(Struct, frozen=True):
     """A response's body, or a stream's chunk.
 
-    usage: null in the chunks of a stream that ends with it, absent in those of others.
+    usage: in the chunks of a stream that ends with it null, or their choice's so far, in those of
+    others absent.
     prompt_logprobs: as in a completion's choice, of answers to one prompt. prompt_token_ids: where
     choices have token ids.
     """

@@ -38,7 +38,7 @@ _SHAPES: dict[str, Shape] = {
     "chatcmpl": ChatShape(),
     "gen": GenerateShape(),
 }
-QUERY = ("include_usage", "logprobs", "last_event_id")
+QUERY = ("include_usage", "continuous_usage_stats", "logprobs", "last_event_id")
 
 
 def wants_events(request: Request) -> bool:
@@ -76,7 +76,10 @@ def ask_for_stream(request: Request, model: ModelCard) -> Ask:
         what = f"id: got an answer of {answer.num_streams} choices, allowed: {MAX_PLACES}"
         raise bad_field("id", what)
     places = (Place(),) * answer.num_streams
-    told = Told(answer, int(time.time()), _logprobs(query), _usage(query), places)
+    with_usage = _flag(query, "include_usage")
+    with_usage_so_far = _flag(query, "continuous_usage_stats") and with_usage
+    usage = (with_usage, with_usage_so_far)
+    told = Told(answer, int(time.time()), _logprobs(query), *usage, places)
     return _ask(told, model, is_begun=False)
 
 
@@ -93,6 +96,7 @@ def _ask(told: Told, model: ModelCard, *, is_begun: bool) -> Ask:
         shape=_SHAPES[told.answer.kind],
         is_stream=True,
         with_usage=told.with_usage,
+        with_usage_so_far=told.with_usage_so_far,
         num_logprobs=told.num_logprobs,
         places=told.places if is_begun else (),
         is_usage_told=told.is_usage_told,
@@ -110,12 +114,10 @@ def _query(query: str) -> dict[str, str]:
     return {name: values[0] for name, values in given.items()}
 
 
-def _usage(query: dict[str, str]) -> bool:
-    value = query.get("include_usage", "false")
+def _flag(query: dict[str, str], name: str) -> bool:
+    value = query.get(name, "false")
     if value not in ("true", "false"):
-        raise bad_field(
-            "include_usage", f"include_usage: got {value[:100]!r}, allowed: true, false"
-        )
+        raise bad_field(name, f"{name}: got {value[:100]!r}, allowed: true, false")
     return value == "true"
 
 

@@ -62,12 +62,9 @@ class Running:
         self.event_ids: EventIds | None = None
         if ask.is_resumable:
             places = tuple([self.place(index) for index in range(len(ask.states))])
-            self.event_ids = EventIds(
-                Told(
-                    *(ask.id, ask.created, ask.num_logprobs, ask.with_usage, places),
-                    is_usage_told=ask.is_usage_told,
-                )
-            )
+            usage = (ask.with_usage, ask.with_usage_so_far)
+            told = Told(ask.id, ask.created, ask.num_logprobs, *usage, places, ask.is_usage_told)
+            self.event_ids = EventIds(told)
         self._engine = engine
         exchange.on_gone = self._leave
 
@@ -157,6 +154,15 @@ class Running:
         once = states[:: self.ask.id.num_answers]  # of a prompt's answers, the first
         num_prompt = sum(len(state.prompt_ids or b"") // 4 for state in once)
         num_output = sum(state.end.num_tokens for state in states if state.end is not None)
+        return self._usage(num_prompt, num_output)
+
+    def usage_so_far(self, index: int, num_tokens: int) -> Usage | None:
+        """Of a choice of which so much has been told; None where chunks do not have it."""
+        if not self.ask.with_usage_so_far:
+            return None
+        return self._usage(len(self.ask.states[index].prompt_ids or b"") // 4, num_tokens)
+
+    def _usage(self, num_prompt: int, num_output: int) -> Usage:
         if self.ask.echo is not None and self.ask.echo.is_all:
             num_output = 0
         return Usage(num_prompt, num_output, num_prompt + num_output)

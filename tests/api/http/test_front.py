@@ -94,6 +94,46 @@ def test_a_chat_says_its_role_first_and_its_usage_last(played, raw):
     assert done == "[DONE]"
 
 
+def usages_of(raw: Raw) -> list[tuple[list[int], list[int] | None]]:
+    """Of each chunk of a stream: its choices, and prompt, output and all tokens."""
+    told = []
+    *events, done = raw.read().events
+    assert done == "[DONE]"
+    for event in events:
+        usage = event.get("usage")
+        told.append(([each["index"] for each in event["choices"]], usage and [*usage.values()]))
+    return told
+
+
+def test_each_chunk_tells_the_usage_of_its_choice_so_far_where_it_is_asked_to(played, raw):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    raw.post(COMPLETIONS, {**STREAMS, "prompt": ["x", "y"], "stream_options": options})
+    one = played.accept(played.expect(Submit), prompt_ids=[1, 2, 3])
+    two = played.accept(played.expect(Submit), prompt_ids=[4])
+    played.send(deltas(Entry(one, "ab"), Entry(two, "c")))
+    say(played, one, "de", 2, "stop")
+    say(played, two, "", 1, "stop")
+    assert usages_of(raw) == [
+        ([0], [3, 2, 5]),
+        ([1], [1, 1, 2]),
+        ([0], [3, 4, 7]),
+        ([1], [1, 1, 2]),
+        ([], [4, 5, 9]),
+    ]
+
+
+@pytest.mark.parametrize("is_wanted", [False, True])
+def test_a_role_has_taken_the_prompt_alone_and_usage_so_far_goes_with_usage(played, raw, is_wanted):
+    options = {"include_usage": is_wanted, "continuous_usage_stats": True}
+    raw.post(CHAT, {**CHATS, "stream": True, "stream_options": options})
+    say(played, played.expect_and_accept(), "ab", 0, "stop")
+    told = usages_of(raw)
+    if is_wanted:
+        assert told == [([0], [2, 0, 2]), ([0], [2, 2, 4]), ([], [2, 2, 4])]
+    else:
+        assert told == [([0], None), ([0], None)]
+
+
 def test_an_answer_at_once(played, raw):
     raw.post(CHAT, CHATS)
     handle = played.expect_and_accept()

@@ -98,12 +98,15 @@ def test_requests_and_answers_are_as_it_says(connection, path):
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
 def test_events_are_as_it_says(connection, path):
-    usage = {"stream": True, "stream_options": {"include_usage": True}}
-    connection.post(path, {**ASKS[path], **usage})
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**ASKS[path], "stream": True, "stream_options": options}
+    jsonschema.validate(body, schema_of(path, "body"))
+    connection.post(path, body)
     *events, done = events_of(connection.read().body)
     assert done == "[DONE]"
     assert events[-1]["usage"]["total_tokens"] > 3
     for event in events:
+        assert event["usage"]["total_tokens"]
         jsonschema.validate(event, schema_of(path, "text/event-stream"))
 
 

@@ -49,6 +49,10 @@ ASKS: dict[str, tuple[str, dict[str, Any]]] = {
         {**COMPLETION, "prompt": ["a", "b"], "n": 2, "seed": 1, "logprobs": 1, "stop": ["e "]},
     ),
     "chat": ("/v1/chat/completions", CHAT),
+    "chat, usage so far": (
+        "/v1/chat/completions",
+        {**CHAT, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    ),
     "chat, logprobs": (
         "/v1/chat/completions",
         {**CHAT, "logprobs": True, "top_logprobs": 2, "n": 2},
@@ -83,9 +87,10 @@ def told_by(events: list[Event]) -> dict[Any, Any]:
             continue
         chunk = json.loads(event.data)
         said["head"] = [chunk["id"], chunk["created"], chunk["object"], chunk["model"]]
-        if chunk.get("usage"):
+        if chunk.get("usage") and not chunk["choices"]:
             said["usage"].append(chunk["usage"])
         for choice in chunk["choices"]:
+            said[choice["index"], "usage"] = chunk.get("usage")
             delta = choice.get("delta", choice)
             for field, value in {**delta, "content": delta.get("text", "")}.items():
                 if field in ("text", "role", "content") and value:
@@ -242,6 +247,7 @@ def wait_until_another_answers(stack: Stack, before: int) -> None:
         ("cmpl-" + 32 * "0" + ".9999x9999", (), 400, "id"),
         ("cmpl-" + 32 * "0" + "?logprobs=many", (), 400, "logprobs"),
         ("cmpl-" + 32 * "0" + "?include_usage=1", (), 400, "include_usage"),
+        ("cmpl-" + 32 * "0" + "?continuous_usage_stats=", (), 400, "continuous_usage_stats"),
         ("cmpl-" + 32 * "0" + "?what=1", (), 400, "what"),
         ("cmpl-" + 32 * "0", (), 404, None),
     ],
@@ -323,7 +329,8 @@ def tolds(draw: st.DrawFn) -> Told:
         found = [replace(place, text_offset=0, pending=b"") for place in found]
     with_usage = draw(st.booleans())
     is_told = with_usage and draw(st.booleans())
-    return Told(answer, draw(numbers), num_logprobs, with_usage, tuple(found), is_told)
+    usage = (with_usage, with_usage and draw(st.booleans()))
+    return Told(answer, draw(numbers), num_logprobs, *usage, tuple(found), is_told)
 
 
 @given(tolds())
@@ -338,7 +345,7 @@ def test_an_events_id_says_all_there_is(told):
     assert ids[0] == told.answer.first.hex()
 
 
-@given(st.text(max_size=80) | st.from_regex(r"(cmpl|chatcmpl)-[0-9a-f./xlu,e]{0,60}"))
+@given(st.text(max_size=80) | st.from_regex(r"(cmpl|chatcmpl)-[0-9a-f./xlucU,e]{0,60}"))
 def test_what_is_no_events_id_is_refused(text):
     told = None
     with contextlib.suppress(ApiError):
