@@ -12,7 +12,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from slipstream_ipc.columns import f32, u32
-from slipstream_ipc.messages import Deltas, End
+from slipstream_ipc.columns import f32, pack_u32, u32
+from slipstream_ipc.messages import Deltas, End, LogprobColumns
 
 
 class Logprob(Struct, frozen=True, gc=False):
@@ -34,6 +34,7 @@ class Logprob(Struct, frozen=True, gc=False):
 
 
 TokenLogprobs = dict[int, Logprob]  # by token id, the sampled token's first
+_PART = 1024  # candidates
 
 
 class Cut(Struct, frozen=True, gc=False):
@@ -191,3 +192,15 @@ class Batch:
         ranks = np.arange(len(ids)) - np.repeat(own, widths)  # behind it the likeliest, in order
         ranks[own] = u32(columns.ranks)
         return list(map(Logprob, f32(columns.values).tolist(), ranks.tolist(), ids.tolist()))
+
+
+def columns_in_parts(columns: LogprobColumns) -> Iterator[list[TokenLogprobs]]:
+    """Each token's candidates, of tokens that have equally many; some at a time."""
+    width, num = columns.width, len(columns.ranks) // 4
+    step = max(1, _PART // width)
+    for at in range(0, num, step):
+        end = min(at + step, num)
+        some, tokens = slice(4 * at * width, 4 * end * width), slice(4 * at, 4 * end)
+        part = LogprobColumns(width, columns.values[some], columns.ids[some], columns.ranks[tokens])
+        message = Deltas(b"", b"", b"", [""], b"", pack_u32([end - at]), logprobs=part)
+        yield Batch(message, {}).logprobs(0, 0) or []

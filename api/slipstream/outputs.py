@@ -8,11 +8,11 @@ Token ids and log-probabilities stay in the columns they came in until somebody 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from slipstream.batch import Batch, Cut, Logprob, Position, Span, TokenLogprobs
+from slipstream.batch import Batch, Cut, Logprob, Position, Span, TokenLogprobs, columns_in_parts
 from slipstream.prompt_pieces import PromptPieces, PromptTokenLogprobs, prompt_logprobs_of
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.messages import Deltas, End, FinishReason, LogprobColumns
@@ -29,6 +29,7 @@ __all__ = [
     "end_of",
     "is_alone",
     "join",
+    "logprobs_in_parts",
     "single_of",
 ]
 
@@ -174,6 +175,13 @@ def single_of(delta: Delta) -> tuple[Batch, int] | None:
     if batch.has_one_wide_each and not delta._skip:
         return batch, delta._entry
     return None
+
+
+def logprobs_in_parts(delta: Delta) -> Iterator[list[TokenLogprobs]]:
+    """The log-probabilities of a delta, some tokens' at a time; none where it has none."""
+    cut = delta._batch.cut(delta._entry, delta._skip)
+    columns = _joined([cut] if cut.width else [])
+    return iter(()) if columns is None else columns_in_parts(columns)
 
 
 def is_alone(delta: Delta) -> bool:

@@ -12,9 +12,11 @@ Rules:
 
 from __future__ import annotations
 
-from slipstream.batch import Batch, TokenLogprobs
-from slipstream_ipc.columns import check_entry, pack_u32
-from slipstream_ipc.messages import Deltas, LogprobColumns
+from collections.abc import Iterator
+
+from slipstream.batch import TokenLogprobs, columns_in_parts
+from slipstream_ipc.columns import check_entry
+from slipstream_ipc.messages import LogprobColumns
 
 PromptTokenLogprobs = list[TokenLogprobs | None]  # a prompt's, None for its first token
 
@@ -23,7 +25,7 @@ class PromptPieces:
     """The pieces of one prompt."""
 
     def __init__(self) -> None:
-        self._pieces: list[tuple[int, LogprobColumns]] = []  # and of how many tokens each is
+        self._pieces: list[LogprobColumns] = []
         self._num_tokens = 0
         self._is_whole = False
 
@@ -40,18 +42,17 @@ class PromptPieces:
             self._pieces, self._num_tokens = [], 0
         if start != self._num_tokens or start + num > num_tokens:
             return False
-        self._pieces.append((num, columns))
+        self._pieces.append(columns)
         self._num_tokens += num
         self._is_whole = self._num_tokens == num_tokens
         return True
 
-    def read(self) -> PromptTokenLogprobs:
-        """Of all tokens of the prompt."""
-        found: PromptTokenLogprobs = [None]
-        for num, columns in self._pieces:
-            message = Deltas(b"", b"", b"", [""], b"", pack_u32([num]), logprobs=columns)
-            found += Batch(message, {}).logprobs(0, 0) or []
-        return found
+    def read_in_parts(self) -> Iterator[PromptTokenLogprobs]:
+        """Of all tokens of the prompt, some at a time."""
+        yield [None]
+        for columns in self._pieces:
+            for part in columns_in_parts(columns):
+                yield [*part]
 
     @property
     def is_whole(self) -> bool:
@@ -61,4 +62,6 @@ class PromptPieces:
 
 def prompt_logprobs_of(pieces: PromptPieces | None) -> PromptTokenLogprobs | None:
     """Of all tokens of the prompt, None for the first; None where they are not all here."""
-    return pieces.read() if pieces is not None and pieces.is_whole else None
+    if pieces is None or not pieces.is_whole:
+        return None
+    return [entry for part in pieces.read_in_parts() for entry in part]

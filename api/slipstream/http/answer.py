@@ -1,7 +1,8 @@
-"""From what streams say to what a client gets: at once, or as it comes.
+"""From what streams say to what a client gets, as it comes.
 
-Owns: one request's streams from submission to their ends, and every byte of its answer's body. Does
-not know: sockets, HTTP's framing, what was asked for beyond `Ask`.
+Owns: one request's streams from submission to their ends, and every byte of its answer's body, but
+for answers that are told at once (`whole`). Does not know: sockets, HTTP's framing, what was asked
+for beyond `Ask`.
 
 Rules:
 - A stream's chunk is written in the very call in which its delta arrives: no task, no queue. What
@@ -31,9 +32,11 @@ from slipstream.http.fan_out import FanOut
 from slipstream.http.logprobs import TextPlace
 from slipstream.http.responses import NULL, Answer, Choice, Usage
 from slipstream.http.running import Engine, Running, is_whole, raise_failure
+from slipstream.http.shares import Share, at_once
 from slipstream.http.token_texts import TokenTexts
-from slipstream.http.wire import DONE_EVENT, event, json_part, json_response
-from slipstream.outputs import Delta, begin_of, end_of, join
+from slipstream.http.whole import Whole
+from slipstream.http.wire import DONE_EVENT, event, json_part
+from slipstream.outputs import Delta, begin_of, end_of
 from slipstream.stream_state import StreamState
 
 __all__ = ["Engine", "start"]
@@ -51,23 +54,24 @@ def start(
     texts: TokenTexts,
     limits: Limits,
     fan_out: FanOut,
+    share: Share,
 ) -> None:
     """Run what is asked for; the exchange gets its answer. Nothing runs for who has left.
 
-    fan_out: the engine's.
+    fan_out: the engine's. share: in which what takes long is written.
     """
     if not exchange.is_open:
         return
     running = Running(ask, exchange, engine, texts, limits)
     try:
-        _begin(running, fan_out)
+        _begin(running, fan_out, share)
         for state in ask.states:
             engine.submit(state)
     except Exception:
         running.fault()
 
 
-def _begin(running: Running, fan_out: FanOut) -> None:
+def _begin(running: Running, fan_out: FanOut, share: Share) -> None:
     """Give each stream of the request its bell."""
     ask, exchange = running.ask, running.exchange
     if ask.is_stream:
@@ -79,59 +83,7 @@ def _begin(running: Running, fan_out: FanOut) -> None:
 
         exchange.on_writable = flush
     else:
-        whole = _Whole(running)
-        for state in ask.states:
-            fan_out.join(state, whole, exchange, running.fault)
-
-
-class _Whole:
-    """The bell of all streams of a request that is answered at once."""
-
-    def __init__(self, running: Running) -> None:
-        self._running = running
-
-    def ring(self, state: StreamState) -> None:
-        """A stream has ended."""
-        running = self._running
-        if not (state.is_over and running.exchange.is_open):
-            return
-        try:
-            raise_failure(state)
-            running.num_left -= 1
-            if not running.num_left:
-                self._respond()
-        except (ApiError, SlipstreamError) as error:
-            running.fail(error)
-        except Exception:
-            running.fault()
-
-    def _respond(self) -> None:
-        running, ask = self._running, self._running.ask
-        choices: list[Choice] = []
-        for index, state in enumerate(ask.states):
-            assert state.end is not None
-            whole = join(state.deltas, state.end)
-            entries = whole.logprobs or []
-            text, logprobs, reason = running.shown(
-                index, TextPlace(), whole.text, entries, state.end.reason, is_first=True
-            )
-            said = Said(
-                whole.token_ids if ask.shape.has_ids else [],
-                state.end.stop_reason,
-                running.prompt_logprobs(index) if ask.shape.has_many_prompts else UNSET,
-            )
-            choices.append(ask.shape.whole(index, text, logprobs, reason or "", said))
-        answer = Answer(
-            running.id,
-            ask.shape.whole_object,
-            ask.created,
-            ask.model,
-            choices,
-            running.usage(),
-            UNSET if ask.shape.has_many_prompts else running.prompt_logprobs(0),
-            running.prompt_ids() if ask.shape.has_ids else UNSET,
-        )
-        running.exchange.respond(json_response(200, answer))
+        Whole(running, fan_out, share)
 
 
 class _Streamed:
@@ -287,9 +239,10 @@ class _Streamed:
             self._say(text, json_part(text))
             return
         ask = self._running.ask
-        text, logprobs, reason = self._running.shown(
-            self._index, self._place, text, entries, reason, is_first=self._is_first
+        parts = self._running.shown_in_parts(
+            self._index, self._place, text, [entries], reason, is_first=self._is_first
         )
+        text, logprobs, reason = at_once(parts)
         self._is_first = False
         self._is_plain = self._may_be_plain and (ask.echo is None or not self._with_logprobs)
         self._set_way()
@@ -347,6 +300,6 @@ class _Streamed:
 
     def _answer(self, choice: Choice | None, usage: Usage | None = None) -> Answer:
         running, ask = self._running, self._running.ask
-        choices = [] if choice is None else [choice]
+        choices: list[Choice | Raw] = [] if choice is None else [choice]
         shown = usage if ask.with_usage else UNSET
         return Answer(running.id, ask.shape.chunk_object, ask.created, ask.model, choices, shown)

@@ -49,6 +49,7 @@ from slipstream.http.responses import Health, Model, Models, Version
 from slipstream.http.resuming import PREFIX as STREAMS
 from slipstream.http.resuming import ask_again, ask_for_stream, last_event, wants_events
 from slipstream.http.served import served_model
+from slipstream.http.shares import Share
 from slipstream.http.static import PAGE, page_handlers
 from slipstream.http.token_texts import TokenTexts
 from slipstream.http.tokenizing import detokenize, tokenize
@@ -83,6 +84,7 @@ class App:
         self._texts = texts
         self._limits = limits
         self._fan_out = FanOut()
+        self._share = Share()
         self._cors = Cors(()) if cors is None else cors
         self._hosts = Hosts(None) if hosts is None else hosts
         self._started = int(time.time())
@@ -264,7 +266,7 @@ class App:
     def _start(self, ask: Ask, request: Request, exchange: Exchange) -> None:
         if wants_events(request) and ask.can_resume:
             ask = replace(ask, is_resumable=True)
-        where = (self._io, self._texts, self._limits, self._fan_out)
+        where = (self._io, self._texts, self._limits, self._fan_out, self._share)
         start = partial(answer.start, ask, exchange, *where)
         if ask.needs_texts:
             self._texts.when_loaded(start)

@@ -127,10 +127,14 @@ class Ask:
     echo: Echo | None = None  # the prompts in front of their answers
 
     @property
+    def has_logprobs(self) -> bool:
+        """Whether log-probabilities are told, of outputs or prompts."""
+        return self.num_logprobs is not None or self.num_prompt_logprobs is not None
+
+    @property
     def needs_texts(self) -> bool:
         """Whether the vocabulary has to be there before it can be answered."""
-        has_logprobs = self.num_logprobs is not None or self.num_prompt_logprobs is not None
-        return has_logprobs or (self.echo is not None and self.echo.needs_texts)
+        return self.has_logprobs or (self.echo is not None and self.echo.needs_texts)
 
     places: tuple[Place, ...] = ()  # what the client has of each stream; none: it asks for it first
     is_usage_told: bool = False
@@ -272,7 +276,8 @@ def check_num_shown(
     """Raises ApiError for more log-probabilities than one answer may be written with.
 
     prompt_lens: tokens of all prompts that are echoed, at most. What every server allows to a token
-    (20) is never refused here; the whole vocabulary's would keep this process busy for minutes.
+    (20) is never refused here, and written a part at a time (`whole`); the whole vocabulary's would
+    keep this process busy for minutes.
     """
     wanted = num_shown(params.logprobs, model)
     if wanted is None or wanted <= _FEW_LOGPROBS:

@@ -14,11 +14,12 @@ Rules:
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from slipstream.http.logprobs import likeliest_by_name, value_of
 from slipstream.http.responses import CompletionLogprobs
+from slipstream.http.shares import Parts
 from slipstream.http.token_texts import TokenTexts
 from slipstream.outputs import PromptTokenLogprobs
 
@@ -46,30 +47,22 @@ class Echo:
 
 def prompt_logprobs(
     prompt_ids: Sequence[int],
-    entries: PromptTokenLogprobs,
+    entries: Iterable[PromptTokenLogprobs],
     k: int,
     texts: TokenTexts,
     text: str,
-) -> CompletionLogprobs:
+) -> Parts[CompletionLogprobs]:
     """The columns of a prompt that is shown as `text`; `k` likeliest ones beside each token."""
     values: list[float | None] = []
     tops: list[dict[str, float] | None] = []
-    for entry in entries:
-        own = None if entry is None else next(iter(entry.values()))
-        values.append(None if own is None else value_of(own))
-        tops.append(None if entry is None else likeliest_by_name(entry, k, texts))
+    for some in entries:
+        for entry in some:
+            own = None if entry is None else next(iter(entry.values()))
+            values.append(None if own is None else value_of(own))
+            tops.append(None if entry is None else likeliest_by_name(entry, k, texts))
+        yield
     tokens = [texts.of(token_id).name for token_id in prompt_ids]
     return CompletionLogprobs(_offsets(prompt_ids, texts, text), values, tokens, tops)
-
-
-def joined(head: CompletionLogprobs, tail: CompletionLogprobs) -> CompletionLogprobs:
-    """Both, one behind the other."""
-    return CompletionLogprobs(
-        head.text_offset + tail.text_offset,
-        head.token_logprobs + tail.token_logprobs,
-        head.tokens + tail.tokens,
-        head.top_logprobs + tail.top_logprobs,
-    )
 
 
 def _offsets(prompt_ids: Sequence[int], texts: TokenTexts, text: str) -> list[int]:

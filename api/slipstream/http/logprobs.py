@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
+from typing import cast
 
 from slipstream.batch import Logprob, TokenLogprobs
 from slipstream.http.responses import (
     ChatLogprobs,
     CompletionLogprobs,
     LogprobById,
+    Logprobs,
     LogprobsById,
     TokenLogprob,
     TopLogprob,
@@ -81,6 +83,25 @@ def completion_logprobs(
         tokens.append(token.name)
         tops.append(likeliest_by_name(entry, k, texts))
     return CompletionLogprobs(offsets, values, tokens, tops)
+
+
+def joined(parts: Sequence[Logprobs]) -> Logprobs:
+    """Those of consecutive parts of a text, of one shape, as those of the whole text."""
+    match parts[0]:
+        case CompletionLogprobs():
+            columns = [cast(CompletionLogprobs, part) for part in parts]
+            return CompletionLogprobs(
+                [offset for part in columns for offset in part.text_offset],
+                [value for part in columns for value in part.token_logprobs],
+                [token for part in columns for token in part.tokens],
+                [top for part in columns for top in part.top_logprobs],
+            )
+        case ChatLogprobs():
+            contents = [cast(ChatLogprobs, part).content for part in parts]
+            return ChatLogprobs([entry for content in contents for entry in content])
+        case _:
+            lists = [cast(list[LogprobsById], part) for part in parts]
+            return [entry for part in lists for entry in part]
 
 
 def likeliest_by_name(entry: TokenLogprobs, k: int, texts: TokenTexts) -> dict[str, float]:

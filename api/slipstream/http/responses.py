@@ -138,7 +138,7 @@ class Answer(Struct, frozen=True):
     object: str
     created: int
     model: str
-    choices: list[Choice]
+    choices: list[Choice | Raw]
     usage: Usage | UnsetType | None = UNSET
     prompt_logprobs: list[LogprobsById | None] | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from msgspec import UNSET, UnsetType
@@ -23,14 +24,15 @@ from slipstream.errors import SlipstreamError, SupersededError
 from slipstream.http.ask import Ask
 from slipstream.http.config import Limits
 from slipstream.http.connection import Exchange
-from slipstream.http.echo import joined, prompt_logprobs
+from slipstream.http.echo import prompt_logprobs
 from slipstream.http.errors import ApiError, error_of
 from slipstream.http.event_ids import EventIds, Place, Told
-from slipstream.http.logprobs import TextPlace, completion_logprobs, logprobs_by_id
+from slipstream.http.logprobs import TextPlace, joined, logprobs_by_id
 from slipstream.http.responses import Logprobs, LogprobsById, Usage
+from slipstream.http.shares import Parts
 from slipstream.http.token_texts import TokenTexts
 from slipstream.http.wire import event
-from slipstream.prompt_pieces import PromptTokenLogprobs, prompt_logprobs_of
+from slipstream.prompt_pieces import PromptTokenLogprobs
 from slipstream.stream_state import StreamState
 from slipstream_ipc.columns import u32
 
@@ -114,39 +116,41 @@ class Running:
         if self.exchange.is_open:
             self.fail(error)
 
-    def shown(
+    def shown_in_parts(
         self,
         index: int,
         place: TextPlace,
         text: str,
-        entries: list[TokenLogprobs],
+        entries: Iterable[list[TokenLogprobs]],
         reason: str | None,
         *,
         is_first: bool,
-    ) -> tuple[str, Logprobs | None, str | None]:
+    ) -> Parts[tuple[str, Logprobs | None, str | None]]:
         """A choice's text, log-probabilities and finish reason; where it `is_first` said anything
         of that choice, behind the prompt if that is asked for. The text begins at `place`.
         """
-        ask, echo = self.ask, self.ask.echo
+        ask, echo, k = self.ask, self.ask.echo, self.ask.num_logprobs
         if echo is not None and echo.is_all:
             text, entries, reason = "", [], reason and "length"
-        if echo is None or not is_first:
-            logprobs = None
-            if ask.num_logprobs is not None:
-                logprobs = ask.shape.logprobs(entries, ask.num_logprobs, self.texts, place)
-            return text, logprobs, reason
-        state = ask.states[index]
-        prompt_ids = u32(state.prompt_ids or b"").tolist()
-        prompt = echo.text(index, prompt_ids, self.texts)
-        if ask.num_logprobs is None:
-            return prompt + text, None, reason
-        found = _prompt_logprobs(state)
-        if found is None:  # aborted before they were there, so without a token of its own
-            return prompt + text, None, reason
-        place.offset = len(prompt)
-        head = prompt_logprobs(prompt_ids, found, ask.num_logprobs, self.texts, prompt)
-        tail = completion_logprobs(entries, ask.num_logprobs, self.texts, place)
-        return prompt + text, joined(head, tail), reason
+        parts: list[Logprobs] = []
+        if echo is not None and is_first:
+            state = ask.states[index]
+            prompt_ids = u32(state.prompt_ids or b"").tolist()
+            prompt = echo.text(index, prompt_ids, self.texts)
+            text = prompt + text
+            found = None if k is None else _prompt_logprobs(state)
+            if k is None or found is None:  # aborted before they were there: it has no token
+                return text, None, reason
+            place.offset = len(prompt)
+            parts.append((yield from prompt_logprobs(prompt_ids, found, k, self.texts, prompt)))
+        if k is None:
+            return text, None, reason
+        for some in entries:
+            parts.append(ask.shape.logprobs(some, k, self.texts, place))
+            yield
+        if not parts:
+            parts.append(ask.shape.logprobs([], k, self.texts, place))
+        return text, parts[0] if len(parts) == 1 else joined(parts), reason
 
     def usage(self) -> Usage:
         """Of all streams; they have ended."""
@@ -172,23 +176,30 @@ class Running:
         ids: list[int] = u32(self.ask.states[0].prompt_ids or b"").tolist()
         return ids
 
-    def prompt_logprobs(self, index: int) -> list[LogprobsById | None] | UnsetType | None:
+    def prompt_logprobs(self, index: int) -> Parts[list[LogprobsById | None] | UnsetType | None]:
         """Of the prompt of a choice; UNSET where they were not asked for."""
         k = self.ask.num_prompt_logprobs
         if k is None:
             return UNSET
         state = self.ask.states[index - index % self.ask.id.num_answers]  # its prompt's first
         found = _prompt_logprobs(state)
-        return None if found is None else logprobs_by_id(found, k, self.texts)
+        if found is None:
+            return None
+        shown: list[LogprobsById | None] = []
+        for some in found:
+            shown += logprobs_by_id(some, k, self.texts)
+            yield
+        return shown
 
 
-def _prompt_logprobs(state: StreamState) -> PromptTokenLogprobs | None:
-    """None: somebody aborted the stream before they were there."""
-    found = prompt_logprobs_of(state.prompt_logprobs)
-    was_aborted = state.end is not None and state.end.reason == "abort"
-    if found is None and not was_aborted:
+def _prompt_logprobs(state: StreamState) -> Iterator[PromptTokenLogprobs] | None:
+    """Some at a time. None: somebody aborted the stream before they were there."""
+    pieces = state.prompt_logprobs
+    if pieces is not None and pieces.is_whole:
+        return pieces.read_in_parts()
+    if state.end is None or state.end.reason != "abort":
         raise ApiError(500, "the prompt's log-probabilities did not come", code="engine_error")
-    return found
+    return None
 
 
 def is_whole(state: StreamState) -> bool:

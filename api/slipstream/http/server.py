@@ -4,8 +4,8 @@ Owns: who takes connections, the connections, whose request is begun when, the t
 the shutdown. Does not know: HTTP, what requests ask for.
 
 Rules:
-- New requests take a share of a turn of the loop, the rest waits for the next one: a thousand that
-  come at once do not keep what streams say from their readers.
+- New requests take a share of a turn of the loop (`shares`), the rest waits for the next one: a
+  thousand that come at once do not keep what streams say from their readers.
 - Idle connections, however many, leave this process descriptors of its own.
 """
 
@@ -15,8 +15,6 @@ import asyncio
 import contextlib
 import resource
 import sys
-import time
-from collections import deque
 from functools import partial
 
 from slipstream.http.app import App
@@ -25,11 +23,11 @@ from slipstream.http.connection import Connection, Exchange
 from slipstream.http.counters import Counters
 from slipstream.http.errors import ApiError
 from slipstream.http.parsing import Request
+from slipstream.http.shares import Share
 from slipstream.listening import Listeners, Taker
 from slipstream_ipc.statistics import FrontNumbers
 
 _TICK_S = 0.5  # how late a time limit may be noticed
-_SHARE_S = 0.002  # of a turn, for new requests
 _RESERVED_DESCRIPTORS = 128  # for all else: libzmq ends a process that has none for its sockets
 
 
@@ -41,8 +39,7 @@ class Server:
         self.limits = limits
         self.counters = Counters(app.pattern_of)
         self._connections: set[Connection] = set()
-        self._waiting: deque[tuple[Request, Exchange]] = deque()  # to be begun
-        self._is_due = False  # they will be
+        self._new = Share()  # requests that are to be begun
         self._is_empty = asyncio.Event()
         self.is_draining = False
         self._loop = asyncio.get_running_loop()
@@ -76,10 +73,7 @@ class Server:
 
     def handle(self, request: Request, exchange: Exchange) -> None:
         """See to it that the exchange gets its answer, now or later."""
-        self._waiting.append((request, exchange))
-        if not self._is_due:
-            self._is_due = True
-            self._loop.call_soon(self._begin)
+        self._new.add(partial(self._begin, request, exchange))
 
     def stop_listening(self) -> None:
         """No new connections, and no new request on one that is there."""
@@ -103,18 +97,10 @@ class Server:
         for connection in list(self._connections):
             connection.abort()
 
-    def _begin(self) -> None:
-        """Begin as many as there is time for; others have their turn before the rest."""
-        deadline = time.perf_counter() + _SHARE_S
-        while self._waiting:
-            request, exchange = self._waiting.popleft()
-            if exchange.is_open:  # else nobody waits for it
-                self._app.handle(request, exchange)
-            if time.perf_counter() >= deadline:
-                break
-        self._is_due = bool(self._waiting)
-        if self._is_due:
-            self._loop.call_soon(self._begin)
+    def _begin(self, request: Request, exchange: Exchange) -> bool:
+        if exchange.is_open:  # else nobody waits for it
+            self._app.handle(request, exchange)
+        return False  # that was all of it
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(_TICK_S, self._tick)

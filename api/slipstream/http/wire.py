@@ -15,7 +15,7 @@ from functools import lru_cache
 from http import HTTPStatus
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -48,6 +48,11 @@ def json_response(
 ) -> Response:
     """`content`, a Struct, as JSON."""
     return Response(status, _encode(content), headers)
+
+
+def json_raw(content: object) -> Raw:
+    """`content`, a Struct, as JSON that is to stand in other content."""
+    return Raw(_encode(content))
 
 
 def response_bytes(

@@ -17,6 +17,7 @@ from slipstream.http.config import Limits
 from slipstream.http.connection import Exchange
 from slipstream.http.fan_out import FanOut
 from slipstream.http.parsing import Request
+from slipstream.http.shares import Share
 from slipstream.http.token_texts import TokenTexts
 from slipstream.stream_state import StreamState
 from slipstream.stream_table import StreamTable
@@ -48,7 +49,7 @@ def test_nothing_runs_for_who_left_before_it_could_begin(is_stream: bytes) -> No
     exchange, engine = Exchange(Request(), connection), Engine()
     exchange.leave()
     limits = Limits(held_bytes=1000)
-    answer.start(ask, exchange, engine, TokenTexts("nowhere"), limits, FanOut())
+    answer.start(ask, exchange, engine, TokenTexts("nowhere"), limits, FanOut(), Share())
     assert engine.submitted == []
 
 
@@ -60,7 +61,7 @@ def test_choices_that_another_front_goes_on_with_are_not_ended_by_this_one() -> 
 
     async def main() -> None:
         exchange = Exchange(Request(), wire)
-        answer.start(ask, exchange, engine, TokenTexts("nowhere"), Limits(), FanOut())
+        answer.start(ask, exchange, engine, TokenTexts("nowhere"), Limits(), FanOut(), Share())
         for state in ask.states:
             table.add(state)
         table.supersede(Superseded(ask.states[0].handle))
@@ -139,7 +140,7 @@ def streamed(
     request.version, request.keep_alive = "1.0", True  # without chunks around the events
     wire.exchange = Exchange(request, wire)  # type: ignore[arg-type]
     limits = Limits(held_bytes=held_bytes)
-    answer.start(ask, wire.exchange, table, TokenTexts("nowhere"), limits, table.fan_out)
+    answer.start(ask, wire.exchange, table, TokenTexts("nowhere"), limits, table.fan_out, Share())
     return ask.states[0]
 
 

@@ -20,6 +20,7 @@ from slipstream.http.connection import Exchange
 from slipstream.http.fan_out import FanOut
 from slipstream.http.generate import ask_generate, read_generate
 from slipstream.http.parsing import Request
+from slipstream.http.shares import Share
 from slipstream.http.token_texts import TokenTexts
 from slipstream.stream_state import StreamState
 from slipstream.stream_table import StreamTable
@@ -44,7 +45,7 @@ class Front:
             wire.exchange = Exchange(request, wire)  # type: ignore[arg-type]
             ask = replace(asked(kind), is_resumable=kind == "resumable")
             texts = TokenTexts("nowhere")
-            answer.start(ask, wire.exchange, self, texts, Limits(), fan_out)
+            answer.start(ask, wire.exchange, self, texts, Limits(), fan_out, Share())
             self.wires.append(wire)
             self.states += ask.states
 
@@ -233,7 +234,7 @@ def test_ends_leave_nothing_behind() -> None:
         wire = Wire()
         wire.exchange = Exchange(Request(), wire)  # type: ignore[arg-type]
         ask = asked("completion")
-        answer.start(ask, wire.exchange, front, TokenTexts("nowhere"), Limits(), fan_out)
+        answer.start(ask, wire.exchange, front, TokenTexts("nowhere"), Limits(), fan_out, Share())
         [state] = ask.states
         assert front.table.deliver(deltas(Entry(state.handle, "x", ids=[7], end=end_of("x"))))
         front.table.wake()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from slipstream.http import server
+from slipstream.http import server, shares
 from slipstream.http.config import Limits
 
 
@@ -17,7 +17,7 @@ class Waiting:
 
 def begun_by(share_s: float, monkeypatch: Any, *, gone: int = -1) -> list[object]:
     """What happens in which order where three requests come at once and something else runs."""
-    monkeypatch.setattr(server, "_SHARE_S", share_s)
+    monkeypatch.setattr(shares, "SHARE_S", share_s)
     told: list[object] = []
 
     class App:
