@@ -72,7 +72,6 @@ class FromCore:
         self._lives = lives
         self._detokenizers = detokenizers
         self._tokenizer = tokenizer
-        self._num_pending_ends = 0  # streams whose replayed end is yet to be reached
         self.card: ModelCard | None = None
         self.is_synced = False
         self.step = 0  # the last one whose tokens came
@@ -151,9 +150,7 @@ class FromCore:
         lives.streams.place(stream, message.row)
         # its tokens are yet to come; where an abort or an error ended it, they come before that end
         if message.end is not None:
-            stream.pending_end = message.end
-            self._num_pending_ends += 1
-            lives.push_replayed(stream, np.zeros(0, np.uint32))
+            lives.replay(stream, message.end)
 
     def _readmit(self, message: Unknown) -> None:
         """The core knows nothing of these: give it all we have of those that go on."""
@@ -200,7 +197,7 @@ class FromCore:
             lines = lines[is_known]
             counts = counts if counts is None else counts[is_known]
             lives.counters.num_overrun_tokens += num_tokens - len(token_ids)
-        if self._num_pending_ends:
+        if lives.replaying:
             lines, counts, token_ids = self._take_replayed(lines, counts, token_ids)
         if len(lines):
             needs_care = columns.append(lines, counts, token_ids)
@@ -222,7 +219,7 @@ class FromCore:
             and not step.counts
             and not step.starts
             and step.logprobs is None
-            and not self._num_pending_ends
+            and not self._lives.replaying
         )
 
     def _step_few(self, step: Step, begin_ns: int) -> None:
@@ -279,11 +276,10 @@ class FromCore:
         is_other = np.ones(len(lines), np.bool_)
         for i, line in enumerate(lines.tolist()):
             stream = streams[line]
-            if stream is not None and stream.pending_end is not None:
+            if stream is not None and stream in self._lives.replaying:
                 is_other[i] = False
                 begin = ends[i - 1] if i else 0
                 self._lives.push_replayed(stream, token_ids[begin : ends[i]])
-                self._num_pending_ends -= stream.stage is Stage.ENDED
         return lines[is_other], counts[is_other], token_ids[np.repeat(is_other, counts)]
 
     def _check_spans(self, lines: Int64s, counts: Int64s, starts: UInt32s) -> None:

@@ -25,6 +25,7 @@ from msgspec import structs
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import (
     Admit,
+    End,
     Fault,
     FinishReason,
     Forget,
@@ -68,6 +69,7 @@ class Lives:
         self.columns = columns
         self.counters = Counters()
         self.streams = StreamTable()
+        self.replaying: set[Stream] = set()  # whose replayed end is yet to be reached
         self.keeping = Keeping(self.streams, grace_s)
         room = AUTO_ROOM if stream_interval == "auto" else None
         self.readers = Readers(front, columns, detokenizers, self.counters, self.keeping, room)
@@ -162,6 +164,12 @@ class Lives:
             self._ended(stream)
             self._tell_end(stream)
 
+    def replay(self, stream: Stream, end: End) -> None:
+        """A stream ended in the life before, in a way that its tokens do not imply; they come."""
+        stream.pending_end = end
+        self.replaying.add(stream)
+        self.push_replayed(stream, np.zeros(0, np.uint32))
+
     def push_replayed(self, stream: Stream, token_ids: UInt32s) -> None:
         """Tokens of the life before, up to an end that they do not imply; not in the history."""
         output, end = stream.output, stream.pending_end
@@ -234,6 +242,7 @@ class Lives:
     def _ended(self, stream: Stream) -> None:
         stream.stage = Stage.ENDED
         self._num_ended += 1
+        self.replaying.discard(stream)
         self.streams.silence(stream)
         assert stream.registration is not None
         token_bytes = 16 + 8 * int(self.columns.widths[stream.line])
@@ -291,11 +300,13 @@ class Lives:
         for stream in self.streams.all():
             self.columns.close(stream)
         self.streams.clear()
+        self.replaying.clear()
         self.readers.clear()
         self.keeping.clear()
         self._num_ended = 0
 
     def _remove(self, stream: Stream) -> None:
+        self.replaying.discard(stream)
         self.readers.forget(stream)
         self.keeping.removed(stream)
         self.columns.close(stream)
