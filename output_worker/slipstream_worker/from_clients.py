@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import logging
 
+from msgspec import structs
+
 from slipstream_ipc.accept import Session
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
@@ -43,16 +45,12 @@ from slipstream_worker.questions import Questions
 from slipstream_worker.registration import (
     check_submit,
     fingerprint,
-    num_prompt_chars,
     open_output,
     register,
 )
 from slipstream_worker.streams import Position, Stage, Stream
 
 logger = logging.getLogger(__name__)
-
-MAX_RENDERING = 16384  # prompts that wait for the prompt process; more are turned away
-MAX_RENDERING_CHARS = 2**28  # of them together
 
 
 class FromClients:
@@ -67,11 +65,8 @@ class FromClients:
     ) -> None:
         self._front = front
         self._lives = lives
-        self._prompts = prompts
         self._detokenizers = detokenizers
         self._questions = Questions(lives, prompts)
-        self._rendering: dict[int, tuple[Stream, int]] = {}  # by the prompt process' key, and size
-        self._rendering_chars = 0
         self.is_draining = False  # nothing new is taken
 
     def handle(self, session: Session[Receipt], body: ClientToWorker, card: ModelCard) -> None:
@@ -117,21 +112,18 @@ class FromClients:
         """The prompt process is done with a prompt."""
         if self._questions.answered(answer):
             return
-        asked = self._rendering.pop(answer.key, None)
-        if asked is None:
-            return
-        stream, num_chars = asked
-        self._rendering_chars -= num_chars
-        if self._lives.streams.get(stream.stream_id) is not stream:
-            return  # aborted meanwhile
-        if answer.fault is not None:
-            self._lives.reject(stream, answer.fault)
-            return
-        try:
-            self._set_out(stream, answer, card)
-        except Exception as error:
-            logger.exception("a stream failed")
-            self._lives.fail(stream, f"{type(error).__name__} while the request was taken in")
+        for stream in self._lives.renderings.answered(answer.key):
+            if self._lives.streams.get(stream.stream_id) is not stream:
+                continue  # aborted meanwhile
+            if answer.fault is not None:
+                self._lives.reject(stream, answer.fault)
+                continue
+            try:
+                self._set_out(stream, answer, card)
+            except Exception as error:
+                logger.exception("a stream failed")
+                why = f"{type(error).__name__} while the request was taken in"
+                self._lives.fail(stream, why)
 
     def _submit(self, session: Session[Receipt], submit: Submit, card: ModelCard) -> None:
         lives = self._lives
@@ -152,35 +144,21 @@ class FromClients:
         except BadRequest as error:
             self._reject(session, submit.handle, error.fault)
             return
-        why = self._why_full()
-        is_ready = bool(submit.token_ids) and not bad_words
-        if why and not (is_ready or submit.was_accepted):
-            self._reject(session, submit.handle, Fault("overloaded", why))
-            return
+        render = _render_of(submit, bad_words, card)
+        if render is not None and not submit.was_accepted:
+            why = lives.renderings.why_full(render)
+            if why:
+                self._reject(session, submit.handle, Fault("overloaded", why))
+                return
         stream = Stream(submit.stream_id, Stage.RENDERING, submit, fingerprint(submit))
         stream.arrived_at = lives.keeping.now
         lives.streams.add(stream)
         lives.readers.read(stream, session.identity, submit.handle, _position(submit))
-        if is_ready:
+        if render is None:
             self._set_out(stream, Rendered(0), card)
         else:
-            render = Render(
-                *(0, submit.text, submit.messages, bad_words),
-                template=submit.template,
-                max_tokens=card.max_model_len,
-            )
-            key = self._prompts.ask(render)
-            num_chars = num_prompt_chars(submit.text, submit.messages, submit.template)
-            self._rendering[key] = (stream, num_chars)
-            self._rendering_chars += num_chars
-
-    def _why_full(self) -> str:
-        """Why no more prompts are taken to be tokenised; empty where they are."""
-        if len(self._rendering) >= MAX_RENDERING:
-            return f"{MAX_RENDERING} prompts wait to be tokenised already"
-        if self._rendering_chars >= MAX_RENDERING_CHARS:
-            return f"prompts of {self._rendering_chars} characters wait to be tokenised already"
-        return ""
+            stream.submit = structs.replace(submit, text=None, messages=())  # `render` has them
+            lives.renderings.ask(stream, render)
 
     def _submit_again(self, session: Session[Receipt], submit: Submit, known: Stream) -> None:
         """A duplicate: its client attached anew without having had an answer, or was replaced."""
@@ -224,6 +202,17 @@ class FromClients:
     def _reject(self, session: Session[Receipt], handle: int, fault: Fault) -> None:
         self._lives.counters.rejected(fault.code)
         self._lives.readers.port(session.identity).state(Rejected(handle, fault))
+
+
+def _render_of(submit: Submit, bad_words: tuple[str, ...], card: ModelCard) -> Render | None:
+    """What there is to render of it; None: nothing."""
+    if submit.token_ids and not bad_words:
+        return None
+    return Render(
+        *(0, submit.text, submit.messages, bad_words),
+        template=submit.template,
+        max_tokens=card.max_model_len,
+    )
 
 
 def _position(submit: Submit) -> Position:

@@ -41,6 +41,7 @@ from slipstream_worker.detokenizer import DetokenizerFactory
 from slipstream_worker.keeping import ABORTED, Keeping
 from slipstream_worker.output import StreamOutput
 from slipstream_worker.readers import Readers
+from slipstream_worker.renderings import Renderings
 from slipstream_worker.streams import Stage, Stream, StreamTable
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Lives:
         front: FrontAcceptor,
         columns: StreamColumns,
         detokenizers: DetokenizerFactory,
+        renderings: Renderings,
         grace_s: float,
         stream_interval: int | Literal["auto"],
     ) -> None:
@@ -69,6 +71,7 @@ class Lives:
         self.columns = columns
         self.counters = Counters()
         self.streams = StreamTable()
+        self.renderings = renderings
         self.replaying: set[Stream] = set()  # whose replayed end is yet to be reached
         self.keeping = Keeping(self.streams, grace_s)
         room = AUTO_ROOM if stream_interval == "auto" else None
@@ -306,6 +309,7 @@ class Lives:
         self._num_ended = 0
 
     def _remove(self, stream: Stream) -> None:
+        self.renderings.withdraw(stream)
         self.replaying.discard(stream)
         self.readers.forget(stream)
         self.keeping.removed(stream)

@@ -38,6 +38,9 @@ class PromptSource(Protocol):
     def ask(self, request: Render) -> int:
         """Have a prompt rendered; the key under which its ids will come (`request.key` is void)."""
 
+    def withdraw(self, key: int) -> bool:
+        """An answer is wanted no more; whether none will come, as nobody has begun with it."""
+
     def is_among(self, arrived: Container[object]) -> bool:
         """Whether a poller that has said this has something for `receive`."""
 
@@ -86,6 +89,18 @@ class Prompts:
         elif self._is_ready:
             self._send(request)
         return request.key
+
+    def withdraw(self, key: int) -> bool:
+        """An answer is wanted no more; whether none will come, as nobody has begun with it."""
+        request = self._waiting.get(key)
+        if request is None:
+            return True
+        if self._is_ready and (not is_long(request) or key == self._long.current):
+            return False  # it was sent
+        del self._waiting[key]
+        self._strikes.pop(key, None)
+        self._long.discard(key)
+        return True
 
     def is_among(self, arrived: Container[object]) -> bool:
         """Whether a poller that has said this has something for `receive`."""

@@ -33,6 +33,7 @@ from slipstream_worker.from_clients import FromClients
 from slipstream_worker.from_core import FromCore
 from slipstream_worker.lives import Lives
 from slipstream_worker.prompts import PromptSource
+from slipstream_worker.renderings import Renderings
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,8 @@ class Worker:
         self._prompts = prompts
         poller.register(socket, zmq.POLLIN)
         columns = StreamColumns(detokenizers.fast_table)
-        self.lives = Lives(core, front, columns, detokenizers, grace_s, stream_interval)
+        renderings = Renderings(prompts)
+        self.lives = Lives(core, front, columns, detokenizers, renderings, grace_s, stream_interval)
         self._from_core = FromCore(
             core, self.lives, detokenizers, tokenizer=tokenizer, tracer=tracer
         )

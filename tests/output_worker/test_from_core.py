@@ -1,4 +1,4 @@
-"""What a worker makes of the core's messages, where streams are told it again: tests play the core."""
+"""Streams that a fresh worker is told of by its core, which tests play."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Told:
     def __init__(self) -> None:
         anybody: Any = Anybody()
         columns = StreamColumns(None)
-        self.lives = Lives(anybody, anybody, columns, anybody, 60.0, "auto")
+        self.lives = Lives(anybody, anybody, columns, anybody, anybody, 60.0, "auto")
         self.from_core = FromCore(anybody, self.lives, anybody, tokenizer="t")
 
     def registered(self, end: End) -> Stream:

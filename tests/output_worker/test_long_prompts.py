@@ -224,6 +224,34 @@ def test_where_a_short_one_and_a_long_one_are_suspects_the_short_one_goes_first(
     assert played.die() == []
 
 
+def test_what_is_withdrawn_before_it_was_begun_is_never_asked(played: Played) -> None:
+    ask, withdraw = played.prompts.ask, played.prompts.withdraw
+    first, second, third = ask(long(1)), ask(long(2)), ask(long(3))
+    short = ask(Render(0, "short"))
+    assert played.asked(2) == [first, short]
+    assert withdraw(second)
+    assert withdraw(second), "as before"
+    assert not withdraw(first)
+    assert not withdraw(short)
+    played.answer(Rendered(first), Rendered(short))
+    assert played.asked(1) == [third]
+    assert withdraw(first), "it is answered"
+    played.answer(Rendered(third))
+
+
+def test_what_is_withdrawn_while_there_is_no_child_is_not_asked_again(played: Played) -> None:
+    ask, withdraw = played.prompts.ask, played.prompts.withdraw
+    keys = ask(long(1)), ask(long(2)), ask(Render(0, "short"))
+    assert sorted(played.asked(2)) == [keys[0], keys[2]]
+    played.children[-1].kill()
+    assert list(played.prompts.beat()) == []
+    assert withdraw(keys[0])
+    assert withdraw(keys[2])
+    played.answer(PromptReady("", ""))
+    assert played.asked(1) == [keys[1]]
+    played.answer(Rendered(keys[1]))
+
+
 # ---- with the process --------------------------------------------------------------------------
 
 

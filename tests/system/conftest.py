@@ -65,19 +65,23 @@ class InstantPrompts:
 
     def __init__(self, tokenizer: object) -> None:
         self._tokenizer = tokenizer
-        self._asked: list[Render] = []
+        self.asked: list[Render] = []
         self._key = 0
         self.is_held = False
 
     def ask(self, request: Render) -> int:
         self._key += 1
-        self._asked.append(Render(self._key, request.text, request.messages))
+        self.asked.append(Render(self._key, request.text, request.messages))
         return self._key
+
+    def withdraw(self, key: int) -> bool:
+        self.asked = [r for r in self.asked if r.key != key]
+        return True
 
     def receive(self) -> list[Rendered | PromptReady]:
         if self.is_held:
             return []
-        asked, self._asked = self._asked, []
+        asked, self.asked = self.asked, []
         return [
             Rendered(r.key, pack_u32(self._tokenizer.encode(r.text or "").ids))  # type: ignore[attr-defined]
             for r in asked

@@ -355,7 +355,7 @@ def test_a_prompt_that_can_never_fit_is_refused_one_that_does_not_fit_now_waits(
 @pytest.mark.parametrize("limit", ["MAX_RENDERING", "MAX_RENDERING_CHARS"])
 def test_more_prompts_than_can_wait_are_turned_away(make_stack, monkeypatch, limit) -> None:
     most = 3 if limit == "MAX_RENDERING" else sum(map(len, PROMPTS[:3]))
-    monkeypatch.setattr(f"slipstream_worker.from_clients.{limit}", most)
+    monkeypatch.setattr(f"slipstream_worker.renderings.{limit}", most)
     stack = make_stack()
     client = stack.client()
     stack.prompts.is_held = True
@@ -368,3 +368,46 @@ def test_more_prompts_than_can_wait_are_turned_away(make_stack, monkeypatch, lim
     again = client.submit(PROMPTS[0], max_tokens=5)
     stack.until(lambda: again.is_over)
     assert again.fault is None
+
+
+def test_whose_client_leaves_gives_its_place_to_others(make_stack, monkeypatch) -> None:
+    monkeypatch.setattr("slipstream_worker.renderings.MAX_RENDERING_CHARS", 40)
+    stack = make_stack()
+    leaver, other = stack.client(), stack.client()
+    stack.prompts.is_held = True
+    kept, aborted = (leaver.submit(prompt, max_tokens=5) for prompt in ("a" * 20, "b" * 20))
+    stack.until(lambda: len(stack.worker.lives.streams) == 2)
+    refused = other.submit("c", max_tokens=5)
+    stack.until(lambda: refused.is_over)
+    assert refused.fault.code == "overloaded"
+    leaver.abort(aborted)
+    stack.until(lambda: aborted.is_over)
+    first = other.submit("d" * 20, max_tokens=5)
+    refused = other.submit("e", max_tokens=5)
+    stack.until(lambda: refused.is_over)
+    assert refused.fault.code == "overloaded"
+    leaver.goodbye()
+    stack.until(lambda: len(stack.worker.lives.streams) == 1)
+    second = other.submit("f" * 20, max_tokens=5)
+    stack.until(lambda: len(stack.worker.lives.streams) == 2)
+    stack.prompts.is_held = False
+    stack.until(lambda: first.is_over and second.is_over)
+    assert (first.fault, second.fault, kept.end) == (None, None, None)
+
+
+def test_one_prompt_of_several_streams_is_tokenised_once(make_stack, expected) -> None:
+    [plain] = expected(PROMPTS[:1], max_tokens=5)
+    stack = make_stack()
+    client, other = stack.client(), stack.client()
+    stack.prompts.is_held = True
+    streams = [each.submit(PROMPTS[0], max_tokens=5) for each in (client, client, other)]
+    stack.until(lambda: len(stack.worker.lives.streams) == 3)
+    client.abort(streams[0])
+    stack.until(lambda: streams[0].is_over)
+    assert len(stack.prompts.asked) == 1
+    stack.prompts.is_held = False
+    stack.until(lambda: all(it.is_over for it in streams))
+    assert [it.text for it in streams] == ["", plain.text, plain.text]
+    again = client.submit(PROMPTS[0], stream_id=streams[1].stream_id, max_tokens=5)
+    stack.until(lambda: again.is_over)
+    assert again.text == plain.text, "the same submission still, though its text was let go"

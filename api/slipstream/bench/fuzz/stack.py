@@ -207,6 +207,10 @@ class _PromptsHere:
         self._asked.append(Render(self._key, request.text, request.messages))
         return self._key
 
+    def withdraw(self, key: int) -> bool:
+        self._asked = [render for render in self._asked if render.key != key]
+        return True
+
     def is_among(self, arrived: object) -> bool:
         return bool(self._asked)
 

@@ -208,6 +208,9 @@ class _NoPrompts:
     def ask(self, request: Render) -> NoReturn:
         raise AssertionError(f"a prompt to be tokenised: {request}")
 
+    def withdraw(self, key: int) -> bool:
+        return True
+
     def is_among(self, arrived: object) -> bool:
         return False
 
