@@ -25,6 +25,7 @@ from slipstream.requests import (
     checked_params,
     new_resume,
     new_submit,
+    new_submits,
     params_of_answers,
 )
 from slipstream.stream_state import StreamState
@@ -149,16 +150,22 @@ def new_states(
 
     Raises: BadRequestError, which says which prompt is meant.
     """
+    _check_kind(kind)
     states: list[StreamState] = []
     for index, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
         try:
-            states += [
-                new_state(io, prompt, one, kind=kind, priority=priority, cache_salt=cache_salt)
-                for one in params_of_answers(each)
-            ]
+            submits = new_submits(
+                prompt,
+                params_of_answers(each),
+                stream_ids=[None] * each.n,
+                priority=priority,
+                model=io.model,
+                cache_salt=cache_salt,
+            )
         except BadRequestError as error:
             message = f"prompts[{index}]: {error.fault.message}"
             raise BadRequestError(msgspec.structs.replace(error.fault, message=message)) from None
+        states += [StreamState(submit, wants_whole=kind == "final") for submit in submits]
     return states
 
 

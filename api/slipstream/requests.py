@@ -113,27 +113,48 @@ def new_submit(
 
     Raises: BadRequestError.
     """
+    (submit,) = new_submits(
+        prompt,
+        [params],
+        label=label,
+        priority=priority,
+        model=model,
+        stream_ids=[stream_id],
+        cache_salt=cache_salt,
+        template=template,
+    )
+    return submit
+
+
+def new_submits(
+    prompt: Prompt,
+    answers: Sequence[SamplingParams],
+    *,
+    stream_ids: Sequence[str | None],
+    label: str | None = None,
+    priority: int = 0,
+    model: ModelCard | None = None,
+    cache_salt: str | None = None,
+    template: TemplateOptions | None = None,
+) -> list[Submit]:
+    """The same for each of a prompt's answers: it is looked at once, however long it is.
+
+    Raises: BadRequestError.
+    """
     try:
         if not isinstance(label, str | None):
             raise BadRequest("label", label, "a string, or None")
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise BadRequest("priority", priority, "a 32-bit integer; lower runs first")
-        if params.n != 1:
-            allowed = "1 for a stream; `generate`, `generate_many` and `stream_many` take more"
-            raise BadRequest("n", params.n, allowed)
         check_label(label or "", priority)
         if not isinstance(cache_salt, str | None):
             raise BadRequest("cache_salt", type(cache_salt).__name__, "a string, or None")
         check_cache_salt(cache_salt or "")
         text, token_ids, messages = checked_prompt(prompt)
-        if token_ids and model is not None:
-            check_prompt(u32(token_ids), params, model)
-        if model is not None:
-            check_num_logprobs(params, model)
-        submit = Submit(
+        plain = Submit(
             handle=0,
-            stream_id=secrets.token_bytes(16) if stream_id is None else _stream_id(stream_id),
-            params=_encoded(params),
+            stream_id=bytes(16),
+            params=Raw(),
             text=text,
             token_ids=token_ids,
             messages=messages,
@@ -142,13 +163,26 @@ def new_submit(
             cache_salt=_utf8("cache_salt", cache_salt or ""),
             template=template or TemplateOptions(),
         )
-        num_bytes = _num_bytes(submit)
-        if num_bytes > MAX_MESSAGE_BYTES:
-            given = f"a request of {num_bytes} bytes"
-            raise BadRequest("prompt", given, f"at most {MAX_MESSAGE_BYTES}")
+        num_plain_bytes = _num_bytes(plain)
+        submits = []
+        for params, stream_id in zip(answers, stream_ids, strict=True):
+            if params.n != 1:
+                allowed = "1 for a stream; `generate`, `generate_many` and `stream_many` take more"
+                raise BadRequest("n", params.n, allowed)
+            if token_ids and model is not None:
+                check_prompt(u32(token_ids), params, model)
+            if model is not None:
+                check_num_logprobs(params, model)
+            encoded = _encoded(params)
+            num_bytes = num_plain_bytes + memoryview(encoded).nbytes
+            if num_bytes > MAX_MESSAGE_BYTES:
+                given = f"a request of {num_bytes} bytes"
+                raise BadRequest("prompt", given, f"at most {MAX_MESSAGE_BYTES}")
+            own_id = secrets.token_bytes(16) if stream_id is None else _stream_id(stream_id)
+            submits.append(msgspec.structs.replace(plain, stream_id=own_id, params=encoded))
     except BadRequest as error:
         raise bad_request(error) from None
-    return submit
+    return submits
 
 
 def new_resume(stream_id: str, num_chars: int, num_tokens: int) -> Resume:

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slipstream import requests as module
 from slipstream.errors import BadRequestError
-from slipstream.requests import checked_params, new_submit
+from slipstream.requests import checked_params, new_submit, new_submits, params_of_answers
 from slipstream_ipc.codec import MAX_MESSAGE_BYTES, decode_params
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams
+from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams, Submit
 
 PARAMS = SamplingParams()
 
@@ -134,3 +135,28 @@ def test_a_server_says_how_many_log_probabilities_it_has(
         with pytest.raises(BadRequestError, match=f"{field}.*max_logprobs is {most}") as caught:
             new_submit("x", SamplingParams(**{field: wanted}), model=model)
         assert caught.value.fault.field == field
+
+
+def test_a_prompt_is_measured_once_for_all_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [f"{number:032x}" for number in range(5)]
+    answers = params_of_answers(SamplingParams(n=5, seed=7, prompt_logprobs=1))
+    alone = [
+        new_submit("a prompt", params, stream_id=stream_id, label="l", priority=3)
+        for params, stream_id in zip(answers, ids, strict=True)
+    ]
+    measured: list[Submit] = []
+    measure = module._num_bytes
+
+    def counted(submit: Submit) -> int:
+        measured.append(submit)
+        return measure(submit)
+
+    monkeypatch.setattr(module, "_num_bytes", counted)
+    assert new_submits("a prompt", answers, stream_ids=ids, label="l", priority=3) == alone
+    assert len(measured) == 1
+    most = max(map(measure, alone))
+    monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", most)
+    assert new_submits("a prompt", answers, stream_ids=ids, label="l", priority=3) == alone
+    monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", most - 1)
+    with pytest.raises(BadRequestError, match=f"a request of {most} bytes"):
+        new_submits("a prompt", answers, stream_ids=ids, label="l", priority=3)

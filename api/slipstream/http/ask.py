@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Protocol
 
 from msgspec import UNSET, Raw, UnsetType
@@ -23,7 +24,7 @@ from slipstream.http.requests import GenerateRequest, Request, ResponseFormat, S
 from slipstream.http.responses import Choice, Logprobs, LogprobsById
 from slipstream.http.token_texts import TokenTexts
 from slipstream.outputs import Delta
-from slipstream.requests import Prompt, checked_params, new_submit
+from slipstream.requests import Prompt, checked_params, new_submits
 from slipstream.stream_state import StreamState
 from slipstream_ipc.messages import (
     ModelCard,
@@ -170,21 +171,19 @@ def new_ask(
     """
     answer_id = AnswerId(kind, secrets.token_bytes(16), len(prompts), len(answers))
     options = body.stream_options or StreamOptions()
-    asked = [(prompt, each) for prompt in prompts for each in answers]
+    stream_ids = iter(answer_id.stream_ids())
     states = [
-        StreamState(
-            new_submit(
-                prompt,
-                each,
-                priority=body.priority or 0,
-                cache_salt=body.cache_salt,
-                model=model,
-                stream_id=stream_id,
-                template=template,
-            ),
-            wants_whole=not body.stream,
+        StreamState(submit, wants_whole=not body.stream)
+        for prompt in prompts
+        for submit in new_submits(
+            prompt,
+            answers,
+            stream_ids=list(islice(stream_ids, len(answers))),
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt,
+            model=model,
+            template=template,
         )
-        for stream_id, (prompt, each) in zip(answer_id.stream_ids(), asked, strict=True)
     ]
     return Ask(
         id=answer_id,
