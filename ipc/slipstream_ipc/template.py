@@ -24,6 +24,8 @@ from slipstream_ipc.messages import MAX_TEMPLATE_CHARS, ChatMessage, ModelCard, 
 
 MAX_TOOLS = 1024
 MAX_QUESTION_TOKENS = 2**20  # of a Tokenize or Detokenize; so that its answer fits into a message
+# of a Tokenize that asks for their spelling too: written as JSON these keep a front for 50 ms
+MAX_SPELLED_TOKENS = 2**16
 # of a Tokenize, all it has; nobody else's long prompt is tokenised meanwhile
 MAX_QUESTION_CHARS = 2**22
 

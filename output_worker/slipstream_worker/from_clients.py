@@ -74,6 +74,7 @@ class FromClients:
         lives = self._lives
         match body:
             case Hello():
+                self._questions.withdraw(session.identity)  # it says again what it wants to know
                 lives.readers.greet(session)
                 self._front.welcome(session, card)
             case Submit():
@@ -103,6 +104,7 @@ class FromClients:
             case Cancel():
                 self._questions.cancel(session.identity, body)
             case Goodbye():
+                self._questions.withdraw(session.identity)
                 self._front.close(session)
                 lives.dismiss(session.identity)
             case Ping():
@@ -124,6 +126,10 @@ class FromClients:
                 logger.exception("a stream failed")
                 why = f"{type(error).__name__} while the request was taken in"
                 self._lives.fail(stream, why)
+
+    def beat(self) -> None:
+        """Look for clients that stay away. To be called now and then."""
+        self._questions.beat()
 
     def _submit(self, session: Session[Receipt], submit: Submit, card: ModelCard) -> None:
         lives = self._lives

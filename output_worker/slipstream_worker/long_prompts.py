@@ -1,7 +1,7 @@
-"""Long prompts beside the short ones: which are long, whose turn it is, the thread they run on.
+"""Long prompts beside the short ones: which are long, which too long, the thread they run on.
 
-Owns: the order of long prompts, and the thread in the prompt process that tokenises them. Does not
-know: sockets, streams, tokenizers.
+Owns: the thread in the prompt process that tokenises them. Does not know: sockets, streams,
+tokenizers, whose turn it is (`shorter_first`).
 
 A text of 8 MiB took the demo model's tokenizer 67 s on a busy machine, in which no other prompt was
 tokenised. The tokenizers library gives the interpreter's lock up while it works: beside that text a
@@ -9,15 +9,12 @@ prompt of five words took 0.5 ms at the 99th percentile, and 44 ms at most.
 
 Rules:
 - The prompt process has one long prompt at a time, on a thread of its own, and short ones beside.
-- Of long ones that wait the shorter goes first, but none waits for ever: one is overtaken only
-  until FAIRNESS times its own length has been tokenised since it came.
 - What cannot fit into the model is refused after a part of it was tokenised (`is_too_long`), so
   that none costs much more than the longest that fits.
 """
 
 from __future__ import annotations
 
-import heapq
 import logging
 import os
 import threading
@@ -31,7 +28,6 @@ from slipstream_worker.registration import num_prompt_chars
 logger = logging.getLogger(__name__)
 
 LONG_CHARS = 2**14
-FAIRNESS = 8
 SLICE_CHARS = 2**16  # of a text that may be too long, tokenised at a time
 
 
@@ -44,39 +40,6 @@ def size_of(request: Render) -> int:
 def is_long(request: Render) -> bool:
     """Whether others shall not wait for it."""
     return size_of(request) > LONG_CHARS
-
-
-class LongPrompts:
-    """Whose turn it is, by key. Pure."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int]] = []  # when it is due, in characters served; key
-        self._sizes: dict[int, int] = {}  # of those that wait or have their turn
-        self._num_served = 0  # characters
-        self.current: int | None = None  # who has its turn
-
-    def add(self, key: int, size: int) -> None:
-        """It waits."""
-        self._sizes[key] = size
-        heapq.heappush(self._heap, (self._num_served + FAIRNESS * size, key))
-
-    def discard(self, key: int) -> None:
-        """It is answered, or will not be any more; or it was none."""
-        size = self._sizes.pop(key, 0)
-        if key == self.current:
-            self.current = None
-            self._num_served += size
-
-    def next(self) -> int | None:
-        """Who has its turn now and had not before; None: nobody, or it is somebody's still."""
-        if self.current is not None:
-            return None
-        while self._heap:
-            _, key = heapq.heappop(self._heap)
-            if key in self._sizes:
-                self.current = key
-                return key
-        return None
 
 
 def is_too_long(text: str, max_tokens: int, count: Callable[[str], int]) -> bool:

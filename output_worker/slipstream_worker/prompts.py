@@ -25,7 +25,8 @@ import zmq
 
 from slipstream_ipc.child import PARENT_PID_VARIABLE, STATUS_FD_VARIABLE
 from slipstream_ipc.messages import Fault, FromPromptProcess, PromptReady, Render, Rendered
-from slipstream_worker.long_prompts import LongPrompts, is_long, size_of
+from slipstream_worker.long_prompts import is_long, size_of
+from slipstream_worker.shorter_first import ShorterFirst
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Prompts:
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoder = msgspec.msgpack.Decoder[FromPromptProcess](FromPromptProcess)
         self._waiting: dict[int, Render] = {}  # oldest first; of short ones the first is rendered
-        self._long = LongPrompts()  # those of them that are long
+        self._long = ShorterFirst()  # those of them that are long, one at a time
         self._strikes: dict[int, int] = {}
         self._next_key = 0
         self._is_ready = False

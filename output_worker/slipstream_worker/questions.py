@@ -1,19 +1,19 @@
 """What clients ask beside streams: the ids of a text, the text of ids, the end of streams.
 
-Owns: questions on their way through the prompt process, and how many there may be. Does not know:
-streams' lives beyond their stage, tokenizers.
+Owns: questions on their way through the prompt process, and how large they may be. Does not know:
+streams' lives beyond their stage, tokenizers, whose turn it is (`question_lane`).
 
 Rules:
-- A question leaves nothing behind: its asker says it again after an attach, and where the asker is
-  gone its answer is dropped.
-- Prompts of streams and questions share one prompt process, first come, first served. So it is
-  asked few questions at a time, or one large one: no prompt waits for more than those. The others
-  wait here, up to a bound, beyond which they are turned away.
+- A question leaves nothing behind: its asker says it again after an attach. Where the asker's
+  session has ended it is withdrawn; where it is being worked on already its answer is dropped.
+- Prompts of streams and questions share one prompt process, which works on the short ones in their
+  order and on long ones beside (`long_prompts`). So it is asked few short questions at a time, and
+  one long one: no prompt waits for more than those. The others wait here, short and long ones
+  apart, up to a bound, beyond which they are turned away.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from slipstream_ipc.errors import BadRequest
@@ -31,19 +31,22 @@ from slipstream_ipc.messages import (
     Tokenized,
     WorkerToClient,
 )
-from slipstream_ipc.template import MAX_QUESTION_CHARS, check_token_ids
+from slipstream_ipc.template import (
+    MAX_QUESTION_CHARS,
+    MAX_QUESTION_TOKENS,
+    MAX_SPELLED_TOKENS,
+    check_token_ids,
+)
 from slipstream_worker.lives import Lives
+from slipstream_worker.long_prompts import is_long, size_of
 from slipstream_worker.prompts import PromptSource
+from slipstream_worker.question_lane import Question, QuestionLane
 from slipstream_worker.registration import num_prompt_chars
 from slipstream_worker.streams import Stage
 
-MAX_ASKED_CHARS = 2**16  # of questions that the prompt process has, where it has several
-MAX_WAITING = 1024  # questions that wait for their answer; more are turned away
-MAX_WAITING_CHARS = 2**26  # of them together; a token id counts as four
+MAX_ASKED_CHARS = 2**16  # of short questions that the prompt process has, about
 MAX_UNREAD = 1024  # states that a client leaves unread; beyond, its questions get no answers
 MAX_UNREAD_BYTES = 2**25  # of answers among them
-
-_Asker = tuple[bytes, int, bool, int]  # client, its number, whether for text, characters
 
 
 class Questions:
@@ -52,10 +55,9 @@ class Questions:
     def __init__(self, lives: Lives, prompts: PromptSource) -> None:
         self._lives = lives
         self._prompts = prompts
-        self._asked: dict[int, _Asker] = {}  # the prompt process, by its key
-        self._asked_chars = 0
-        self._queue: deque[tuple[_Asker, Render]] = deque()  # it will be asked
-        self._queue_chars = 0
+        self._asked: dict[int, Question] = {}  # the prompt process, by its key
+        # by whether they are long
+        self._lanes = {False: QuestionLane(MAX_ASKED_CHARS), True: QuestionLane(1)}
 
     def tokenize(self, client: bytes, asked: Tokenize) -> None:
         """Have it answered."""
@@ -77,8 +79,9 @@ class Questions:
             add_special_tokens=asked.add_special_tokens,
             with_strings=asked.with_strings,
             is_question=True,
+            max_tokens=MAX_SPELLED_TOKENS if asked.with_strings else MAX_QUESTION_TOKENS,
         )
-        self._ask(client, asked.number, render, num_chars, is_for_text=False)
+        self._ask(client, asked.number, render)
 
     def detokenize(self, client: bytes, asked: Detokenize, card: ModelCard) -> None:
         """Have it answered."""
@@ -93,7 +96,7 @@ class Questions:
             token_ids=asked.token_ids,
             skip_special_tokens=asked.skip_special_tokens,
         )
-        self._ask(client, asked.number, render, len(asked.token_ids), is_for_text=True)
+        self._ask(client, asked.number, render)
 
     def cancel(self, client: bytes, asked: Cancel) -> None:
         """End the streams, and say what became of each."""
@@ -102,62 +105,65 @@ class Questions:
 
     def answered(self, answer: Rendered) -> bool:
         """The prompt process is done with something; whether it was a question."""
-        asker = self._asked.pop(answer.key, None)
-        if asker is None:
+        question = self._asked.pop(answer.key, None)
+        if question is None:
             return False
-        client, number, is_for_text, num_chars = asker
-        self._asked_chars -= num_chars
-        self._answer(client, number, answer, is_for_text=is_for_text)
-        self._ask_more()
+        self._answer(question, answer)
+        lane = self._lanes[is_long(question.render)]
+        lane.done(question)
+        self._ask_more(lane)
         return True
 
-    def _ask(
-        self, client: bytes, number: int, render: Render, num_chars: int, *, is_for_text: bool
-    ) -> None:
-        num_waiting = len(self._asked) + len(self._queue)
-        num_chars_waiting = self._asked_chars + self._queue_chars
-        if num_waiting >= MAX_WAITING or (
-            num_waiting and num_chars_waiting + num_chars > MAX_WAITING_CHARS
-        ):
-            why = f"{num_waiting} questions wait for the tokenizer already"
-            answer = Rendered(0, fault=Fault("overloaded", why))
-            self._answer(client, number, answer, is_for_text=is_for_text)
-            return
-        self._queue.append(((client, number, is_for_text, num_chars), render))
-        self._queue_chars += num_chars
-        self._ask_more()
+    def withdraw(self, client: bytes) -> None:
+        """A client's session is over."""
+        for lane in self._lanes.values():
+            lane.withdraw(client)
+        for key in [key for key, asked in self._asked.items() if asked.client == client]:
+            if self._prompts.withdraw(key):
+                question = self._asked.pop(key)
+                self._lanes[is_long(question.render)].done(question)
+        for lane in self._lanes.values():
+            self._ask_more(lane)
 
-    def _ask_more(self) -> None:
+    def beat(self) -> None:
+        """Withdraw what nobody waits for any more, as its asker stays away."""
+        for lane in self._lanes.values():
+            for client in lane.clients:
+                if not self._is_here(client):
+                    self.withdraw(client)
+
+    def _ask(self, client: bytes, number: int, render: Render) -> None:
+        question = Question(client, number, render, size_of(render))
+        lane = self._lanes[is_long(render)]
+        why = lane.why_full(question)
+        if why:
+            self._answer(question, Rendered(0, fault=Fault("overloaded", why)))
+            return
+        lane.add(question)
+        self._ask_more(lane)
+
+    def _ask_more(self, lane: QuestionLane) -> None:
         """Let the prompt process have what it may have of those that wait."""
-        while self._queue:
-            asker, render = self._queue[0]
-            client, _, _, num_chars = asker
-            if self._asked and self._asked_chars + num_chars > MAX_ASKED_CHARS:
-                return
-            self._queue.popleft()
-            self._queue_chars -= num_chars
-            if self._is_here(client):
-                self._asked[self._prompts.ask(render)] = asker
-                self._asked_chars += num_chars
+        while (question := lane.next()) is not None:
+            self._asked[self._prompts.ask(question.render)] = question
 
     def _is_here(self, client: bytes) -> bool:
         try:
-            self._lives.readers.port(client)
+            return self._lives.readers.port(client).session.is_open
         except KeyError:
             return False
-        return True
 
-    def _answer(self, client: bytes, number: int, answer: Rendered, *, is_for_text: bool) -> None:
-        if not self._is_here(client):
+    def _answer(self, question: Question, answer: Rendered) -> None:
+        if not self._is_here(question.client):
             return  # it has gone
-        port = self._lives.readers.port(client)
+        port = self._lives.readers.port(question.client)
         if _leaves_much_unread(port.unsent):
             why = "answers to questions before this one have not been read"
             answer = Rendered(0, fault=Fault("overloaded", why))
-        if is_for_text:
-            port.state(Detokenized(number, answer.text, answer.fault))
+        if question.render.token_ids is not None:
+            port.state(Detokenized(question.number, answer.text, answer.fault))
         else:
-            port.state(Tokenized(number, answer.token_ids, answer.strings, answer.fault))
+            port.state(Tokenized(question.number, answer.token_ids, answer.strings, answer.fault))
 
     def _cancelled(self, stream_id: bytes) -> CancelledState:
         stream = self._lives.streams.get(stream_id)

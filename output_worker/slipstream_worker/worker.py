@@ -138,6 +138,7 @@ class Worker:
         for answer in self._prompts.beat():
             if self.card is not None:
                 self._from_clients.rendered(answer, self.card)
+        self._from_clients.beat()
         self.lives.keeping.now = now
         self.lives.beat()
 

@@ -65,6 +65,7 @@ def test_numbers_are_those_of_the_code() -> None:
         (params.MAX_LOGPROB_BYTES // 2**20, "may take {} MiB, and"),
         (params.MAX_HELD_LOGPROB_BYTES // 2**20, "those of the outputs {} MiB"),
         (template.MAX_QUESTION_TOKENS, "A question may be about {} tokens"),
+        (template.MAX_SPELLED_TOKENS, "or {} with their spelling"),
         (template.MAX_QUESTION_CHARS, "a Tokenize have {} characters"),
     ):
         assert of.format(f"{number:,}") in page, of

@@ -17,14 +17,13 @@ from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import ChatMessage, PromptReady, Render, Rendered
 from slipstream_worker import long_prompts
 from slipstream_worker.long_prompts import (
-    FAIRNESS,
     LONG_CHARS,
     LongLane,
-    LongPrompts,
     is_long,
     is_too_long,
 )
 from slipstream_worker.prompts import Prompts
+from slipstream_worker.shorter_first import FAIRNESS, ShorterFirst
 
 PATIENCE_MS = 60_000
 
@@ -39,7 +38,7 @@ def test_what_is_long() -> None:
 
 
 def test_the_shorter_goes_first_one_at_a_time() -> None:
-    line = LongPrompts()
+    line = ShorterFirst()
     for key, size in ((1, 900), (2, 100), (3, 500), (4, 100)):
         line.add(key, size)
     order = []
@@ -51,7 +50,7 @@ def test_the_shorter_goes_first_one_at_a_time() -> None:
 
 
 def test_who_is_gone_gets_no_turn() -> None:
-    line = LongPrompts()
+    line = ShorterFirst()
     line.add(1, 10)
     line.add(2, 20)
     line.discard(1)
@@ -64,7 +63,7 @@ def test_who_is_gone_gets_no_turn() -> None:
 @given(st.integers(1, 1000), st.lists(st.integers(1, 1000), max_size=200))
 def test_nobody_is_overtaken_for_ever(size: int, others: list[int]) -> None:
     """One of the others comes whenever one is done, so that there is always another one."""
-    line = LongPrompts()
+    line = ShorterFirst()
     line.add(0, size)
     served = 0
     for key, other in enumerate(others, 1):

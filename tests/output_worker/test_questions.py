@@ -21,18 +21,23 @@ from slipstream_ipc.messages import (
     Tokenize,
     Tokenized,
 )
-from slipstream_ipc.template import MAX_QUESTION_CHARS
+from slipstream_ipc.template import MAX_QUESTION_CHARS, MAX_QUESTION_TOKENS, MAX_SPELLED_TOKENS
+from slipstream_worker import question_lane as lane
 from slipstream_worker import questions as module
+from slipstream_worker.long_prompts import LONG_CHARS, size_of
 from slipstream_worker.questions import Questions
 from slipstream_worker.streams import Stage
 
 MODEL = ModelCard("m", "/nowhere", vocab_size=1000, max_model_len=99, eos_token_ids=())
 ME = b"me"
+LONG = "x" * (LONG_CHARS + 1)
 
 
 class Port:
     def __init__(self) -> None:
         self.said: list[Any] = []
+        self.session = self
+        self.is_open = True
 
     def state(self, body: Any) -> None:
         self.said.append(body)
@@ -70,10 +75,22 @@ class Lives:
 class Prompts:
     def __init__(self) -> None:
         self.asked: list[Render] = []
+        self.withdrawn: list[int] = []
+        self.has_begun = False
 
     def ask(self, request: Render) -> int:
         self.asked.append(request)
         return len(self.asked)
+
+    def withdraw(self, key: int) -> bool:
+        if self.has_begun:
+            return False
+        self.withdrawn.append(key)
+        return True
+
+    @property
+    def texts(self) -> list[str | None]:
+        return [render.text for render in self.asked]
 
 
 @pytest.fixture
@@ -133,39 +150,93 @@ def test_wrong_ids_are_refused_before_anybody_is_asked(questions, lives, prompts
     assert not prompts.asked
 
 
-@pytest.mark.parametrize(("name", "bound"), [("MAX_WAITING", 2), ("MAX_WAITING_CHARS", 10)])
-def test_too_many_are_turned_away(questions, lives, prompts, monkeypatch, name, bound):
-    monkeypatch.setattr(module, name, bound)
-    questions.tokenize(ME, Tokenize(1, "12345"))
-    questions.tokenize(ME, Tokenize(2, "12345"))
-    questions.tokenize(ME, Tokenize(3, "1"))
+@pytest.mark.parametrize(
+    ("name", "is_long"),
+    [("MAX_WAITING", False), ("MAX_WAITING", True), ("MAX_WAITING_CHARS", True)],
+)
+def test_who_asks_too_much_is_turned_away(questions, lives, prompts, monkeypatch, name, is_long):
+    text, other = (LONG, "short") if is_long else ("short", LONG)
+    monkeypatch.setattr(lane, name, 8 * (1 if name == "MAX_WAITING" else len(text)))
+    lives.ports[b"other"] = Port()
+    for number in range(5):
+        questions.tokenize(ME, Tokenize(number, text))
     (answer,) = lives.ports[ME].said
-    assert (answer.number, answer.fault.code) == (3, "overloaded")
+    assert (answer.number, answer.fault.code) == (4, "overloaded")
+    for number in range(3):
+        questions.tokenize(b"other", Tokenize(number, text))
+    (answer,) = lives.ports[b"other"].said
+    assert (answer.number, answer.fault.code) == (2, "overloaded"), "half of what was left"
     assert questions.answered(Rendered(1))
-    questions.tokenize(ME, Tokenize(4, "1"))
-    assert len(prompts.asked) == 3
+    questions.tokenize(b"other", Tokenize(3, text))
+    assert len(lives.ports[b"other"].said) == 1
+    questions.tokenize(ME, Tokenize(5, other))
+    assert other in prompts.texts
 
 
-def test_prompts_of_streams_wait_for_few_characters_of_questions(
-    questions, lives, prompts, monkeypatch
-):
+def test_prompts_of_streams_wait_for_few_characters_of_questions(questions, prompts):
     """What the prompt process has not been asked yet does not lie before them."""
-    monkeypatch.setattr(module, "MAX_ASKED_CHARS", 10)
-    lives.ports[b"gone"] = Port()
-    for number, (asker, text) in enumerate(
-        [(ME, "12345"), (ME, "1234"), (ME, "12345678901"), (b"gone", "1"), (ME, "2")]
-    ):
-        questions.tokenize(asker, Tokenize(number, text))
-    assert [render.text for render in prompts.asked] == ["12345", "1234"]
+    text = "x" * LONG_CHARS
+    for number in range(9):
+        questions.tokenize(ME, Tokenize(number, text))
+    assert len(prompts.asked) == module.MAX_ASKED_CHARS // LONG_CHARS == 4
+    for key in range(1, 6):
+        assert questions.answered(Rendered(key))
+        assert len(prompts.asked) == 4 + key
+
+
+def test_short_questions_pass_long_ones_of_which_one_is_asked(questions, lives, prompts):
+    for number in range(15):
+        questions.tokenize(ME, Tokenize(number, "x" * MAX_QUESTION_CHARS))
+    questions.tokenize(ME, Tokenize(16, LONG))
+    questions.tokenize(ME, Tokenize(17, "hello"))
+    questions.detokenize(ME, Detokenize(18, pack_u32([5])), MODEL)
+    assert not lives.ports[ME].said
+    assert [size_of(render) for render in prompts.asked] == [MAX_QUESTION_CHARS, 5, 1]
     assert questions.answered(Rendered(1))
-    assert len(prompts.asked) == 2
-    assert questions.answered(Rendered(2))
-    assert [render.text for render in prompts.asked[2:]] == ["12345678901"]
-    del lives.ports[b"gone"]
+    assert prompts.texts[3:] == [LONG], "of the long ones the shorter goes first"
+
+
+def test_clients_take_turns(questions, lives, prompts):
+    lives.ports |= {b"b": Port(), b"c": Port()}
+    for client in (ME, b"b", b"c"):
+        for number in range(3):
+            questions.tokenize(client, Tokenize(number, f"{client.decode()}{number} {LONG}"))
+    for key in range(1, 10):
+        assert questions.answered(Rendered(key))
+    turns = [text.split()[0] for text in prompts.texts if text is not None]
+    assert turns == ["me0", "me1", "b0", "c0", "me2", "b1", "c1", "b2", "c2"]
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_who_leaves_asks_no_more(questions, lives, prompts, has_begun):
+    lives.ports[b"other"] = Port()
+    prompts.has_begun = has_begun
+    for number in range(3):
+        questions.tokenize(ME, Tokenize(number, LONG))
+    questions.tokenize(ME, Tokenize(3, "hello"))
+    questions.tokenize(b"other", Tokenize(0, LONG + "y"))
+    assert prompts.texts == [LONG, "hello"]
+    questions.beat()
+    assert not prompts.withdrawn
+    lives.ports[ME].is_open = False
+    questions.beat()
+    if has_begun:
+        assert len(prompts.asked) == 2
+        assert questions.answered(Rendered(1))
+        assert questions.answered(Rendered(2))
+    else:
+        assert prompts.withdrawn == [1, 2]
+    assert prompts.texts[2:] == [LONG + "y"]
     assert questions.answered(Rendered(3))
-    assert [render.text for render in prompts.asked[3:]] == ["2"]
-    assert questions.answered(Rendered(4))
-    assert [answer.number for answer in lives.ports[ME].said] == [0, 1, 2, 4]
+    assert not lives.ports[ME].said
+    assert [answer.number for answer in lives.ports[b"other"].said] == [0]
+
+
+def test_how_many_tokens_there_may_be(questions, prompts):
+    questions.tokenize(ME, Tokenize(1, "x"))
+    questions.tokenize(ME, Tokenize(2, "x", with_strings=True))
+    limits = [render.max_tokens for render in prompts.asked]
+    assert limits == [MAX_QUESTION_TOKENS, MAX_SPELLED_TOKENS]
 
 
 def test_a_text_that_is_too_long_is_not_tokenised(questions, lives, prompts):
@@ -175,12 +246,6 @@ def test_a_text_that_is_too_long_is_not_tokenised(questions, lives, prompts):
     faults = [(answer.number, answer.fault.field) for answer in lives.ports[ME].said]
     assert faults == [(1, "prompt"), (2, "prompt")]
     assert not prompts.asked
-
-
-def test_a_single_large_one_is_taken(questions, prompts, monkeypatch):
-    monkeypatch.setattr(module, "MAX_WAITING_CHARS", 3)
-    questions.tokenize(ME, Tokenize(1, "12345"))
-    assert len(prompts.asked) == 1
 
 
 def test_streams_are_ended_whoever_reads_them(questions, lives):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from transformers import AutoTokenizer
 
 from slipstream_ipc.columns import pack_u32, u32
@@ -139,13 +140,14 @@ def test_special_tokens_are_put_around_a_text_or_not():
 
 
 def test_what_is_too_much_to_be_answered_is_refused(tokenizer, monkeypatch):
-    monkeypatch.setattr(prompt_process, "MAX_QUESTION_TOKENS", 3)
     monkeypatch.setattr(prompt_process, "MAX_ANSWER_BYTES", 8)
-    field, _ = fault_of(tokenizer, Render(1, "a b c d e f g", is_question=True))
-    assert field == "prompt"
-    assert (
-        render(tokenizer, Render(1, "a b c d e f g")).fault is None
-    )  # a stream's has other bounds
+    num_tokens = len(u32(asked(tokenizer, "a b c d e f g").token_ids))
+    assert asked(tokenizer, "a b c d e f g", max_tokens=num_tokens).fault is None
+    few = Render(1, "a b c d e f g", is_question=True, max_tokens=num_tokens - 1)
+    assert fault_of(tokenizer, few)[0] == "prompt"
+    assert fault_of(tokenizer, replace(few, with_strings=True))[0] == "with_strings"
+    # a stream's is refused by whoever knows how much its answer is to have
+    assert render(tokenizer, replace(few, is_question=False)).fault is None
     ids = tokenizer("some long words here")["input_ids"]
     field, _ = fault_of(tokenizer, Render(1, token_ids=pack_u32(ids)))
     assert field == "token_ids"

@@ -7,7 +7,7 @@ from msgspec import Raw, structs
 from tests.patience import PATIENCE_S
 
 from slipstream_ipc.codec import encode_params
-from slipstream_ipc.messages import Frame, SamplingParams, Submit
+from slipstream_ipc.messages import Frame, SamplingParams, Submit, Tokenize
 from slipstream_worker.detokenizer import Detokenizer, DetokenizerFactory
 
 PROMPTS = [f"The {n}. question is: what does a generator yield?" for n in range(8)]
@@ -411,3 +411,19 @@ def test_one_prompt_of_several_streams_is_tokenised_once(make_stack, expected) -
     again = client.submit(PROMPTS[0], stream_id=streams[1].stream_id, max_tokens=5)
     stack.until(lambda: again.is_over)
     assert again.text == plain.text, "the same submission still, though its text was let go"
+
+
+def test_questions_of_who_leaves_or_attaches_anew_are_withdrawn(make_stack) -> None:
+    stack = make_stack(client_timeout_s=1.0)
+    leaver, other, lost = stack.client(), stack.client(), stack.client()
+    stack.prompts.is_held = True
+    for client in (leaver, other, lost):
+        client.send(Tokenize(1, "a question"))
+    stack.until(lambda: len(stack.prompts.asked) == 3)
+    leaver.goodbye()
+    stack.until(lambda: len(stack.prompts.asked) == 2)
+    other.hop.attach(stack.now())
+    stack.until(lambda: len(stack.prompts.asked) == 1)
+    assert other.hop.is_attached
+    lost.is_reading = False
+    stack.until(lambda: not stack.prompts.asked)

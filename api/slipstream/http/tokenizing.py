@@ -49,7 +49,9 @@ def tokenize(io: LoopIO, request: Request, exchange: Exchange) -> None:
         strings = list(found.strings) if body.return_token_strs else None
         return json_response(200, Tokens(len(ids), model.max_model_len, ids, strings))
 
-    names = {"prompt": "messages"} if body.messages is not None else {}
+    names = {"with_strings": "return_token_strs"}
+    if body.messages is not None:
+        names["prompt"] = "messages"
     respond_when_done(io.ask(asked), exchange, response_of, names)
 
 

@@ -24,7 +24,8 @@ class Render(Struct, array_like=True, frozen=True):
     is_question: bool = False  # its answer goes to a client as it is, and is bounded for that
     token_ids: bytes | None = None
     skip_special_tokens: bool = False
-    max_tokens: int = 0  # more cannot be run: it need not be tokenised to its end; 0: any
+    # more cannot be run, or told: what has them need not be tokenised to its end; 0: any number
+    max_tokens: int = 0
 
 
 class Rendered(Struct, array_like=True, frozen=True, tag=0):

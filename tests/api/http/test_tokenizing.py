@@ -44,7 +44,7 @@ from slipstream_ipc.messages import (
     Tokenize,
     Tokenized,
 )
-from slipstream_ipc.template import MAX_QUESTION_CHARS, MAX_QUESTION_TOKENS
+from slipstream_ipc.template import MAX_QUESTION_CHARS, MAX_QUESTION_TOKENS, MAX_SPELLED_TOKENS
 
 TEMPLATE = """
 {%- if tools %}T:{% for tool in tools %}{{ tool.function.name }} {% endfor %}{% endif %}
@@ -263,6 +263,15 @@ def test_tokens_are_the_tokenizers_own(connection, tokenizer):
         assert found["token_strs"] == tokenizer.convert_ids_to_tokens(ids)
         assert ask(connection, "/detokenize", tokens=ids) == {"prompt": tokenizer.decode(ids)}
     assert found["max_model_len"] == 4096
+
+
+def test_spellings_are_told_of_so_many_tokens_and_more_are_refused(connection):
+    text = "日本" * (MAX_SPELLED_TOKENS // 2)  # three tokens to a character
+    connection.post("/tokenize", {"prompt": text, "return_token_strs": True})
+    answer = connection.read()
+    assert (answer.status, answer.error["param"]) == (400, "return_token_strs")
+    assert f"at most {MAX_SPELLED_TOKENS} tokens" in answer.error["message"]
+    assert ask(connection, "/tokenize", prompt=text)["count"] > MAX_SPELLED_TOKENS
 
 
 def test_a_body_of_too_many_values_is_read_by_nobody(connection):
