@@ -238,6 +238,23 @@ def test_chunks_and_gathered_ids_give_the_expected_text(mode: str, chunk: int) -
     assert sample(runner, again) == got[-1]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_chunk_reads_what_another_one_of_its_step_writes(mode: str) -> None:
+    """Whatever lay there before: values go round at 2**64."""
+    runner = load(f"step_ms=0,prefill_us=0,vocab_size=50,mode={mode}")
+    for first in range(20):
+        prompt = [first, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+        front, rest = plan_of(prompt[:8]), plan_of(prompt[8:], start=8)
+        both = {
+            name: np.concatenate([getattr(front, name), getattr(rest, name)])
+            for name in StepPlan.__dataclass_fields__
+            if isinstance(getattr(front, name), np.ndarray)
+        }
+        runner.launch(replace(front, **both | {"slots": np.array([0, 1])}))
+        expected = runner.text.expected_tokens(prompt, 1, seed=7)
+        assert runner.collect().token_ids[1:].tolist() == expected
+
+
 def expected(mode: str, prompt: list[int], seed: int = 0) -> list[int]:
     text = SimulatedText(parse_simulated(f"simulated:vocab_size=5000,mode={mode}"))
     return text.expected_tokens(prompt, 12, seed=seed)

@@ -168,7 +168,8 @@ class SimulatedRunner:
         places = plan.block_tables[rows, numbers].astype(np.int64) * size + offsets
         follows = np.isin(places, plan.kv_slots[plan.num_decodes :])
         for row, place in zip(rows[follows].tolist(), places[follows].tolist(), strict=True):
-            difference = self._cache[place] - was_read[row]
+            # modulo 2**64, of which numpy warns where it is not asked for arrays
+            difference = self._cache[[place]] - was_read[[row]]
             self._cache[plan.kv_slots[starts[row] : ends[row]]] += difference
 
     def _sample(self, plan: StepPlan, masks: Int32s | None) -> StepResult:
