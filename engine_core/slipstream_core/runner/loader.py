@@ -324,9 +324,7 @@ def _no_room(name: str, error: torch.OutOfMemoryError) -> ModelLoadError:
     return ModelLoadError(name, f"its weights do not fit into the card's memory ({brief(error)})")
 
 
-def _eos_token_ids(
-    name: str, module: PreTrainedModel, text: PreTrainedConfig
-) -> tuple[int, ...]:
+def _eos_token_ids(name: str, module: PreTrainedModel, text: PreTrainedConfig) -> tuple[int, ...]:
     """Of the generation settings, else of the configuration; a model may have several.
 
     Those that it has no logits for are left out: they never come, and cannot be masked.
