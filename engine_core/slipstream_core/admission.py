@@ -48,8 +48,11 @@ class Admission:
         prompt = u32(admit.prompt_ids, "prompt_ids")
         outputs = u32(admit.output_ids, "output_ids")
         total = len(prompt) + admit.max_tokens
-        for field, ids in (("prompt_token_ids", prompt), ("output_ids", outputs)):
-            largest = int(ids.max(initial=0))
+        for field, largest in (
+            ("prompt_token_ids", int(prompt.max(initial=0))),
+            ("output_ids", int(outputs.max(initial=0))),
+            ("stop_token_ids", max(admit.stop_token_ids, default=0)),
+        ):
             if largest >= self.card.vocab_size:
                 why = f"token id {largest}, allowed: [0, {self.card.vocab_size})"
                 return Fault("bad_request", why, field)

@@ -48,6 +48,7 @@ class BlockPool:
         self._queue_stamps = np.zeros(2 * num_blocks, np.int64)
         self._head = self._tail = 0
         self._num_queued = 0  # entries alive
+        self._num_taken = 0  # that were alive, and then were not
         self._num_owed = 0  # blocks in use that were not handed out yet
         self._stamps = np.full(num_blocks, _NOT_QUEUED, np.int64)
         self._next_stamp = _NOT_QUEUED + 1
@@ -67,6 +68,11 @@ class BlockPool:
     def num_kept_free(self) -> int:
         """Those of the free blocks whose content is kept."""
         return self._num_queued
+
+    @property
+    def num_kept_taken(self) -> int:
+        """How often a kept block that was free ceased to be that: shared, handed out, forgotten."""
+        return self._num_taken
 
     def refs(self, ids: Int32s) -> Int32s:
         """How many hold each of `ids`, [n]."""
@@ -112,8 +118,7 @@ class BlockPool:
         """One more holder for each of the kept blocks `ids`, [n], all different."""
         assert not self._num_owed
         assert self._kept[ids].all(), f"not kept: {ids[~self._kept[ids]]}"
-        self._num_queued -= int((self._stamps[ids] != _NOT_QUEUED).sum())
-        self._stamps[ids] = _NOT_QUEUED
+        self._unqueue(ids[self._stamps[ids] != _NOT_QUEUED])
         self._refs[ids] += 1
 
     def release(self, ids: Int32s) -> None:
@@ -142,8 +147,7 @@ class BlockPool:
         assert not self._num_owed
         self._kept[ids] = False
         free = ids[self._stamps[ids] != _NOT_QUEUED]
-        self._stamps[free] = _NOT_QUEUED
-        self._num_queued -= len(free)
+        self._unqueue(free)
         self._push(free)
 
     def forget_all(self) -> None:
@@ -186,9 +190,14 @@ class BlockPool:
             missing -= len(at)
             self._head = end if missing else self._head + int(at[-1]) + 1
         ids = np.concatenate(found)
-        self._stamps[ids] = _NOT_QUEUED
-        self._num_queued -= n
+        self._unqueue(ids)
         return ids
+
+    def _unqueue(self, ids: Int32s) -> None:
+        """The entries of these blocks are alive no more."""
+        self._stamps[ids] = _NOT_QUEUED
+        self._num_queued -= len(ids)
+        self._num_taken += len(ids)
 
     def _alive(self, start: int, stop: int) -> Bools:
         """Which of these entries of the queue are still meant, [stop - start]."""

@@ -85,14 +85,15 @@ class PrefixCache:
             digest = next_digest(digest, data[start : start + self._block_bytes])
             chain.append(digest)
 
-    def lookup(self, row: int, max_blocks: int) -> Int32s:
+    def lookup(self, row: int, max_blocks: int, *, start: int = 0) -> Int32s:
         """The blocks that hold the request's first tokens, as many as there are, [n].
 
-        They are to be shared before anything is allocated. At most `max_blocks`.
+        They are to be shared before anything is allocated. At most `max_blocks`, less the first
+        `start`, which are left out.
         """
         blocks: list[int] = []
         block_of, name_of, pool = self._block_of, self._name_of, self._pool
-        for digest in self._chains[row][1 : max_blocks + 1]:
+        for digest in self._chains[row][1 + start : 1 + max_blocks]:
             block = block_of.get(digest)
             if block is None or name_of[block] != digest or not pool.is_kept(block):
                 break

@@ -11,9 +11,13 @@ Rules:
   is registered when the request gives its blocks back, as far as completed steps have computed it.
   So a decode step costs nothing more than without the cache.
 - What a step that failed was to write is forgotten: `forget`.
+- Who found no room is looked up again only when it might find some (`_Lack`): looking up a long
+  prompt takes milliseconds, and who is next is asked after before every step.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +32,21 @@ Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 _NO_BLOCKS: Int32s = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lack:
+    """That a waiting request found no room, and what it would have needed.
+
+    It takes fewer free blocks now only where more of its own are there, or where blocks that were
+    free when they were found are held by others since: no more of them than kept blocks were taken.
+    """
+
+    request: tuple[int, int, int, bool]  # row, generation, known, whether the cache is asked
+    num_shared: int
+    max_shared: int
+    num_wanted: int  # free blocks, with those of the shared that nobody held
+    num_kept_taken: int  # of the pool, then
 
 
 class RequestBlocks:
@@ -52,6 +71,7 @@ class RequestBlocks:
         self._cache: PrefixCache | None = None
         if enable_prefix_caching:
             self._cache = PrefixCache(self._pool, block_size, model_salt)
+        self._lack: _Lack | None = None  # of who found no room last
         self._uses: list[BlockUse] = []  # of the step that is being planned
         # by slot: blocks that were shared, or registered when they were planned
         self._num_registered = np.zeros(len(slots.row), np.int64)
@@ -94,11 +114,19 @@ class RequestBlocks:
         first output. All of its tokens are on the host. `reserved`: free blocks that others get.
         """
         known = int(self._requests.known[row])
-        needed = -(-(known + 1) // self._block_size)
-        shared = self._find(row, known)
-        if needed - len(shared) > self._pool.num_free - reserved - self._num_idle(shared):
+        is_sought = self._cache is not None and bool(self._requests.use_prefix_cache[row])
+        request = (row, int(self._requests.generation[row]), known, is_sought)
+        num_free, last = self._pool.num_free - reserved, self._lack
+        if last is not None and last.request == request and not self._might_fit(last, num_free):
             return None
-        return shared
+        max_shared = (known - 1) // self._block_size if is_sought else 0
+        shared = self._find(row, max_shared)
+        wanted = -(-(known + 1) // self._block_size) - len(shared) + self._num_idle(shared)
+        if wanted <= num_free:
+            return shared
+        taken = self._pool.num_kept_taken
+        self._lack = _Lack(request, len(shared), max_shared, wanted, taken)
+        return None
 
     def admit(self, row: int, shared: Int32s) -> None:
         """Give a waiting request a slot and blocks, the first of them `shared` (see find_room)."""
@@ -195,11 +223,22 @@ class RequestBlocks:
         self._cache.register(row, start, blocks)
         return blocks
 
-    def _find(self, row: int, known: int) -> Int32s:
-        if self._cache is None or not self._requests.use_prefix_cache[row]:
+    def _might_fit(self, lack: _Lack, num_free: int) -> bool:
+        """Whether who lacked that might find room by now, with so many free blocks for it."""
+        if lack.num_wanted <= num_free + self._pool.num_kept_taken - lack.num_kept_taken:
+            return True
+        num, row = lack.num_shared, lack.request[0]
+        if num == lack.max_shared:
+            return False
+        assert self._cache is not None
+        return len(self._cache.lookup(row, num + 1, start=num)) > 0
+
+    def _find(self, row: int, max_shared: int) -> Int32s:
+        if not max_shared:
             return _NO_BLOCKS
-        self._digest(row, known // self._block_size)
-        return self._cache.lookup(row, (known - 1) // self._block_size)
+        assert self._cache is not None
+        self._digest(row, max_shared)
+        return self._cache.lookup(row, max_shared)
 
     def _digest(self, row: int, num_blocks: int) -> None:
         """Have the names of the row's first `num_blocks`, whose tokens are on the host."""

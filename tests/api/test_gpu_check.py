@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 import torch
 from tests.patience import PATIENCE_S
 
-from slipstream.bench.gpu_check import attention, exactness, floor, sampling
+from slipstream.bench.gpu_check import attention, decode, exactness, floor, sampling
 from slipstream.bench.gpu_check.__main__ import main
 from slipstream.bench.gpu_check.device_use import idle_share
 from slipstream.bench.gpu_check.drive import Ended, Output, decode_intervals_s
@@ -381,6 +382,54 @@ def test_attention_that_is_off_in_one_case_fails(
     assert "raises: ValueError: no such thing" in str(off["raised"])
     assert right["ok"] is True
     assert right["num_checked"] == right["num_cases"] == 4
+
+
+def test_attention_is_judged_as_right_only_where_all_cases_were_looked_at(
+    setting: Setting, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "check_case", lambda *_: 0.0)
+    attention._check(replace(setting, deadline_s=0.0), report, torch.bfloat16)
+    skipped, unjudged = read_rows(report.path)
+    assert skipped["skipped"] == "out of time"
+    assert (unjudged["ok"], unjudged["num_checked"]) == (None, 0)
+    attention._check(setting, report, torch.bfloat16)
+    whole = read_rows(report.path)[-1]
+    assert whole["ok"] is True
+    assert whole["num_checked"] == whole["num_cases"] > 0
+
+
+def test_a_load_that_was_begun_in_time_has_the_grace_to_end(
+    setting: Setting, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+
+    class Client:
+        def run(self, *, within_s: float, **_load: Any) -> dict[str, Any]:
+            limits.append(within_s)
+            return {"tokens_per_s": 1.0, "output_tokens": 4, "tokens_per_delta": 1.0}
+
+    class Runner:
+        info = SimpleNamespace(vocab_size=100)
+        steps = ()
+
+        def watch(self, _num: int) -> None:
+            pass
+
+    class Late(Setting):
+        def has_time(self, *_: object) -> bool:  # when it was asked
+            return True
+
+    late = Late(setting.device, True, setting.folder, 0.0)
+    point = decode._Point("late", 1, 1, 4, 1e-9, None)
+    work = SimpleNamespace(linear_flops=lambda *_: 0, attention_flops=lambda *_: 0)
+    rates = SimpleNamespace(bf16_flops_per_s=1.0)
+    monkeypatch.setattr(decode, "ceilings", lambda _: rates)
+    parts: Any = (late, report, Client(), Runner())
+    assert decode._compute_prompts(*parts, work, [point])
+    decode._measure(*parts, point, SHAPES[0], {})
+    assert [row["ok"] for row in read_rows(report.path)] == [None, True]
+    assert limits == [late.most_s()] * 2
+    assert GRACE_S / 2 < limits[0] < GRACE_S - 3  # when the process ends itself: `section`
 
 
 def test_a_biased_sampler_shows() -> None:

@@ -8,7 +8,6 @@ import torch
 
 from slipstream_core.runner import candidates as module
 from slipstream_core.runner.candidates import Coming, candidates
-from slipstream_core.runner.sampler import Limits
 from slipstream_core.runner.step_buffers import HostCopies
 from slipstream_ipc.wide_logprobs import Candidates
 
@@ -45,13 +44,3 @@ def test_copies_change_nothing(
         order = expected.sort(descending=True)
         assert plain.values[:, 1:] == pytest.approx(order.values[:, :num].numpy(), abs=1e-5)
         assert plain.ids[:, 1:].tolist() == order.indices[:, :num].tolist()
-
-
-def test_the_mass_that_top_k_keeps_is_right_beside_rows_that_keep_more() -> None:
-    """A greedy row's top_k means nothing, and may be wider than what was looked at."""
-    scaled = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
-    limits = Limits(scaled, torch.tensor([7, 39, 0]), torch.tensor([0.5, 0.5, 0.5]), torch.zeros(3))
-    kept = scaled[0].softmax(-1).sort(descending=True).values[:7].sum()
-    masses = limits.masses(7)
-    assert masses[0, 0] == pytest.approx(float(0.5 * kept), rel=1e-5)
-    assert masses[2, 0] == 0.5

@@ -173,6 +173,7 @@ def test_a_wrong_registration_is_refused_by_its_field(make_core, fields, named) 
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
+        ({"stop_token_ids": (2, 997), "params": SamplingParams(min_tokens=5)}, "stop_token_ids"),
         ({"params": SamplingParams(logit_bias={997: 1.0})}, "logit_bias"),
         ({"params": SamplingParams(allowed_token_ids=(3, 997))}, "allowed_token_ids"),
         ({"bad_word_ids": pack_u32([1, 997]), "bad_word_counts": pack_u32([2])}, "bad_words"),

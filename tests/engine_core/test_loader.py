@@ -191,6 +191,17 @@ def test_eos_ids_of_the_configuration(copy: Path) -> None:
     assert load_model(str(copy), device="cpu").eos_token_ids == (11, 2)
 
 
+def test_eos_ids_outside_of_the_vocabulary_are_left_out(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (copy / "generation_config.json").unlink()
+    num = json.loads((copy / "config.json").read_text())["vocab_size"]
+    edit(copy, eos_token_id=[2, num, -1, num - 1])
+    with caplog.at_level(python_logging.WARNING):
+        assert load_model(str(copy), device="cpu").eos_token_ids == (2, num - 1)
+    assert f"[2, {num}, -1, {num - 1}]" in caplog.text
+
+
 def test_no_eos_id(copy: Path) -> None:
     (copy / "generation_config.json").unlink()
     edit(copy, eos_token_id=None)

@@ -22,6 +22,7 @@ from slipstream_core.runner.memory import (
     block_bytes,
     blocks_on_card,
     cache_bytes,
+    dearest,
     largest_plan,
     too_small,
 )
@@ -68,8 +69,8 @@ def test_everything_together_stays_within_the_share(
 def test_the_error_says_what_takes_the_room() -> None:
     use = CardUse(total=80 * GIB, free_before=79 * GIB, free=19 * GIB, step=9 * GIB, graphs=4 * GIB)
     said = too_small(use, 0.9, 2 << 20)
-    assert "of the card's 80.00 GiB others use 1.00, the model takes 60.00" in said
-    assert "largest step 9.00 and recorded steps 4.00" in said
+    assert "the card's 80.00 GiB others and this process's CUDA context use 1.00, the model" in said
+    assert "the model takes 60.00, its largest step 9.00 and recorded steps 4.00" in said
     assert "gpu_memory_utilization is 0.9; raise that, lower max_num_batched_tokens" in said
 
 
@@ -127,7 +128,7 @@ def test_the_largest_steps_are_run_and_counted(model: LoadedModel, small: TorchR
 
 def test_no_room_is_refused(model: LoadedModel, small: TorchRunner) -> None:
     meter = CountingMeter(6 * GIB, 10 * GIB, [5 * GIB])
-    with pytest.raises(ModelLoadError, match=r"gets 0.00: of the card's 10.00 GiB others use 3.00"):
+    with pytest.raises(ModelLoadError, match=r"gets 0.00: of the card's 10.00 GiB .* use 3.00"):
         blocks_on_card(model, config(), meter, small, free_before=7 * GIB, sizes=())
 
     class Full(CountingMeter):
@@ -152,6 +153,26 @@ def test_the_largest_plan_has_as_many_tokens_and_samples(num_rows: int, num_toke
     starts = np.cumsum(plan.query_lens) - plan.query_lens
     assert plan.positions[starts].tolist() == [0] * plan.num_requests
     assert plan.block_tables.shape[1] * 16 > int(plan.kv_lens.max())
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_tokens", "expected"), [(4, 4, 0), (4, 40, 36), (3, 514, 256), (1, 600, 256)]
+)
+def test_the_dearest_plan_looks_at_as_many_positions_of_prompts_as_it_can(
+    num_rows: int, num_tokens: int, expected: int
+) -> None:
+    plan = largest_plan(num_rows, num_tokens, max_model_len=256, block_size=16, vocab_size=199)
+    prompt = dearest(plan, 199).prompt
+    if not expected:
+        assert prompt is None
+        return
+    assert prompt is not None
+    assert len(prompt.tokens) == len(prompt.targets) == int(prompt.counts.sum()) == expected
+    assert int(prompt.rows.min()) >= plan.num_decodes
+    ends = np.cumsum(plan.query_lens)
+    assert not set(prompt.tokens.tolist()) & set((ends - 1).tolist())
+    of_row = np.searchsorted(ends, prompt.tokens, side="right")
+    assert np.array_equal(np.repeat(prompt.rows, prompt.counts), of_row)
 
 
 def test_weights_that_cannot_fit_are_not_loaded(

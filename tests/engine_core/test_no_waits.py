@@ -138,6 +138,12 @@ STEPS: dict[str, dict[str, Any]] = {
     "drawn": DRAWN,
     "top_k": DRAWN | {"any_truncation": True, "top_ks": np.array([5, 5, 200], np.int32)},
     "top_k of very many": DRAWN | {"any_truncation": True, "top_ks": np.array([0, 0, 500], "i4")},
+    "top_k of very many, then top_p": DRAWN
+    | {
+        "any_truncation": True,
+        "top_ks": np.array([0, 0, 500], np.int32),
+        "top_ps": np.array([1, 0.9, 0.9], np.float32),
+    },
     "top_p": DRAWN | {"any_truncation": True, "top_ps": np.array([1, 0.9, 0.5], np.float32)},
     "min_p": DRAWN | {"any_truncation": True, "min_ps": np.array([0, 0, 0.1], np.float32)},
     "log-probabilities": {"max_logprobs": 5, "num_logprobs": np.array([-1, 5, 0], np.int32)},

@@ -20,6 +20,8 @@ from tests.engine_core.test_sampler import Row, assert_follows, distribution, pl
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream_core.rule_columns import RuleColumns, TokenRules, token_rules
+from slipstream_core.runner import penalties
+from slipstream_core.runner.penalties import Penalties, most_bytes
 from slipstream_core.runner.rule_keeper import RuleKeeper
 from slipstream_core.runner.rules import RulePlan
 from slipstream_core.runner.sampler import sample
@@ -75,7 +77,7 @@ class Course:
 
     def __init__(self) -> None:
         self.columns = RuleColumns()
-        self.keeper = RuleKeeper(VOCAB, CPU)
+        self.keeper = RuleKeeper(VOCAB, CPU, num_lanes=64, max_model_len=128)
         self.tokens = PagedLog(np.uint32)
         self.prompt_lens = np.zeros(64, np.int64)
         self.asked: dict[int, Asked] = {}
@@ -269,6 +271,60 @@ def test_lanes_are_handed_out_again() -> None:
         course.add(row, asked(presence_penalty=1.0, words=[(1, 2)]))
     course.step(range(40), torch.randn(40, VOCAB), range(40))
     assert 40 <= len(course.keeper._penalties._counts) < 80
+
+
+@given(
+    most=st.tuples(st.integers(1, 40), st.integers(1, 150)),
+    asked_for=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=12),
+)
+def test_tables_of_penalties_never_take_more_than_was_said(
+    most: tuple[int, int], asked_for: list[tuple[float, float]]
+) -> None:
+    """What is copied when one grows included."""
+    most_lanes, most_seen = most
+    it = Penalties(VOCAB, CPU, num_lanes=most_lanes, max_model_len=most_seen)
+    limit = most_bytes(most_lanes, VOCAB, most_seen)
+    for lanes, width in asked_for:
+        before = it._counts, it._seen
+        it._make_room(round(lanes * most_lanes), round(width * most_seen))
+        tables = {id(table): table.nbytes for table in (*before, it._counts, it._seen)}
+        assert sum(tables.values()) <= limit
+        assert round(lanes * most_lanes) <= len(it._counts) == len(it._seen) == len(it._num_seen)
+        assert round(width * most_seen) <= it._seen.shape[1] <= most_seen
+
+
+def test_a_table_that_could_not_grow_grows_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Penalties(VOCAB, CPU, num_lanes=8, max_model_len=100)
+    padded = penalties._padded
+
+    def has_room_for_one(table: torch.Tensor, num_lanes: int) -> torch.Tensor:
+        if table.dtype == torch.int64:
+            raise torch.OutOfMemoryError
+        return padded(table, num_lanes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(penalties, "_padded", has_room_for_one)
+        with pytest.raises(torch.OutOfMemoryError):
+            it._make_room(3, 1)
+    it._make_room(3, 1)
+    assert len(it._counts) == len(it._seen) == len(it._num_seen) == 4
+
+
+def test_lanes_that_a_failed_step_was_to_fill_are_not_looked_for() -> None:
+    """The step behind it is launched already, with the same lanes."""
+    course = Course()
+    for row in range(20):
+        course.add(row, asked(words=[(1, 2)]))
+    failed = course.plan(range(20))
+    behind = course.plan(range(20))
+    assert failed is not None
+    assert failed.refill is not None
+    assert behind is not None
+    assert behind.refill is None
+    with pytest.raises(RuntimeError, match="lane 19 of 16"):
+        course.keeper.apply(torch.zeros(20, VOCAB), behind)
+    course.columns.leave(range(20))  # all of them compute their tokens anew
+    course.step(range(20), torch.randn(20, VOCAB), range(20))
 
 
 def test_a_row_goes_to_another_request() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream_core.runner import sampler
 from slipstream_core.runner.plan import StepPlan
@@ -175,6 +178,44 @@ def test_the_cases_above_take_the_rejection_path(monkeypatch: pytest.MonkeyPatch
         run(logits[None], [row])
         paths.append(bool(taken))
     assert paths == [False] + [True] * 7 + [False] * 3
+
+
+def test_the_mass_that_top_k_keeps_is_that_of_each_rows_own() -> None:
+    scaled = torch.randn(4, 40, generator=torch.Generator().manual_seed(0))
+    top_ks, top_ps = torch.tensor([7, 39, 0, 12]), torch.tensor([0.5, 0.5, 0.5, 1.0])
+    limits = sampler.Limits(scaled, top_ks, top_ps, torch.zeros(4))
+    masses = limits.masses(torch.tensor([1, 0]), 39)[:, 0].tolist()
+    shares = scaled.softmax(-1).sort(descending=True).values.cumsum(-1)
+    assert masses[:2] == pytest.approx([float(0.5 * shares[0, 6]), float(0.5 * shares[1, 38])])
+    assert masses[2:] == [0.5, math.inf]
+
+
+class LargestTaken(TorchDispatchMode):
+    """Of how many rows the largest values were taken, and how many of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[tuple[int, int]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.topk.default:
+            self.sizes.append((len(args[0]), args[1]))
+        return func(*args, **(kwargs or {}))
+
+
+def test_only_rows_that_are_limited_twice_have_their_top_k_looked_at() -> None:
+    others = [Row(seed=seed, top_p=0.9) for seed in range(5)] + [Row(temperature=0.0, top_k=600)]
+    logits = logits_of(700, 0.7).expand(7, -1)
+    for row, expected in (
+        (Row(top_k=500), []),
+        (Row(top_k=500, top_p=0.9), [(1, 500)]),
+        (Row(top_k=200, top_p=0.9), []),
+    ):
+        with LargestTaken() as taken:
+            run(logits, [*others, row])
+        assert taken.sizes == [(7, sampler.NUM_CANDIDATES), *expected]
 
 
 def test_rejection_ends_where_little_is_kept() -> None:

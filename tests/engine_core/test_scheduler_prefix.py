@@ -106,11 +106,32 @@ class Harness:
         self.log = PagedLog(np.uint32, rows=2)
         self.scheduler = Scheduler(tokens=self.log, **self.limits)
         self.blocks = self.scheduler._blocks
+        self.num_looked_up = 0  # requests, from their beginnings
+        self.watch_room()
         self.device = Device(self.block_size)
         self.acked = np.zeros(MAX_ROWS, np.int64)
         self.streams: dict[int, Stream] = {}
         self.launched: deque[tuple[StepPlan, bool, list[int], list[bool]]] = deque()
         self.prefixes: dict[bytes, Prefix] = {}  # what each name stands for
+
+    def watch_room(self) -> None:
+        """Whoever is refused for what is remembered of him would be refused anyhow."""
+        blocks, find_room, find = self.blocks, self.blocks.find_room, self.blocks._find
+
+        def looked_up(row: int, max_shared: int) -> Any:
+            self.num_looked_up += 1
+            return find(row, max_shared)
+
+        def checked(row: int, *, reserved: int = 0) -> Any:
+            found = find_room(row, reserved=reserved)
+            if found is None:
+                remembered, blocks._lack = blocks._lack, None
+                num_before = self.num_looked_up
+                assert find_room(row, reserved=reserved) is None
+                self.num_looked_up, blocks._lack = num_before, remembered
+            return found
+
+        blocks._find, blocks.find_room = looked_up, checked
 
     def add(self, prompt: list[int], max_tokens: int = 4, outputs: int = 0, **more: Any) -> int:
         row = min(set(range(MAX_ROWS)) - self.streams.keys())
@@ -389,6 +410,38 @@ def test_the_tail_goes_first_when_room_is_needed() -> None:
     harness.finish()
     harness.add(PROMPT[:13], 1)
     assert harness.run() == [[13 - 8]]
+    harness.finish()
+
+
+def test_who_finds_no_room_is_looked_up_again_only_when_it_might_find_some() -> None:
+    harness = Harness(num_blocks=17, max_model_len=64)
+    harness.add([5] * 8, 1)
+    harness.finish()
+    harness.add([4] * 10, 30)
+    harness.add([3] * 9, 12)
+    harness.run(2)
+    harness.add([5] * 40, 1)  # eleven blocks, of which two are there and free
+    harness.run()
+    before = harness.num_looked_up
+    assert harness.run(5) == [[1, 1]] * 5
+    assert harness.num_looked_up == before
+    assert harness.scheduler.num_waiting == 1
+    harness.finish()  # and in the end it has run
+
+
+def test_who_finds_no_room_is_looked_up_when_more_of_its_own_is_there() -> None:
+    """Nobody gives a block back: what another one computes is what it can share."""
+    harness = Harness(num_blocks=15, max_model_len=56, max_num_batched_tokens=8)
+    prompt = [1, 2, 3] * 11
+    harness.add(prompt, 8)
+    second = harness.add(prompt, 4)
+    found = []
+    for _ in range(3):  # two blocks each, and five are free
+        harness.run()
+        found.append(harness.blocks.find_room(second))
+        assert harness.scheduler.num_free_blocks == 5
+    assert found[0] is None
+    assert [len(shared) for shared in found[1:]] == [4, 6]
     harness.finish()
 
 

@@ -2,41 +2,110 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream_core.runner.attention.tiles import (
+    H100_SHARED_LIMIT,
     MAX_DIM,
     MAX_GROUP,
     MAX_SPLITS,
+    Heads,
+    Tile,
     decode_tile,
     num_splits,
     padded,
     prefill_tile,
+    shared_bytes,
     supports,
 )
 
+# bytes of shared memory a program, by compute capability: 7.5, 8.6 and 8.9 and 12.0, 8.0, 9.0
+LIMITS = (65_536, 101_376, 166_912, H100_SHARED_LIMIT)
 DIMS = st.integers(1, MAX_DIM)
-GROUPS = st.integers(1, MAX_GROUP)
+HEADS = st.builds(
+    Heads,
+    group=st.integers(1, MAX_GROUP),
+    key_dim=DIMS,
+    value_dim=DIMS,
+    itemsize=st.sampled_from([2, 4]),
+)
 
 
-@given(GROUPS, DIMS, DIMS, st.sampled_from([2, 4]))
+@given(HEADS, st.sampled_from(LIMITS))
 def test_a_tile_holds_the_whole_group_and_what_the_matrix_units_take(
-    group: int, key_dim: int, value_dim: int, itemsize: int
+    heads: Heads, limit: int
 ) -> None:
-    assert supports(group=group, key_dim=key_dim, value_dim=value_dim)
     for choose in (decode_tile, prefill_tile):
-        tile = choose(group=group, key_dim=key_dim, value_dim=value_dim, itemsize=itemsize)
-        assert tile.queries(group) >= 1
+        tile = choose(heads, limit)
+        assert tile.queries(heads.group) >= 1
         for size in (tile.block_m, tile.block_n):
             assert size >= 16
             assert size & (size - 1) == 0
+        if supports(heads, limit):
+            assert shared_bytes(tile, heads) <= limit
 
 
-def test_what_is_too_large_is_not_supported() -> None:
-    assert not supports(group=MAX_GROUP + 1, key_dim=64, value_dim=64)
-    assert not supports(group=1, key_dim=MAX_DIM + 1, value_dim=64)
-    assert not supports(group=1, key_dim=64, value_dim=MAX_DIM + 1)
+@settings(max_examples=1000)
+@given(HEADS, st.sampled_from(LIMITS))
+def test_what_is_supported(heads: Heads, limit: int) -> None:
+    """All of it on an H100 and an A100; elsewhere all but very many wide heads to a key head."""
+    most = 64 if heads.itemsize == 2 or limit > 65_536 else 32
+    if limit >= 166_912 or heads.group <= most:
+        assert supports(heads, limit)
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_what_is_too_large_is_not_supported(limit: int) -> None:
+    assert not supports(heads(group=MAX_GROUP + 1), limit)
+    assert not supports(heads(key_dim=MAX_DIM + 1), limit)
+    assert not supports(heads(value_dim=MAX_DIM + 1), limit)
+
+
+def test_what_no_tile_of_fits_is_not_supported() -> None:
+    widest = heads(group=MAX_GROUP, key_dim=MAX_DIM, value_dim=MAX_DIM)
+    assert supports(widest, 166_912)
+    assert not supports(widest, 101_376)
+
+
+def heads(group: int = 1, key_dim: int = 64, value_dim: int = 64, itemsize: int = 2) -> Heads:
+    return Heads(group=group, key_dim=key_dim, value_dim=value_dim, itemsize=itemsize)
+
+
+@given(HEADS, st.integers(H100_SHARED_LIMIT, 2**20))
+def test_where_there_is_as_much_as_on_an_h100_tiles_are_those_that_were_chosen_for_it(
+    heads: Heads, limit: int
+) -> None:
+    for choose in (decode_tile, prefill_tile):
+        assert choose(heads, limit) == choose(heads, 2**30)
+
+
+@pytest.mark.parametrize(
+    ("of", "decode", "prefill"),
+    [
+        (heads(8), Tile(16, 64, 4, 5), Tile(128, 64, 8, 5)),
+        (heads(4, 128, 128), Tile(16, 64, 4, 5), Tile(128, 64, 8, 5)),
+        (heads(1, 192, 128), Tile(16, 32, 4, 5), Tile(128, 32, 8, 5)),
+        (heads(2, 256, 256), Tile(16, 32, 4, 5), Tile(64, 32, 8, 5)),
+        (heads(128, 256, 256), Tile(128, 32, 8, 5), Tile(128, 32, 8, 5)),
+        (heads(4, 128, 128, 4), Tile(16, 16, 4, 2), Tile(32, 16, 8, 2)),
+        (heads(128, 256, 256, 4), Tile(128, 16, 8, 2), Tile(128, 16, 8, 2)),
+    ],
+)
+def test_an_h100s_tiles(of: Heads, decode: Tile, prefill: Tile) -> None:
+    assert decode_tile(of, H100_SHARED_LIMIT) == decode
+    assert prefill_tile(of, H100_SHARED_LIMIT) == prefill
+
+
+def test_heads_of_256_on_cards_with_less_shared_memory() -> None:
+    """As Gemma has them: with fewer loads under way, then with fewer queries."""
+    gemma = heads(2, 256, 256)
+    assert prefill_tile(gemma, 166_912) == Tile(64, 32, 8, 5)
+    assert prefill_tile(gemma, 101_376) == Tile(64, 32, 8, 4)
+    assert prefill_tile(gemma, 65_536) == Tile(32, 32, 8, 4)
+    assert decode_tile(gemma, 101_376) == Tile(16, 32, 4, 5)
+    assert decode_tile(gemma, 65_536) == Tile(16, 32, 4, 4)
 
 
 @given(st.integers(1, 10_000))

@@ -32,7 +32,17 @@ class Constraints:
         self._tails = torch.full((_FIRST_LANES, _TAIL), NO_TOKEN, device=device)
 
     def load(self, rules: Rules) -> None:
-        """These rules are meant from now on."""
+        """These rules are meant from now on.
+
+        Raises RuntimeError where a lane of theirs is not there: the step that was to bring its
+        tokens failed. A card would look for it outside of the table, which is its end.
+        """
+        lane = int(rules.tail_lanes.max(initial=-1))
+        if lane >= len(self._tails):
+            raise RuntimeError(
+                f"lane {lane} of {len(self._tails)} is not there: the step that was to fill it "
+                "failed"
+            )
         self._bias_at = self._to(rules.bias_places), self._to(rules.bias_ids)
         self._biases = self._to(rules.biases)
         self._allowed_places = self._to(rules.allowed_places)

@@ -47,6 +47,7 @@ from slipstream_core.runner.sampler import (
     draw,
     draw_candidates,
     effective_top_ks,
+    limited_twice,
     logprob_columns,
     may_reach_further,
 )
@@ -296,9 +297,10 @@ class DecodeGraphs:
                 drawn, covered = draw_candidates(limits, keys)
                 piece["covered"].copy_(covered)
                 if self._whole is not None and len(self._vocab) > NUM_CANDIDATES:
-                    # top_k is 0, or none of more than the candidates: see _kind_of
-                    further = (columns["drawn"] > 0) & (columns["top_ks"] == 0) & ~covered
-                    self._whole.further(limits, keys, further, drawn, limits.masses(0))
+                    # none of them is limited twice: see _kind_of
+                    bounded = (columns["top_ks"] > 0) & (columns["top_ks"] <= NUM_CANDIDATES)
+                    further = (columns["drawn"] > 0) & ~bounded & ~covered
+                    self._whole.further(limits, keys, further, drawn, limits.top_ps)
             elif self._whole is not None:
                 drawn = self._whole.all(scaled, keys, columns["drawn"])
             else:
@@ -345,9 +347,9 @@ class DecodeGraphs:
             return None
         truncated = plan.any_truncation and not plan.all_greedy
         if truncated and self._whole is not None:
-            top_ks = effective_top_ks(plan, len(self._vocab))
-            if int(top_ks.max()) > NUM_CANDIDATES:
-                return None  # how much its kept set holds is worked out by as many as it names
+            vocab_size = len(self._vocab)
+            if len(limited_twice(plan, effective_top_ks(plan, vocab_size), vocab_size)):
+                return None  # how much its top_k leaves is worked out by as many as it names
         return Kind(not plan.all_greedy, truncated, plan.max_logprobs >= 0)
 
     def _size_for(self, num: int) -> int:

@@ -143,7 +143,7 @@ def load_model(
         geometry=geometry,
         vocab_size=text.vocab_size,
         max_model_len=limit,
-        eos_token_ids=_eos_token_ids(module, text),
+        eos_token_ids=_eos_token_ids(name, module, text),
         default_sampling=_default_sampling(module),
         dtype=torch_dtype,
         device=target,
@@ -324,14 +324,28 @@ def _no_room(name: str, error: torch.OutOfMemoryError) -> ModelLoadError:
     return ModelLoadError(name, f"its weights do not fit into the card's memory ({brief(error)})")
 
 
-def _eos_token_ids(module: PreTrainedModel, text: PreTrainedConfig) -> tuple[int, ...]:
-    """Of the generation settings, else of the configuration; a model may have several."""
+def _eos_token_ids(name: str, module: PreTrainedModel, text: PreTrainedConfig) -> tuple[int, ...]:
+    """Of the generation settings, else of the configuration; a model may have several.
+
+    Those that it has no logits for are left out: they never come, and cannot be masked.
+    """
     ids = getattr(module.generation_config, "eos_token_id", None)
     if ids is None:
         ids = text.eos_token_id
     if ids is None:
         return ()
-    return tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+    given = tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+    kept = tuple(token_id for token_id in given if 0 <= token_id < text.vocab_size)
+    if kept != given:
+        logger.warning(
+            "%s ends its outputs with the ids %s, of which its vocabulary of %d tokens has %s; "
+            "the others are left out",
+            name,
+            list(given),
+            text.vocab_size,
+            list(kept) or "none",
+        )
+    return kept
 
 
 def _default_sampling(module: PreTrainedModel) -> SamplingDefaults:

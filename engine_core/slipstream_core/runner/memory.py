@@ -21,10 +21,11 @@ import numpy as np
 import torch
 
 from slipstream_core.config import CoreConfig
+from slipstream_core.prompt_rows import MAX_POSITIONS
 from slipstream_core.runner.decode_graphs import static_bytes
 from slipstream_core.runner.loader import LoadedModel
 from slipstream_core.runner.penalties import most_bytes
-from slipstream_core.runner.plan import Runner, StepFailed, StepPlan
+from slipstream_core.runner.plan import PromptPlan, Runner, StepFailed, StepPlan
 from slipstream_core.runner.refusals import ModelLoadError
 from slipstream_core.runner.rules import RulePlan, Rules
 
@@ -68,8 +69,9 @@ def too_small(use: CardUse, utilization: float, needed: int) -> str:
     busy = use.total - use.free_before
     return (
         f"the cache needs {_gib(needed)} GiB at least and gets {_gib(room)}: of the card's "
-        f"{_gib(use.total)} GiB others use {_gib(busy)}, the model takes {_gib(use.own)}, its "
-        f"largest step {_gib(use.step)} and recorded steps {_gib(use.graphs)}, and "
+        f"{_gib(use.total)} GiB others and this process's CUDA context use {_gib(busy)}, the model "
+        f"takes {_gib(use.own)}, its largest step {_gib(use.step)} and recorded steps "
+        f"{_gib(use.graphs)}, and "
         f"gpu_memory_utilization is {utilization:g}; raise that, lower max_num_batched_tokens, "
         "max_num_seqs or max_model_len, or set enforce_eager"
     )
@@ -231,7 +233,8 @@ def largest_plan(
 
 def dearest(plan: StepPlan, vocab_size: int) -> StepPlan:
     """The plan, with copies of its logits made for every reason there is: ids that only may be
-    sampled, ids that must not be, and a grammar, for every row."""
+    sampled, ids that must not be, and a grammar, for every row; and with more logits, of as many
+    positions of its prompts as a step may look at."""
     rows = np.arange(np.count_nonzero(plan.samples))
     none, last = rows[:0], np.full(len(rows), vocab_size - 1)
     numbers = np.empty(0, np.float32)
@@ -263,6 +266,26 @@ def dearest(plan: StepPlan, vocab_size: int) -> StepPlan:
         masked_rows=rows,
         masked_ids=np.zeros(len(rows), np.int64),
         grammar_rows=rows,
+        prompt=_most_of_prompts(plan),
+    )
+
+
+def _most_of_prompts(plan: StepPlan) -> PromptPlan | None:
+    """The first positions of its prompts, all but each one's last, which is sampled."""
+    is_last = np.zeros(plan.num_tokens, np.bool_)
+    is_last[np.cumsum(plan.query_lens) - 1] = True
+    tokens = np.flatnonzero(~is_last)[:MAX_POSITIONS]
+    owners = np.repeat(np.arange(plan.num_requests), plan.query_lens)[tokens]
+    rows, counts = np.unique(owners, return_counts=True)
+    if not len(rows):
+        return None
+    return PromptPlan(
+        rows=rows,
+        starts=np.zeros(len(rows), np.int64),
+        counts=counts,
+        num_logprobs=np.full(len(rows), plan.max_logprobs),
+        tokens=tokens,
+        targets=np.zeros(len(tokens), np.int64),
     )
 
 

@@ -10,7 +10,8 @@ Rules:
   not with the vocabulary. A token that is listed twice gets the same value twice; so a list is
   filled up with its first token, or with 0 while a row has seen none, whose count is then 0.
 - Memory grows with the rows that have penalties at once, and is kept: 4 bytes a token of the
-  vocabulary and row, and 8 for each token that one of them has seen.
+  vocabulary and row, and 8 for each token that one of them has seen. It grows by way of halves of
+  the most there can be (`grown`), so that the table that is copied is never more than half of it.
 """
 
 from __future__ import annotations
@@ -30,18 +31,40 @@ def most_bytes(num_lanes: int, vocab_size: int, max_model_len: int) -> int:
 
     While a table grows the old half is there too.
     """
-    return num_lanes * (4 * vocab_size + 8 * max_model_len) * 3 // 2
+    lanes, width = (size + _half(size) for size in (num_lanes, max_model_len))
+    seen = max(lanes * max_model_len, num_lanes * width)
+    return 4 * vocab_size * lanes + 8 * seen
+
+
+def grown(needed: int, most: int) -> int:
+    """The size of a table that holds `needed`: `most`, halved as often as that allows.
+
+    More than `most` is needed only of what counts for nothing, behind a step that failed.
+    """
+    size = max(needed, most)
+    while size > 1 and _half(size) >= needed:
+        size = _half(size)
+    return size
+
+
+def _half(size: int) -> int:
+    return -(-size // 2)
 
 
 class Penalties:
-    """Of one runner."""
+    """Of one runner, at most `num_lanes` of whose rows have penalties at once."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, vocab_size: int, device: torch.device, *, num_lanes: int, max_model_len: int
+    ) -> None:
         self._device = device
+        self._most_lanes = num_lanes
+        self._most_seen = max_model_len
         # by lane and token: how often it was output
         self._counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
         # by lane: the tokens that its penalties are about; behind them one of these, or 0
-        self._seen = torch.zeros((0, _FIRST_WIDTH), dtype=torch.int64, device=device)
+        width = grown(min(_FIRST_WIDTH, max_model_len), max_model_len)
+        self._seen = torch.zeros((0, width), dtype=torch.int64, device=device)
         self._num_seen = np.zeros(0, np.int64)  # by lane, on the host
 
     def load(self, rules: Rules) -> None:
@@ -97,20 +120,23 @@ class Penalties:
         self._num_seen[self._host_lanes] = at + 1
 
     def _make_room(self, num_lanes: int, width: int) -> None:
-        more = num_lanes - len(self._counts)
-        if more > 0:
-            more = max(more, len(self._counts))
-            self._counts = _padded(self._counts, more)
-            self._seen = _padded(self._seen, more)
+        # each by itself: where there is no memory for one, the others stay as they are
+        if num_lanes > len(self._counts):
+            self._counts = _padded(self._counts, grown(num_lanes, self._most_lanes))
+        if num_lanes > len(self._seen):
+            self._seen = _padded(self._seen, grown(num_lanes, self._most_lanes))
+        if num_lanes > len(self._num_seen):
+            more = grown(num_lanes, self._most_lanes) - len(self._num_seen)
             self._num_seen = np.pad(self._num_seen, (0, more))
-        more = width - self._seen.shape[1]
-        if more > 0:
-            more = max(more, self._seen.shape[1])
+        if width > self._seen.shape[1]:
+            more = grown(width, self._most_seen) - self._seen.shape[1]
             self._seen = torch.cat([self._seen, self._seen[:, :1].expand(-1, more)], 1)
 
     def _to(self, column: npt.NDArray[np.generic]) -> torch.Tensor:
         return to_device(column, self._device)
 
 
-def _padded(table: torch.Tensor, more: int) -> torch.Tensor:
-    return torch.cat([table, table.new_zeros((more, table.shape[1]))])
+def _padded(table: torch.Tensor, num_lanes: int) -> torch.Tensor:
+    padded = table.new_zeros((num_lanes, table.shape[1]))
+    padded[: len(table)] = table
+    return padded

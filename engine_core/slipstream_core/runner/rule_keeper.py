@@ -19,12 +19,16 @@ from slipstream_core.runner.upload import to_device
 
 
 class RuleKeeper:
-    """Of one runner."""
+    """Of one runner, with slots for `num_lanes` rows."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, vocab_size: int, device: torch.device, *, num_lanes: int, max_model_len: int
+    ) -> None:
         self._device = device
         self._constraints = Constraints(device)
-        self._penalties = Penalties(vocab_size, device)
+        self._penalties = Penalties(
+            vocab_size, device, num_lanes=num_lanes, max_model_len=max_model_len
+        )
         self._loaded: Rules | None = None
         self._rows = torch.empty(0, dtype=torch.int64, device=device)
 

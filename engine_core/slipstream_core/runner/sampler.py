@@ -14,8 +14,9 @@ Rules:
   truncation in a batch with some) still gets the token that it gets alone.
 - Truncation looks at the NUM_CANDIDATES most likely tokens. A row whose kept set may reach
   further is drawn by rejection: from the whole vocabulary, until the token lies in the kept set.
-  That is exact, and no row is ever sorted. On a card one kernel does it (`whole_draws`), and nobody
-  waits to learn for which rows; without Triton the device is asked.
+  That is exact, and no row is sorted; but where top_p cuts what a top_k of more than the candidates
+  leaves, how much that is takes that row's top_k largest. On a card one kernel draws
+  (`whole_draws`), and nobody waits to learn for which rows; without Triton the device is asked.
 """
 
 from __future__ import annotations
@@ -141,10 +142,12 @@ def _draw_rows(
     open_ended = may_reach_further(plan, top_ks, logits.shape[1])
     if not open_ended.any():
         return token_ids
+    masses, twice = limits.top_ps, limited_twice(plan, top_ks, logits.shape[1])
+    if len(twice):
+        masses = limits.masses(_to(twice, logits), int(top_ks[twice].max()))
     if whole is not None:
-        widest = int(top_ks[open_ended].max())
         wanted = _to(open_ended, logits) & ~covered
-        whole.further(limits, keys, wanted, token_ids, limits.masses(widest))
+        whole.further(limits, keys, wanted, token_ids, masses)
     else:
         # The one place that asks the device: whether a kept set reached further shows only there.
         further = np.flatnonzero(open_ended & ~covered.cpu().numpy())
@@ -153,7 +156,7 @@ def _draw_rows(
             rows = further[start : start + chunk]
             index = _to(rows, logits)
             token_ids[index] = _draw_by_rejection(
-                limits.of(index), int(top_ks[rows].max()), plan.seeds[rows], positions[rows], vocab
+                limits.of(index), masses[index], plan.seeds[rows], positions[rows], vocab
             )
     return token_ids
 
@@ -179,6 +182,12 @@ def may_reach_further(plan: StepPlan, top_ks: Int32s, vocab_size: int) -> Bools:
     return result
 
 
+def limited_twice(plan: StepPlan, top_ks: Int32s, vocab_size: int) -> Int64s:
+    """Those of them that top_p cuts after top_k has, [B]: it takes a share of what is left then."""
+    has_both = (top_ks > 0) & (plan.top_ps < 1)
+    return np.flatnonzero(has_both & may_reach_further(plan, top_ks, vocab_size))
+
+
 class Limits:
     """Scaled logits [S, vocab] and the truncation that each of the S rows asks for."""
 
@@ -192,16 +201,13 @@ class Limits:
         self.min_ps = min_ps[:, None]
         self.log_total = scaled.logsumexp(-1, keepdim=True)
 
-    def masses(self, widest: int) -> torch.Tensor:
-        """What is likelier than a kept token has less of, [S, 1]; right where top_k is at most
-        `widest`.
+    def masses(self, rows: torch.Tensor, widest: int) -> torch.Tensor:
+        """What is likelier than a kept token has less of, [S, 1], where `rows`, int64 [B], are
+        limited twice, with a top_k of at most `widest`; of other rows it is top_ps.
         """
-        if not widest:
-            return self.top_ps
-        probs = self.scaled.topk(widest, dim=-1).values.sub_(self.log_total).exp_()
-        places = (self.top_ks.long() - 1).clamp_(0, widest - 1)  # other rows' may be wider
-        kept_mass = probs.cumsum(-1).gather(1, places)
-        return torch.where(self.top_ks > 0, self.top_ps * kept_mass, self.top_ps)
+        probs = self.scaled[rows].topk(widest, dim=-1).values.sub_(self.log_total[rows]).exp_()
+        kept_mass = probs.cumsum(-1).gather(1, self.top_ks[rows].long() - 1)
+        return self.top_ps.index_copy(0, rows, self.top_ps[rows] * kept_mass)
 
     def of(self, index: torch.Tensor) -> Limits:
         """The same of some rows."""
@@ -241,7 +247,7 @@ def draw_candidates(limits: Limits, keys: torch.Tensor) -> tuple[torch.Tensor, t
 
 def _draw_by_rejection(
     limits: Limits,
-    widest: int,  # the largest top_k among them
+    masses: torch.Tensor,  # see Limits
     seeds: Int64s,
     positions: npt.NDArray[np.integer],
     vocab: torch.Tensor,
@@ -254,7 +260,6 @@ def _draw_by_rejection(
     """
     scaled = limits.scaled
     probs = (scaled - limits.log_total).exp_()
-    mass_limit = limits.masses(widest)
     least = scaled.amax(-1, keepdim=True) + limits.min_ps.log()
     live = scaled.masked_fill(scaled < least, -torch.inf)
     token_ids = torch.zeros(len(scaled), dtype=torch.int64, device=scaled.device)
@@ -269,9 +274,7 @@ def _draw_by_rejection(
         likelier = scaled[index] > threshold
         mass = torch.where(likelier, probs[index], 0).sum(-1, keepdim=True)
         top_ks = limits.top_ks[index]
-        kept = (mass < mass_limit[index]) & (
-            (top_ks == 0) | (likelier.sum(-1, keepdim=True) < top_ks)
-        )
+        kept = (mass < masses[index]) & ((top_ks == 0) | (likelier.sum(-1, keepdim=True) < top_ks))
         # the most likely token is always kept, whatever rounding says: so this ends
         kept |= ~likelier.any(-1, keepdim=True)
         live[index] = live[index].masked_fill_(scaled[index] <= threshold, -torch.inf)

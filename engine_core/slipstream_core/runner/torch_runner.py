@@ -143,7 +143,12 @@ class TorchRunner:
         self._blocks_per_bucket = scratch_bytes(model.device) // widest
         # [max_num_seqs + 1] int64: by slot, the last token sampled; one for padding rows
         self._last_token = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=model.device)
-        self._rules = RuleKeeper(model.vocab_size, model.device)
+        self._rules = RuleKeeper(
+            model.vocab_size,
+            model.device,
+            num_lanes=max_num_seqs,
+            max_model_len=self.info.max_model_len,
+        )
         self._vocab = torch.arange(model.vocab_size, dtype=torch.int32, device=model.device)
         self._masks: SimpleQueue[tuple[int, Int32s] | None] = SimpleQueue()  # of which step
         self._tracer = tracer

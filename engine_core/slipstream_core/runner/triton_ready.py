@@ -1,6 +1,6 @@
-"""Whether Triton's kernels can be used here: for whom they are meant, and what they need.
+"""Whether Triton's kernels can be used here: for whom they are meant, what they need and may have.
 
-Owns both questions, and what a failure to compile is called. Imports no Triton.
+Owns these questions, and what a failure to compile is called. Imports no Triton.
 
 Triton compiles what launches a kernel with a C compiler, against Python's headers, when a kernel is
 first used on a machine. Where either is missing it would fail in the first step; so it is looked
@@ -17,15 +17,26 @@ import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from slipstream_core.runner.attention.tiles import H100_SHARED_LIMIT
 from slipstream_core.runner.refusals import ModelLoadError, brief
 
 
 def is_wanted(device: torch.device) -> bool:
     """Whether kernels are for this device: a card, or a CPU with Triton's interpreter (tests)."""
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def shared_limit(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have there; an H100's where no card says it."""
+    if device.type != "cuda":
+        return H100_SHARED_LIMIT
+    # torch's stubs leave it out
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
 
 
 def unready() -> str | None:

@@ -107,5 +107,5 @@ def test_rows_that_are_not_wanted_keep_their_tokens(whole: WholeDraws) -> None:
     keys = torch.from_numpy(row_keys(np.arange(3), np.arange(3))).to(DEVICE)
     token_ids = torch.full((3,), -7, device=DEVICE)
     wanted = torch.tensor([False, True, False], device=DEVICE)
-    whole.further(limits, keys, wanted, token_ids, limits.masses(0))
+    whole.further(limits, keys, wanted, token_ids, limits.top_ps)
     assert [int(it) == -7 for it in token_ids] == [True, False, True]

@@ -24,7 +24,7 @@ from tests.engine_core.test_torch_runner import (
 )
 
 from slipstream_core.runner import decode_graphs, sampler
-from slipstream_core.runner.decode_graphs import DecodeGraphs
+from slipstream_core.runner.decode_graphs import DecodeGraphs, Kind
 from slipstream_core.runner.graphs import HostRecorder
 from slipstream_core.runner.loader import load_model
 from slipstream_core.runner.plan import StepPlan
@@ -75,6 +75,11 @@ def test_draws_as_torchs_operators_do(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(module, "NUM_CANDIDATES", 8)
     asked: list[bool] = []
     monkeypatch.setattr(DecodeGraphs, "_is_covered", lambda *_: asked.append(True))
+    kinds: list[Kind | None] = []
+    kind_of = DecodeGraphs._kind_of
+    monkeypatch.setattr(
+        DecodeGraphs, "_kind_of", lambda it, plan: kinds.append(kind_of(it, plan)) or kinds[-1]
+    )
     model = load_model(str(save_model(tmp_path / "llama", "llama")), device="cpu", dtype="float32")
     outputs = []
     for native, sizes in ((False, ()), (True, ()), (True, (1, 4))):
@@ -96,9 +101,16 @@ def test_draws_as_torchs_operators_do(tmp_path: Path, monkeypatch: pytest.Monkey
             for n, (prompt, (p, k)) in enumerate(zip(PROMPTS[:4], kept, strict=True))
         ]
         Driver(runner, budget=32).run(requests)
-        plain = [Request(prompt, 4, temperature=1.0, seed=9) for prompt in PROMPTS[:2]]
+        plain = [
+            Request(prompt, 4, temperature=2.5, top_k=k, seed=9)
+            for prompt, k in zip(PROMPTS[:2], (0, 30), strict=True)
+        ]
+        num_refused = kinds.count(None)
         Driver(runner, budget=32).run(plain)
+        assert kinds.count(None) == num_refused
         runner.close()
         outputs.append([it.output for it in (*requests, *plain)])
     assert outputs[0] == outputs[1] == outputs[2]
     assert asked == []
+    assert None in kinds  # top_p after a top_k of more than the candidates
+    assert len(kinds) > kinds.count(None)

@@ -172,7 +172,7 @@ def _compute_prompts(
         prompt_len=context,
         num_tokens=1,
         vocab_size=runner.info.vocab_size,
-        within_s=_left_s(setting),
+        within_s=setting.most_s(),
     )
     seconds = time.perf_counter() - began
     report.add(
@@ -216,7 +216,7 @@ def _measure(
         vocab_size=runner.info.vocab_size,
         variant="stop2_logprobs5",
         pids=pids,
-        within_s=_left_s(setting),
+        within_s=setting.most_s(),
     )
     intervals = decode_intervals_s(runner.steps, point.batch)[_WARM_UP:]
     tokens_per_s: float = said["tokens_per_s"]
@@ -240,10 +240,6 @@ def _measure(
         tokens_per_delta=said["tokens_per_delta"],
         **{name: value for name, value in said.items() if name.endswith("_cpu_us_per_token")},
     )
-
-
-def _left_s(setting: Setting) -> float:
-    return max(1.0, setting.deadline_s - time.monotonic())
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -36,10 +36,10 @@ _ENVIRONMENT = Section("environment", "environment", 25)
 PARTS: dict[str, tuple[Section, ...]] = {
     "exactness": (
         _ENVIRONMENT,
-        Section("attention", "attention", 50),
+        Section("attention", "attention", 85),  # of which the kernels' compiling is 76
         Section("sampling", "sampling", 25),
         Section("tokens", "exactness", 110),
-        Section("tests", "suite", 60),
+        Section("tests", "suite", 35),
     ),
     "decode": (
         _ENVIRONMENT,
@@ -61,6 +61,7 @@ PARTS: dict[str, tuple[Section, ...]] = {
     ),
 }
 GRACE_S = 15  # to end what was begun; then a section's process is ended
+_CLOSE_S = 5  # of these, to end what it was run on
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,10 @@ class Setting:
     is_quick: bool
     folder: Path  # shared by the sections of a run: models, tokenizers
     deadline_s: float  # time.monotonic(); a section begins nothing after it
+
+    def most_s(self) -> float:
+        """Seconds that what is begun now may take, most of the grace included."""
+        return max(0.0, self.deadline_s - time.monotonic()) + GRACE_S - _CLOSE_S
 
     def has_time(self, report: Report, case: str, needs_s: float = 0.0) -> bool:
         """Whether `case`, which takes `needs_s`, may still be begun; a row says so where not."""

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from slipstream_core.runner.attention.tiles import MAX_DIM, MAX_GROUP, supports
+from slipstream_core.runner.attention.tiles import MAX_DIM, MAX_GROUP, Heads, supports
 from slipstream_core.runner.geometry import LayerGeometry
 from slipstream_core.runner.kv_cache import LayerCache
-from slipstream_core.runner.triton_ready import compiling, is_wanted, unready
+from slipstream_core.runner.triton_ready import compiling, is_wanted, shared_limit, unready
 
 if TYPE_CHECKING:
     from slipstream_core.runner.attention.triton import TritonAttention
@@ -40,7 +40,8 @@ def triton_attention(
     """Attention by Triton's kernels, compiled; None where CpuAttention has to serve.
 
     That is on a CPU, without Triton or what it needs, and for heads that are larger than there are
-    tiles for. Raises ModelLoadError where the kernels cannot be compiled for another reason.
+    tiles for in what the card has of shared memory. Raises ModelLoadError where the kernels cannot
+    be compiled for another reason.
     """
     if not is_wanted(device):
         return None
@@ -51,17 +52,26 @@ def triton_attention(
             missing,
         )
         return None
+    limit = shared_limit(device)
     for layer in geometry:
-        group = layer.num_heads // layer.num_kv_heads
-        if not supports(group=group, key_dim=layer.key_dim, value_dim=layer.value_dim):
+        heads = Heads(
+            group=layer.num_heads // layer.num_kv_heads,
+            key_dim=layer.key_dim,
+            value_dim=layer.value_dim,
+            itemsize=dtype.itemsize,
+        )
+        if not supports(heads, limit):
             logger.warning(
-                "heads of %d and %d numbers, %d to a key head, are larger than our kernels take "
-                "(%d numbers, %d heads): attention is computed by torch, which is slower",
-                layer.key_dim,
-                layer.value_dim,
-                group,
+                "heads of %d and %d numbers in %s, %d to a key head, are larger than our kernels "
+                "take on this card (%d numbers, %d heads, %d bytes of shared memory): attention is "
+                "computed by torch, which is slower",
+                heads.key_dim,
+                heads.value_dim,
+                str(dtype).removeprefix("torch."),
+                heads.group,
                 MAX_DIM,
                 MAX_GROUP,
+                limit,
             )
             return None
     with compiling(model, "attention"):

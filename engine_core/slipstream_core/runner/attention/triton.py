@@ -36,6 +36,7 @@ from slipstream_core.runner.attention.fixed import DecodeColumns
 from slipstream_core.runner.attention.interface import AttentionParams
 from slipstream_core.runner.attention.tiles import (
     MAX_SPLITS,
+    Heads,
     Tile,
     decode_tile,
     num_splits,
@@ -45,6 +46,7 @@ from slipstream_core.runner.attention.tiles import (
 from slipstream_core.runner.geometry import LayerGeometry
 from slipstream_core.runner.kv_cache import LayerCache
 from slipstream_core.runner.plan import StepPlan
+from slipstream_core.runner.triton_ready import shared_limit
 from slipstream_core.runner.upload import to_device
 
 logger = logging.getLogger(__name__)
@@ -100,10 +102,17 @@ class TritonAttention:
     """A model's attention on one device; makes a context for each step."""
 
     def __init__(
-        self, layers: Sequence[LayerCache], *, block_size: int, device: torch.device
+        self,
+        layers: Sequence[LayerCache],
+        *,
+        block_size: int,
+        device: torch.device,
+        shared_bytes: int | None = None,
     ) -> None:
+        """`shared_bytes`: of shared memory that a program may have; None: what the device has."""
         self._layers = layers
         self._block_size = block_size
+        self._shared_limit = shared_limit(device) if shared_bytes is None else shared_bytes
         self._device = device
         self._processors = _INTERPRETED_PROCESSORS if is_interpreted() else _PROCESSORS
         if device.type == "cuda":
@@ -112,7 +121,9 @@ class TritonAttention:
 
     def context(self, rows: StepRows) -> TritonContext:
         """An AttentionContext for a forward of these rows."""
-        return TritonContext(self._layers, rows, self._block_size, self._processors)
+        return TritonContext(
+            self._layers, rows, self._block_size, self._processors, self._shared_limit
+        )
 
     def of_plan(self, plan: StepPlan) -> TritonContext:
         """The context of a plan, whose columns are brought to the device."""
@@ -189,12 +200,18 @@ class TritonContext:
     """An AttentionContext over the paged cache, for one step's rows."""
 
     def __init__(
-        self, layers: Sequence[LayerCache], rows: StepRows, block_size: int, processors: int
+        self,
+        layers: Sequence[LayerCache],
+        rows: StepRows,
+        block_size: int,
+        processors: int,
+        shared_limit: int,
     ) -> None:
         self._layers = layers
         self._rows = rows
         self._block_size = block_size
         self._processors = processors
+        self._shared_limit = shared_limit
 
     def attend(
         self,
@@ -223,25 +240,25 @@ class TritonContext:
         query, key, value = _dense(query), _dense(key), _dense(value)
         num_tokens, num_heads, key_dim = query.shape
         num_kv_heads, value_dim = value.shape[1:]
-        shape = {
-            "group": num_heads // num_kv_heads,
-            "key_dim": key_dim,
-            "value_dim": value_dim,
-            "itemsize": query.itemsize,
-        }
+        heads = Heads(
+            group=num_heads // num_kv_heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            itemsize=query.itemsize,
+        )
         output = query.new_empty(num_tokens, num_heads, value_dim)
         if num_tokens == 0:
             return output, []
         call = _Call(output, query, cache, params, rows, self._block_size, self._processors)
         launches = [_store(key, value, cache, rows)]
         if rows.num_decodes > 0:
-            tile = decode_tile(**shape)
+            tile = decode_tile(heads, self._shared_limit)
             launches += call.over(tile, 0, rows.num_decodes, 0, rows.num_decodes, True)
         if rows.query_starts is not None and rows.num_decodes < num_tokens:
-            tile = prefill_tile(**shape)
+            tile = prefill_tile(heads, self._shared_limit)
             first, num_rows = rows.num_decodes, len(rows.kv_lens) - rows.num_decodes
             tokens = num_tokens - first
-            num_tiles = tokens // tile.queries(shape["group"]) + num_rows
+            num_tiles = tokens // tile.queries(heads.group) + num_rows
             launches += call.over(tile, first, num_rows, first, num_tiles, False)
         return output, launches
 
