@@ -5,6 +5,7 @@
 - Nothing depends on how fast the machine is: Hypothesis has no deadlines (see also `patience`).
 """
 
+import gc
 import os
 import random
 import sys
@@ -25,6 +26,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with the most slow tests first, so that no file is run alone at the end."""
     num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -num_slow[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the collector, which many tests call, need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

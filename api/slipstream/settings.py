@@ -7,6 +7,7 @@ both read them here. Does not know: what the options do.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -207,9 +208,14 @@ def wrong_option(name: str, given: object, allowed: str) -> BadRequestError:
     return bad_request(BadRequest(name, shown, allowed))
 
 
+@cache  # a command line asks for each option as often as it has commands
+def _type_info(name: str) -> inspect.Type:
+    return inspect.type_info(_FIELDS[name].type)
+
+
 def description(name: str) -> str:
     """What an option means, for people."""
-    info = inspect.type_info(_FIELDS[name].type)
+    info = _type_info(name)
     assert isinstance(info, inspect.Metadata), f"{name} lacks a description"
     assert info.extra_json_schema is not None
     return str(info.extra_json_schema["description"])
@@ -217,7 +223,7 @@ def description(name: str) -> str:
 
 def allowed_values(name: str) -> str:
     """An option's range, for people."""
-    return _allowed(inspect.type_info(_FIELDS[name].type))
+    return _allowed(_type_info(name))
 
 
 def _allowed(info: inspect.Type) -> str:

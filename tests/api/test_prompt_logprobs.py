@@ -39,7 +39,8 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    with Stack(max_logprobs=-1, max_num_batched_tokens=96, num_blocks=200) as stack:
+    options = {"max_logprobs": -1, "max_num_batched_tokens": 96, "num_blocks": 200}
+    with spareless_stack(**options) as stack:
         yield stack
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.patience import PATIENCE_S
+from tests.stacks import spareless_stack
 
 from slipstream import BadRequestError, Client, SamplingParams, Stack
 from slipstream.events import ProcessRestarted
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    with Stack(threads=1) as stack:
+    with spareless_stack(threads=1) as stack:
         yield stack
 
 

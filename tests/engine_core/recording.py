@@ -7,12 +7,12 @@ for its value raises: on a card both would be errors that no test on a CPU sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 Work = Callable[[], None]
 
@@ -50,10 +50,44 @@ class _Warm(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class _Call:
+    """An operator with its arguments, of which some are to be what the replay has made so far."""
+
+    def __init__(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any, made: set[int]
+    ) -> None:
+        """made: the ids of the tensors that earlier calls made; grows by those of this one."""
+        self._func = func
+        self._leaves, self._tree = tree_flatten((args, kwargs))
+        self._made_before = [
+            (place, id(leaf)) for place, leaf in enumerate(self._leaves) if id(leaf) in made
+        ]
+        self._outputs = tree_flatten(outputs)[0]  # held, so that nothing else has their ids
+        given = {id(leaf) for leaf in self._leaves}
+        self._makes = [
+            (place, id(output))
+            for place, output in enumerate(self._outputs)
+            if isinstance(output, torch.Tensor) and id(output) not in given
+        ]
+        made.update(number for _, number in self._makes)
+
+    def repeat(self, made: dict[int, Any]) -> None:
+        """made: what stands for a tensor that was made while recording, by its id."""
+        leaves = self._leaves.copy()
+        for place, number in self._made_before:
+            leaves[place] = made[number]
+        args, kwargs = tree_unflatten(leaves, self._tree)
+        outputs = tree_flatten(self._func(*args, **kwargs))[0]
+        assert len(outputs) == len(self._outputs)
+        for place, number in self._makes:
+            made[number] = outputs[place]
+
+
 class _Tape(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self._calls: list[tuple[Any, tuple[Any, ...], Mapping[str, Any], list[Any]]] = []
+        self._calls: list[_Call] = []
+        self._made: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -61,21 +95,13 @@ class _Tape(TorchDispatchMode):
         _refuse_values(func, args)
         kwargs = kwargs or {}
         outputs = func(*args, **kwargs)
-        self._calls.append((func, args, kwargs, tree_flatten(outputs)[0]))
+        self._calls.append(_Call(func, args, kwargs, outputs, self._made))
         return outputs
 
     def replay(self) -> None:
-        made: dict[int, Any] = {}  # what stands for a tensor that was made while recording
-
-        def now(value: Any) -> Any:
-            return made.get(id(value), value) if isinstance(value, torch.Tensor) else value
-
-        for func, args, kwargs, outputs in self._calls:
-            given = {id(value) for value in tree_flatten((args, dict(kwargs)))[0]}
-            new = tree_flatten(func(*tree_map(now, args), **tree_map(now, dict(kwargs))))[0]
-            for before, after in zip(outputs, new, strict=True):
-                if isinstance(before, torch.Tensor) and id(before) not in given:
-                    made[id(before)] = after
+        made: dict[int, Any] = {}
+        for call in self._calls:
+            call.repeat(made)
 
 
 _aten = torch.ops.aten

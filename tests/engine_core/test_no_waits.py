@@ -91,8 +91,9 @@ def model() -> LoadedModel:
     return meta_model(config)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def runner(model: LoadedModel) -> Iterator[TorchRunner]:
+    """One for all: recording takes far longer than the steps, which leave nothing behind."""
     with meta_runner(model, SIZES) as (runner, _):
         yield runner
 

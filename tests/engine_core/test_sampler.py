@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,8 +21,7 @@ from slipstream_core.runner.sampler import RawLogprobs, sample
 torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -98,7 +97,7 @@ def draw(logits: torch.Tensor, row: Row, count: int) -> torch.Tensor:
     """`count` draws of one row, by position, in a few large batches; counts by token."""
     counts = torch.zeros(len(logits), dtype=torch.int64)
     for start in range(1, count + 1, 2000):
-        rows = [replace(row, position=p) for p in range(start, min(start + 2000, count + 1))]
+        rows = [row._replace(position=p) for p in range(start, min(start + 2000, count + 1))]
         token_ids, _ = run(logits.expand(len(rows), -1), rows)
         counts += torch.bincount(torch.tensor(token_ids), minlength=len(logits))
     return counts

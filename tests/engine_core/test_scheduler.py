@@ -16,6 +16,7 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 
 from slipstream_core.config import CoreConfig
@@ -791,10 +792,22 @@ class AnyOrder(RuleBasedStateMachine):
             self.harness.finish(ahead=self.seed % 3)
 
 
-AnyOrder.TestCase.settings = settings(
-    max_examples=150,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-TestAnyOrder = AnyOrder.TestCase
+def check_any_order(max_examples: int) -> None:
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        AnyOrder,
+        settings=settings(
+            max_examples=max_examples,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        ),
+    )
+
+
+def test_any_order() -> None:
+    check_any_order(50)
+
+
+@pytest.mark.slow
+def test_any_order_at_length() -> None:
+    check_any_order(200)

@@ -30,7 +30,7 @@ NUM_TOKENS = 200
 @pytest.fixture(scope="module")
 def stack():
     settings = {"http_port": 0, "http_workers": 2, "max_num_seqs": NUM_STREAMS}
-    with Stack("simulated:step_ms=10,mode=chain", **settings) as running:
+    with spareless_stack("simulated:step_ms=10,mode=chain", **settings) as running:
         yield running
 
 

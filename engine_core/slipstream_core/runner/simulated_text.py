@@ -91,20 +91,21 @@ class SimulatedText:
     """The choice of tokens; see the module for its two modes."""
 
     def __init__(self, options: SimulatedOptions) -> None:
+        self._chain = options.mode == "chain"
         if options.tokenizer is None:
             self.vocab_size = options.vocab_size or _DEFAULT_VOCAB_SIZE
             self._ordinary: Int64s = np.arange(self.vocab_size)
             places = np.arange(_SYNTHETIC_CORPUS_LEN, dtype=np.uint64)
             corpus = (_scramble(places) % np.uint64(self.vocab_size)).astype(np.int64)
         else:
-            self._ordinary, corpus, needed = _read_tokenizer(Path(options.tokenizer))
+            path = Path(options.tokenizer)
+            self._ordinary, corpus, needed = _read_tokenizer(path, with_corpus=not self._chain)
             self.vocab_size = options.vocab_size or needed
             if self.vocab_size < needed:
                 raise ValueError(
                     f"option 'vocab_size' is {self.vocab_size}, but {options.tokenizer} has "
                     f"ids up to {needed - 1}: give at least {needed}, or leave it out"
                 )
-        self._chain = options.mode == "chain"
         self._source = self._ordinary if self._chain else corpus
 
     def mix(self, token_ids: Int64s, positions: Int64s) -> UInt64s:
@@ -198,27 +199,32 @@ class SimulatedText:
         return out
 
 
-def _read_tokenizer(path: Path) -> tuple[Int64s, Int64s, int]:
-    """Ordinary ids ascending, a text's ids, and the number of ids, of a tokenizer.json."""
+def _read_tokenizer(path: Path, *, with_corpus: bool) -> tuple[Int64s, Int64s, int]:
+    """Ordinary ids ascending, a text's ids, and the number of ids, of a tokenizer.json.
+
+    The text takes most of the time; none is encoded without `with_corpus`.
+    """
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise ValueError(f"option 'tokenizer' is '{path}'; allowed: {_ALLOWED['tokenizer']}")
-    # Imported here: who simulates without a tokenizer starts without them.
-    from pydoc_data.topics import topics
-
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer  # here: who simulates without a tokenizer starts without it
 
     tokenizer = Tokenizer.from_file(str(file))
     added = tokenizer.get_added_tokens_decoder()
     special = [token_id for token_id, token in added.items() if token.special]
     vocab = np.array(sorted(tokenizer.get_vocab(with_added_tokens=True).values()), np.int64)
+    ordinary = np.unique(vocab[~np.isin(vocab, special)])
+    num_ids = int(vocab[-1]) + 1
+    if not with_corpus:
+        return ordinary, _NO_IDS, num_ids
+    from pydoc_data.topics import topics
+
     text = "\n\n".join(topics[name] for name in sorted(topics))[:_CORPUS_CHARS]
     corpus = np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
     corpus = corpus[~np.isin(corpus, special)]
-    ordinary = np.unique(vocab[~np.isin(vocab, special)])
     if not len(corpus):
         raise ValueError(f"option 'tokenizer' is '{path}', which encodes English text to nothing")
-    return ordinary, corpus, int(vocab[-1]) + 1
+    return ordinary, corpus, num_ids
 
 
 # Odd factors spread small integers over 64 bits; the shifts and factors of _scramble are those

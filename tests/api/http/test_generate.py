@@ -12,6 +12,7 @@ import pytest
 from tests.api.conftest import Entry, FakeWorker, deltas
 from tests.api.http.conftest import Front, Raw, events_of
 from tests.patience import PATIENCE_S
+from tests.stacks import spareless_stack
 
 from slipstream import Client, Stack
 from slipstream_ipc.codec import decode_params
@@ -160,7 +161,7 @@ def test_a_stream_that_is_aborted_ends_with_what_it_had(played, raw):
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    with Stack(
+    with spareless_stack(
         "simulated:step_ms=1,mode=chain", http_port=0, api_key="key", served_model_name="tiny"
     ) as running:
         yield running

@@ -56,7 +56,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Stack]:
-    with Stack(http_port=0) as running:
+    with spareless_stack(http_port=0) as running:
         yield running
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.api.conftest import Entry, deltas
 from tests.api.http.conftest import Front, Raw
 from tests.patience import Patience
+from tests.stacks import spareless_stack
 
 from slipstream import Stack
 from slipstream.http.config import Limits
@@ -106,7 +107,7 @@ def told_by(events: list[Event]) -> dict[Any, Any]:
 
 @pytest.fixture(scope="module")
 def stack():
-    with Stack(SIMULATED, http_port=0) as running:
+    with spareless_stack(SIMULATED, http_port=0) as running:
         yield running
 
 

@@ -22,6 +22,7 @@ from openai import OpenAI
 from tests.api.conftest import FakeWorker
 from tests.api.http.conftest import Front, Raw
 from tests.patience import PATIENCE_S
+from tests.stacks import spareless_stack
 from transformers import AutoTokenizer
 
 from slipstream import BadRequestError, Client, ConnectionLostError, Stack
@@ -232,7 +233,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def stack(folder: Path) -> Iterator[Stack]:
     model = "simulated:step_ms=0,prefill_us=0"
-    with Stack(model, tokenizer=str(folder), served_model_name="tiny", http_port=0) as running:
+    options = {"tokenizer": str(folder), "served_model_name": "tiny", "http_port": 0}
+    with spareless_stack(model, **options) as running:
         yield running
 
 

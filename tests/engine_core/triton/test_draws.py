@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,7 +72,7 @@ def test_truncated_rows_get_the_tokens_of_torchs_operators(
     if spread:
         monkeypatch.setattr(sampler, "NUM_CANDIDATES", 4)
     rows = [
-        replace(row, seed=100 * n + turn, position=turn + 1)
+        row._replace(seed=100 * n + turn, position=turn + 1)
         for n, row in enumerate(ROWS)
         for turn in range(4)
     ]
