@@ -87,7 +87,9 @@ def prefill_tile(heads: Heads, shared_limit: int) -> Tile:
 
 
 def shared_bytes(tile: Tile, heads: Heads) -> int:
-    """What a program with this tile takes of shared memory at most, as Triton lays it out.
+    """What a program with this tile takes of shared memory at most, but on an H100.
+
+    There products are made otherwise, and take up to half as much again, of which it has enough.
 
     While it walks the keys: the queries, a tile of scores, and the tiles of keys and values that
     are there at a time, with the blocks that name them. Behind them: its accumulator, laid out
