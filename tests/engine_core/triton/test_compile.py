@@ -162,7 +162,6 @@ def most_shared(launch: Launch, layer: LayerGeometry, dtype: torch.dtype) -> int
         pytest.param(89, 101_376, torch.float32, id="8.9, float32", marks=pytest.mark.slow),
         pytest.param(80, 166_912, torch.bfloat16, id="8.0", marks=pytest.mark.slow),
         pytest.param(120, 101_376, torch.bfloat16, id="12.0", marks=pytest.mark.slow),
-        pytest.param(75, 65_536, torch.float16, id="7.5", marks=pytest.mark.slow),
     ],
 )
 def test_fits_cards_with_less_shared_memory(
