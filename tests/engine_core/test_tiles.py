@@ -21,7 +21,7 @@ from slipstream_core.runner.attention.tiles import (
     supports,
 )
 
-# bytes of shared memory a program, by compute capability: 7.5, 8.6 and 8.9 and 12.0, 8.0, 9.0
+# bytes of shared memory a program: very little; of the capabilities 8.6, 8.9 and 12.0; 8.0; 9.0
 LIMITS = (65_536, 101_376, 166_912, H100_SHARED_LIMIT)
 DIMS = st.integers(1, MAX_DIM)
 HEADS = st.builds(

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 import torch
 
+from slipstream_core.runner.attention import choice
 from slipstream_core.runner.attention.choice import triton_attention
+from slipstream_core.runner.attention.tiles import H100_SHARED_LIMIT
 from slipstream_core.runner.geometry import LayerGeometry
 from slipstream_core.runner.refusals import ModelLoadError
 from slipstream_core.runner.triton_ready import is_wanted, unready
@@ -125,6 +127,7 @@ def test_kernels_that_do_not_compile_are_a_models_error(
 
     name = "slipstream_core.runner.attention.triton"
     monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(TritonAttention=Broken))
+    monkeypatch.setattr(choice, "shared_limit", lambda _device: H100_SHARED_LIMIT)
     with pytest.raises(ModelLoadError, match="its sampling kernels cannot be compiled"):
         whole_draws(1000, CARD, model="it")  # there is no card, and no Triton either
     with pytest.raises(ModelLoadError, match=r"'it'.*PassManager::run failed\); set native to f"):

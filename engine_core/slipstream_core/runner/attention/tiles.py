@@ -87,7 +87,11 @@ def prefill_tile(heads: Heads, shared_limit: int) -> Tile:
 
 
 def shared_bytes(tile: Tile, heads: Heads) -> int:
-    """What a program with this tile takes of shared memory at most, as Triton lays it out.
+    """What a program with this tile takes of shared memory at most, on a card of 8.x or 12.0.
+
+    An H100 makes products otherwise, which takes up to half as much again; it has enough of it.
+    Before 8.0 Triton makes them in float32, for which this is too little: what does not fit such a
+    card is found when it is compiled.
 
     While it walks the keys: the queries, a tile of scores, and the tiles of keys and values that
     are there at a time, with the blocks that name them. Behind them: its accumulator, laid out
