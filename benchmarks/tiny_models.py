@@ -274,7 +274,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         max_window_layers=2,
     ),
     _served("Qwen2-MoE", "Qwen2MoeConfig", **_MOE, num_experts=4),
-    _served("Qwen3", "Qwen3Config", quick=True, head_dim=32),
+    _served("Qwen3", "Qwen3Config", head_dim=32),
     _served(
         "Qwen3, YaRN rope",
         "Qwen3Config",
@@ -282,7 +282,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         rope_parameters=_rope("yarn", factor=4.0, original_max_position_embeddings=32),
     ),
     _served("Qwen3-MoE", "Qwen3MoeConfig", quick=True, **_MOE, head_dim=16, num_experts=8),
-    _served("Mistral, sliding window", "MistralConfig", quick=True, sliding_window=WINDOW),
+    _served("Mistral, sliding window", "MistralConfig", sliding_window=WINDOW),
     _served("Ministral, sliding window", "MinistralConfig", head_dim=16, sliding_window=WINDOW),
     _served("Mixtral", "MixtralConfig", num_local_experts=4, num_experts_per_tok=2),
     _served("Gemma", "GemmaConfig", head_dim=16),

@@ -105,6 +105,7 @@ def test_guesses_find_and_end_nothing(make_stack, expected, outcome) -> None:
     stack.until(lambda: all(s.is_over for s in streams))
     assert outcome(streams) == outcome(plain)
     assert [s.end for s in streams] == [s.end for s in plain]
+    stack.until(lambda: len(stranger.of(UnknownStreams)) >= num)  # the last are under way
     assert len(stranger.of(UnknownStreams)) == num
     assert {type(answer) for answer in stranger.answers} == {Welcome, UnknownStreams}
     assert not any(s.is_superseded for s in streams)

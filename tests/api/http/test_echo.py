@@ -19,7 +19,8 @@ PROMPT = "Once upon a time, naïve 日本 said"
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    with spareless_stack(http_port=0, max_logprobs=-1) as stack:
+    model = "simulated:step_ms=1,mode=chain"  # each token depends on all before it
+    with spareless_stack(model, http_port=0, max_logprobs=-1) as stack:
         yield stack
 
 
