@@ -38,9 +38,8 @@ class QuestionLane:
         self._max_asked = max_asked
         self._asked_chars = 0
         self._waiting: dict[int, Question] = {}
-        self._turns: dict[
-            bytes, ShorterFirst
-        ] = {}  # of each that may wait; whose turn is next first
+        # of each client that may have something to be asked; whose turn is next first
+        self._turns: dict[bytes, ShorterFirst] = {}
         self._num_added = 0
         self._nums: Counter[bytes] = Counter()  # of each client, asked or not
         self._chars: Counter[bytes] = Counter()
