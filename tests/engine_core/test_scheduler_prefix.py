@@ -581,4 +581,4 @@ def test_any_order() -> None:
 
 @pytest.mark.slow
 def test_any_order_at_length() -> None:
-    check_any_order(200)
+    check_any_order(150)
