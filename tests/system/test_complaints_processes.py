@@ -111,7 +111,8 @@ def test_answers_survive_a_dead_engine_vllm_39863_27194_32193_sglang_9329_36900(
 
     def kill() -> None:
         os.kill(stack.pids[name], signal.SIGKILL)
-        assert status_of(stack, "/health") == 200  # of the front, which lives
+        # the front lives, and may have heard of it already
+        assert status_of(stack, "/health") in (200, 503)
 
     stack.events()
     assert streamed(stack, kill) == plain
