@@ -11,6 +11,8 @@ from unittest.mock import patch
 import pytest
 from tests.system.conftest import CHAIN, MiniStack
 
+from slipstream.prompt_pieces import prompt_logprobs_of
+
 PROMPTS = ["Chapter 1: how names are bound, and where.", "A list is", "x", "And then? " * 9]
 PARAMS: dict[str, Any] = {"max_tokens": 12, "prompt_logprobs": 3, "logprobs": 1}
 POINTS = [4, 6, 8, 11, 16, 24]
@@ -43,7 +45,10 @@ def run(stack, disturb, num_steps: int, params: dict[str, Any] = PARAMS):
 
 
 def seen(streams) -> list[Any]:
-    return [(one.text, one.token_ids, one.ranks, one.prompt.read(), one.end) for one in streams]
+    return [
+        (one.text, one.token_ids, one.ranks, prompt_logprobs_of(one.prompt), one.end)
+        for one in streams
+    ]
 
 
 def kill_core(stack, _client) -> None:
@@ -87,7 +92,7 @@ def test_at_every_point(make_stack, plain, disturb, num_steps) -> None:
     found = run(make_stack(max_num_batched_tokens=8), disturb, num_steps)
     assert seen(found) == seen(plain)
     for one in found:
-        assert len(one.prompt.read()) == one.prompt_len
+        assert len(prompt_logprobs_of(one.prompt)) == one.prompt_len
 
 
 def test_preempted_in_the_middle_of_a_prompt(make_stack, plain) -> None:

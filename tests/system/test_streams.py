@@ -424,6 +424,6 @@ def test_questions_of_who_leaves_or_attaches_anew_are_withdrawn(make_stack) -> N
     stack.until(lambda: len(stack.prompts.asked) == 2)
     other.hop.attach(stack.now())
     stack.until(lambda: len(stack.prompts.asked) == 1)
-    assert other.hop.is_attached
+    stack.until(lambda: other.hop.is_attached)
     lost.is_reading = False
     stack.until(lambda: not stack.prompts.asked)

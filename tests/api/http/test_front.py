@@ -187,6 +187,7 @@ def test_text_that_is_not_there_yet_makes_no_event(played, raw):
     played.send(deltas(Entry(handle, "é", 1, 2, ids=[8])))
     assert raw.read_event()["choices"][0]["text"] == "é"
     say(played, handle, "", 2, "stop")
+    assert raw.read_event()["choices"][0]["finish_reason"] == "stop"
 
 
 def test_what_a_link_repeats_is_said_once(played, raw):
@@ -194,6 +195,7 @@ def test_what_a_link_repeats_is_said_once(played, raw):
     say(played, handle, "ab")
     assert raw.read_event()["choices"][0]["text"] == "b"
     say(played, handle, "", 2, "stop")
+    assert raw.read_event()["choices"][0]["finish_reason"] == "stop"
 
 
 def test_a_worker_that_is_attached_anew_goes_on(played, raw):
