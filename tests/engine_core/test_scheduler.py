@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -795,12 +795,7 @@ class AnyOrder(RuleBasedStateMachine):
 def check_any_order(max_examples: int) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         AnyOrder,
-        settings=settings(
-            max_examples=max_examples,
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow],
-        ),
+        settings=settings(max_examples=max_examples, stateful_step_count=40),
     )
 
 
