@@ -55,6 +55,7 @@ from slipstream_ipc.messages.fields import (
     ErrorCode,
     FinishReason,
 )
+from slipstream_ipc.messages.grammar_process import GrammarProcessConfig, Tried
 from slipstream_ipc.messages.prompt_process import (
     FromPromptProcess,
     PromptReady,
@@ -126,6 +127,7 @@ __all__ = [
     "FromPromptProcess",
     "FunctionCall",
     "Goodbye",
+    "GrammarProcessConfig",
     "Hello",
     "LogprobColumns",
     "ModelCard",
@@ -157,6 +159,7 @@ __all__ = [
     "Tokenize",
     "Tokenized",
     "ToolCall",
+    "Tried",
     "Unknown",
     "UnknownStreams",
     "Welcome",
