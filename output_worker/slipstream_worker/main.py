@@ -17,7 +17,16 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from slipstream_ipc.child import Activate, Beats, Commands, Drain, StopSignal, report, start_child
+from slipstream_ipc.child import (
+    Activate,
+    Beats,
+    Commands,
+    Drain,
+    StopSignal,
+    report,
+    run_child,
+    start_child,
+)
 from slipstream_ipc.messages import Fault, PromptReady, Status
 from slipstream_worker.assembly import assemble_worker, detokenizers_from
 from slipstream_worker.config import WorkerConfig
@@ -155,4 +164,4 @@ def _freeze() -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_child(main)
