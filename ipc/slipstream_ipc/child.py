@@ -36,6 +36,7 @@ from typing import NoReturn, TypeVar
 
 import msgspec
 
+from slipstream_ipc.connections import raise_file_limit
 from slipstream_ipc.messages import Status
 from slipstream_ipc.statistics import Numbers, Statistics
 
@@ -163,7 +164,8 @@ class Beats:
 
 
 def start_child(name: str, config_type: type[Config]) -> tuple[Config, StopSignal]:
-    """The first thing a child does: its logging, its config, its stop signal, its parent's death.
+    """The first thing a child does: its logging, its config, its stop signal, its parent's death,
+    as many files as it may have.
 
     Exits with a status line and code 2 where the config is wrong.
     """
@@ -181,6 +183,7 @@ def start_child(name: str, config_type: type[Config]) -> tuple[Config, StopSigna
         os.set_inheritable(int(status_fd), False)
         os.set_blocking(int(status_fd), False)
         sys.excepthook = _die_of
+    raise_file_limit()
     stop = StopSignal()
     try:
         return msgspec.json.decode(sys.stdin.buffer.read(), type=config_type), stop
