@@ -57,6 +57,7 @@ from slipstream_ipc.messages.fields import (
 )
 from slipstream_ipc.messages.prompt_process import (
     FromPromptProcess,
+    PromptBeat,
     PromptReady,
     Render,
     Rendered,
@@ -77,7 +78,7 @@ from slipstream_ipc.messages.shared import (
     ModelCard,
     SamplingDefaults,
 )
-from slipstream_ipc.messages.status import Status
+from slipstream_ipc.messages.status import State, Status
 from slipstream_ipc.messages.worker_core import (
     Admit,
     Admitted,
@@ -131,6 +132,7 @@ __all__ = [
     "ModelCard",
     "Ping",
     "Positions",
+    "PromptBeat",
     "PromptLogprobs",
     "PromptReady",
     "PromptScores",
@@ -146,6 +148,7 @@ __all__ = [
     "SamplingDefaults",
     "SamplingParams",
     "Starting",
+    "State",
     "Status",
     "Step",
     "StructuredOutputs",
