@@ -37,13 +37,14 @@ from typing import NoReturn, TypeVar
 import msgspec
 
 from slipstream_ipc.connections import raise_file_limit
-from slipstream_ipc.messages import Status
+from slipstream_ipc.messages import State, Status
 from slipstream_ipc.statistics import Numbers, Statistics
 
 STATUS_FD_VARIABLE = "SLIPSTREAM_STATUS_FD"
 CONTROL_FD_VARIABLE = "SLIPSTREAM_CONTROL_FD"
 PARENT_PID_VARIABLE = "SLIPSTREAM_PARENT_PID"
 BEAT_S = 0.5  # between two beats; a loop that beats turns at least as often
+SILENT_S = 4 * BEAT_S  # without a beat, from when on a process is called silent
 
 Config = TypeVar("Config")
 
@@ -72,7 +73,8 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
 
 
 class Condition(msgspec.Struct, frozen=True, tag=True):
-    """How the stack's processes are, by name, for a child that tells others.
+    """How the stack's processes are, by name, for a child that tells others; those that a child
+    keeps itself are among them.
 
     `starting` until one was ready for the first time, `restarting` while a dead one's successor is
     not; `ready`; `silent` where one that beats has not done so for a while.
@@ -154,12 +156,21 @@ class Beats:
     def __init__(self) -> None:
         self._due = 0.0
 
-    def beat(self, now: float, numbers: Callable[[], Numbers] | None = None) -> bool:
-        """Write a beat if one is due, with what was counted by then; whether it was."""
+    def beat(
+        self,
+        now: float,
+        numbers: Callable[[], Numbers] | None = None,
+        processes: dict[str, State] | None = None,
+    ) -> bool:
+        """Write a beat if one is due, with what was counted by then; whether it was.
+
+        processes: how those are that this one keeps itself.
+        """
         if now < self._due:
             return False
         self._due = now + BEAT_S / 2  # so that a loop that sleeps for BEAT_S never skips one
-        report(Status(beat=True, numbers=None if numbers is None else numbers()))
+        counted = None if numbers is None else numbers()
+        report(Status(beat=True, numbers=counted, processes=processes or {}))
         return True
 
 

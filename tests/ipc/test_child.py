@@ -328,7 +328,7 @@ def test_beats_are_at_most_half_a_beat_apart_and_never_wait(
     for number in range(20000):  # far more than a pipe holds
         beats.beat(10.0 + number)
     lines = os.read(read_fd, 2**20).splitlines()
-    assert {msgspec.json.decode(line, type=Status) for line in lines} == {Status(beat=True)}
+    assert [msgspec.json.decode(line, type=Status) for line in set(lines)] == [Status(beat=True)]
     assert len(lines) < 20000
     os.close(read_fd)
     os.close(write_fd)

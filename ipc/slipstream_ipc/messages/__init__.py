@@ -57,6 +57,7 @@ from slipstream_ipc.messages.fields import (
 )
 from slipstream_ipc.messages.prompt_process import (
     FromPromptProcess,
+    PromptBeat,
     PromptReady,
     Render,
     Rendered,
@@ -79,7 +80,7 @@ from slipstream_ipc.messages.shared import (
     ModelCard,
     SamplingDefaults,
 )
-from slipstream_ipc.messages.status import Status
+from slipstream_ipc.messages.status import State, Status
 from slipstream_ipc.messages.worker_core import (
     Admit,
     Admitted,
@@ -133,6 +134,7 @@ __all__ = [
     "ModelCard",
     "Ping",
     "Positions",
+    "PromptBeat",
     "PromptLogprobs",
     "PromptReady",
     "PromptScores",
@@ -149,6 +151,7 @@ __all__ = [
     "SamplingOptions",
     "SamplingParams",
     "Starting",
+    "State",
     "Status",
     "Step",
     "StructuredOptions",
