@@ -58,6 +58,7 @@ from slipstream_ipc.messages.fields import (
 from slipstream_ipc.messages.grammar_process import GrammarProcessConfig, Tried
 from slipstream_ipc.messages.prompt_process import (
     FromPromptProcess,
+    PromptBeat,
     PromptReady,
     Render,
     Rendered,
@@ -65,7 +66,9 @@ from slipstream_ipc.messages.prompt_process import (
 from slipstream_ipc.messages.requests import (
     ChatMessage,
     FunctionCall,
+    SamplingOptions,
     SamplingParams,
+    StructuredOptions,
     StructuredOutputs,
     TemplateOptions,
     ToolCall,
@@ -78,7 +81,7 @@ from slipstream_ipc.messages.shared import (
     ModelCard,
     SamplingDefaults,
 )
-from slipstream_ipc.messages.status import Status
+from slipstream_ipc.messages.status import State, Status
 from slipstream_ipc.messages.worker_core import (
     Admit,
     Admitted,
@@ -133,6 +136,7 @@ __all__ = [
     "ModelCard",
     "Ping",
     "Positions",
+    "PromptBeat",
     "PromptLogprobs",
     "PromptReady",
     "PromptScores",
@@ -146,10 +150,13 @@ __all__ = [
     "Report",
     "Resume",
     "SamplingDefaults",
+    "SamplingOptions",
     "SamplingParams",
     "Starting",
+    "State",
     "Status",
     "Step",
+    "StructuredOptions",
     "StructuredOutputs",
     "Submit",
     "Superseded",
