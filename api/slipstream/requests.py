@@ -202,16 +202,22 @@ def new_submits(
     return submits
 
 
-def new_resume(stream_id: str, num_chars: int, num_tokens: int) -> Resume:
-    """A Resume, its handle for the I/O thread to set.
+def new_resume(
+    stream_id: str, num_chars: int, num_tokens: int, checksum: int | None = None
+) -> Resume:
+    """A Resume, its handle for the I/O thread to set. checksum: `history_checksum` of the tokens.
 
     Raises: BadRequestError.
     """
     try:
-        for field, value in (("num_chars", num_chars), ("num_tokens", num_tokens)):
+        for field, value in (
+            ("num_chars", num_chars),
+            ("num_tokens", num_tokens),
+            ("checksum", 0 if checksum is None else checksum),
+        ):
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**32:
                 raise BadRequest(field, value, "an integer in [0, 2**32)")
-        return Resume(0, _stream_id(stream_id), num_chars, num_tokens)
+        return Resume(0, _stream_id(stream_id), num_chars, num_tokens, checksum=checksum)
     except BadRequest as error:
         raise bad_request(error) from None
 

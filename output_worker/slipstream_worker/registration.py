@@ -79,7 +79,15 @@ def fingerprint(submit: Submit) -> bytes:
 
     Under which handle it comes, and how much of the answer its sender has, makes no difference.
     """
-    plain = structs.replace(submit, handle=0, was_accepted=False, output_ids=b"", num_chars=0)
+    plain = structs.replace(
+        submit,
+        handle=0,
+        was_accepted=False,
+        output_ids=b"",
+        num_chars=0,
+        num_tokens=0,
+        checksum=None,
+    )
     return hashlib.blake2b(msgspec.msgpack.encode(plain), digest_size=16).digest()
 
 

@@ -24,6 +24,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from urllib.parse import unquote
+from weakref import WeakValueDictionary
 
 from msgspec import UNSET
 
@@ -56,6 +57,7 @@ from slipstream.http.token_texts import TokenTexts
 from slipstream.http.tokenizing import detokenize, tokenize
 from slipstream.http.wire import Response, json_response
 from slipstream.loop_io import LoopIO
+from slipstream.stream_state import StreamState
 from slipstream_ipc.messages import ModelCard
 from slipstream_ipc.statistics import Statistics
 
@@ -91,6 +93,7 @@ class App:
         self._hosts = Hosts(None) if hosts is None else hosts
         self._started = int(time.time())
         self.is_draining = False
+        self._streams_by_id: WeakValueDictionary[bytes, StreamState] = WeakValueDictionary()
         self.processes: dict[str, str] = {}  # how they are, by name, as far as somebody has said
         self.live = Live()
         self._metrics = Metrics()
@@ -250,7 +253,8 @@ class App:
         model = served_model(self._io, body.model)
         event_id = last_event(request)
         if event_id is not None:
-            self._start(ask_again(event_id, "cmpl", model), request, exchange)
+            same = partial(ask_completion, body, model)
+            self._start(ask_again(event_id, "cmpl", model, same), request, exchange)
         else:
             self._start(ask_completion(body, model), request, exchange)
 
@@ -259,7 +263,8 @@ class App:
         model = served_model(self._io, body.model)
         event_id = last_event(request)
         if event_id is not None:
-            self._start(ask_again(event_id, "chatcmpl", model), request, exchange)
+            same = partial(ask_chat, body, model)
+            self._start(ask_again(event_id, "chatcmpl", model, same), request, exchange)
         else:
             self._start(ask_chat(body, model), request, exchange)
 
@@ -268,7 +273,8 @@ class App:
         model = served_model(self._io, body.model)
         event_id = last_event(request)
         if event_id is not None:
-            self._start(ask_again(event_id, "gen", model), request, exchange)
+            same = partial(ask_generate, body, params, model)
+            self._start(ask_again(event_id, "gen", model, same), request, exchange)
         else:
             self._start(ask_generate(body, params, model), request, exchange)
 
@@ -283,12 +289,22 @@ class App:
     def _start(self, ask: Ask, request: Request, exchange: Exchange) -> None:
         if wants_events(request) and ask.can_resume:
             ask = replace(ask, is_resumable=True)
+        if ask.is_resumable:
+            self._remember(ask)
         where = (self._io, self._texts, self._limits, self._fan_out, self._share)
         start = partial(answer.start, ask, exchange, *where)
         if ask.needs_texts:
             self._texts.when_loaded(start)
         else:
             start()
+
+    def _remember(self, ask: Ask) -> None:
+        """Where a later request goes on with its streams, what they were submitted as is known."""
+        for state in ask.states:
+            before = self._streams_by_id.get(state.stream_id)
+            if state.resubmittable is None and before is not None:
+                state.resubmittable = before.resubmittable
+            self._streams_by_id[state.stream_id] = state
 
     def _shown(self, model: ModelCard) -> Model:
         return Model(model.name, self._started, model.max_model_len)
