@@ -26,6 +26,7 @@ from slipstream_ipc.child import (
     StopSignal,
     prepare,
     report,
+    run_child,
     start_child,
     wait_for_activation,
 )
@@ -88,4 +89,4 @@ def _freeze() -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_child(main)

@@ -37,9 +37,19 @@ MAX_SEED = 2**63 - 1
 MAX_TEMPERATURE = 1e30  # what float32 holds with room to spare
 MAX_PRIORITY = 2**31 - 1
 
+_NONE_MEANS_EMPTY = ("stop", "stop_token_ids")
+
 
 def params_from(options: Mapping[str, Any]) -> SamplingParams:
-    """SamplingParams of keyword options; BadRequest for an unknown name or a wrong type."""
+    """SamplingParams of keyword options; BadRequest for an unknown name or a wrong type.
+
+    `stop` and `stop_token_ids` may be None for none, as in vLLM.
+    """
+    options = {
+        name: value
+        for name, value in options.items()
+        if value is not None or name not in _NONE_MEANS_EMPTY
+    }
     wanted = options.get("structured_outputs")
     if isinstance(wanted, StructuredOutputs):  # a Struct's constructor checks no types
         options = {**options, "structured_outputs": msgspec.structs.asdict(wanted)}

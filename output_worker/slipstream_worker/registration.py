@@ -32,7 +32,7 @@ from slipstream_ipc.params import (
     with_num_logprobs,
 )
 from slipstream_ipc.structured import check_ending
-from slipstream_ipc.token_rules import check_rules, unpack_words
+from slipstream_ipc.token_rules import check_rules, unpack_words, with_distinct_ids
 from slipstream_worker.detokenizer import DetokenizerFactory
 from slipstream_worker.output import StreamOutput
 from slipstream_worker.stop_strings import StopStrings
@@ -109,7 +109,7 @@ def register(
         max_tokens=max_tokens,
     )
     check_ending(params, stop_token_ids)
-    params = with_num_logprobs(params, card.vocab_size)
+    params = with_distinct_ids(with_num_logprobs(params, card.vocab_size))
     return Admit(
         stream_id=submit.stream_id,
         prompt_ids=prompt_ids,

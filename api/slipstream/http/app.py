@@ -63,7 +63,7 @@ _NEEDS_KEY = ("/v1/", "/generate", "/abort", "/tokenize", "/detokenize")
 _MODEL = "/v1/models/"
 _LIVE = "/live"
 _WELL = frozenset(("starting", "ready"))
-_ENGINE = ("core", "worker")
+_ENGINE = ("core", "worker", "prompts")
 Handler = Callable[[Request, Exchange], None]
 
 

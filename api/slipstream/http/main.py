@@ -36,6 +36,7 @@ from slipstream_ipc.child import (
     Drain,
     StopSignal,
     report,
+    run_child,
     start_child,
     wait_for_activation,
 )
@@ -144,4 +145,4 @@ async def _report_ready(io: LoopIO, detail: str) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_child(main)

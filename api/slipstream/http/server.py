@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
-import sys
 from functools import partial
 
 from slipstream.http.app import App
@@ -25,6 +23,7 @@ from slipstream.http.errors import ApiError
 from slipstream.http.parsing import Request
 from slipstream.http.shares import Share
 from slipstream.listening import Listeners, Taker
+from slipstream_ipc.connections import raise_file_limit
 from slipstream_ipc.statistics import FrontNumbers
 
 _TICK_S = 0.5  # how late a time limit may be noticed
@@ -52,7 +51,7 @@ class Server:
 
     def listen(self, listeners: Listeners) -> None:
         """Take connections from these, which are ours from now on."""
-        most = min(self.limits.connections, max(1, _num_descriptors() - _RESERVED_DESCRIPTORS))
+        most = min(self.limits.connections, max(1, raise_file_limit() - _RESERVED_DESCRIPTORS))
         self._taker = Taker(listeners, partial(Connection, self), most)
 
     def connected(self, connection: Connection) -> None:
@@ -107,14 +106,3 @@ class Server:
         now = self._loop.time()
         for connection in list(self._connections):
             connection.check_deadline(now)
-
-
-def _num_descriptors() -> int:
-    """How many there may be: each connection takes one, and the usual limit is meant for programs
-    that use select.
-    """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    num, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return num if num != resource.RLIM_INFINITY else sys.maxsize

@@ -57,6 +57,7 @@ from slipstream_ipc.messages.fields import (
 )
 from slipstream_ipc.messages.prompt_process import (
     FromPromptProcess,
+    PromptBeat,
     PromptReady,
     Render,
     Rendered,
@@ -64,7 +65,9 @@ from slipstream_ipc.messages.prompt_process import (
 from slipstream_ipc.messages.requests import (
     ChatMessage,
     FunctionCall,
+    SamplingOptions,
     SamplingParams,
+    StructuredOptions,
     StructuredOutputs,
     TemplateOptions,
     ToolCall,
@@ -77,7 +80,7 @@ from slipstream_ipc.messages.shared import (
     ModelCard,
     SamplingDefaults,
 )
-from slipstream_ipc.messages.status import Status
+from slipstream_ipc.messages.status import State, Status
 from slipstream_ipc.messages.worker_core import (
     Admit,
     Admitted,
@@ -131,6 +134,7 @@ __all__ = [
     "ModelCard",
     "Ping",
     "Positions",
+    "PromptBeat",
     "PromptLogprobs",
     "PromptReady",
     "PromptScores",
@@ -144,10 +148,13 @@ __all__ = [
     "Report",
     "Resume",
     "SamplingDefaults",
+    "SamplingOptions",
     "SamplingParams",
     "Starting",
+    "State",
     "Status",
     "Step",
+    "StructuredOptions",
     "StructuredOutputs",
     "Submit",
     "Superseded",
