@@ -44,16 +44,20 @@ def main() -> int:
     commands, beats = Commands(), Beats()
     context = zmq.Context()
     path = Path(config.runtime_dir) / f"prompts-{config.index}-{os.getpid()}.sock"
-    prompts = Prompts(
-        context,
-        f"ipc://{path}",
-        {
-            "tokenizer": config.tokenizer,
-            "cache_dir": config.cache_dir,
-            "trust_remote_code": config.trust_remote_code,
-        },
-        hang_timeout_s=config.hang_timeout_s,
-    )
+    try:
+        prompts = Prompts(
+            context,
+            f"ipc://{path}",
+            {
+                "tokenizer": config.tokenizer,
+                "cache_dir": config.cache_dir,
+                "trust_remote_code": config.trust_remote_code,
+            },
+            hang_timeout_s=config.hang_timeout_s,
+        )
+    except (OSError, zmq.ZMQError) as error:
+        report(Status(error=f"cannot start in {config.runtime_dir}: {error}"))
+        return 1
     poller = zmq.Poller()
     poller.register(stop.fileno(), zmq.POLLIN)
     poller.register(prompts.socket, zmq.POLLIN)
