@@ -130,6 +130,18 @@ class Commands:
         """Whether `read` would give some, or end this process."""
         return bool(self._waiting or select.select([self._fd], [], [], 0)[0])
 
+    def read_activation(self) -> Activate | None:
+        """The activation, where it has come; what was said after it is read later.
+
+        The parent may tell a child at once that it serves and that the stack drains.
+        """
+        commands = self.read()
+        for number, command in enumerate(commands):
+            if isinstance(command, Activate):
+                self._waiting = commands[number + 1 :]
+                return command
+        return None
+
     def read(self) -> list[Command]:
         """Those that have come since; what is none is a line in the log. Ends this process where
         nobody is left who could command.
@@ -224,9 +236,8 @@ def run_child(main: Callable[[], int]) -> NoReturn:
 def wait_for_activation(commands: Commands, stop: StopSignal, beats: Beats) -> Activate | None:
     """What a spare does, with beats; None where the stop signal comes first."""
     while not stop.is_set:
-        for command in commands.read():
-            if isinstance(command, Activate):
-                return command
+        if (activation := commands.read_activation()) is not None:
+            return activation
         beats.beat(time.monotonic())
         select.select([commands.fileno(), stop.fileno()], [], [], BEAT_S)
     return None

@@ -282,6 +282,23 @@ def test_a_spare_prepares_gently_and_who_is_to_serve_at_full_speed(
     os.close(read_fd)
 
 
+def test_what_is_said_with_the_activation_is_heard_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read_fd, write_fd = os.pipe()
+    monkeypatch.setenv(CONTROL_FD_VARIABLE, str(read_fd))
+    commands = Commands()
+    assert commands.read_activation() is None
+    told = [Activate(3), Drain(1.0), Drain(2.0)]
+    os.write(write_fd, b"".join(msgspec.json.encode(each) + b"\n" for each in told))
+    assert commands.read_activation() == told[0]
+    assert commands.any_waiting
+    assert commands.read() == told[1:]
+    assert not commands.any_waiting
+    os.close(write_fd)
+    os.close(read_fd)
+
+
 def test_what_is_no_command_ends_no_child(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
