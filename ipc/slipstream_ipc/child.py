@@ -44,6 +44,7 @@ STATUS_FD_VARIABLE = "SLIPSTREAM_STATUS_FD"
 CONTROL_FD_VARIABLE = "SLIPSTREAM_CONTROL_FD"
 PARENT_PID_VARIABLE = "SLIPSTREAM_PARENT_PID"
 BEAT_S = 0.5  # between two beats; a loop that beats turns at least as often
+NEWS_S = 0.1  # the same, where there is news
 SILENT_S = 4 * BEAT_S  # without a beat, from when on a process is called silent
 
 Config = TypeVar("Config")
@@ -166,21 +167,27 @@ class Beats:
     """The signs of life of the loop that calls `beat` in each of its turns."""
 
     def __init__(self) -> None:
-        self._due = 0.0
+        self._due = self._news_due = 0.0
+        self._told: object = None
 
     def beat(
         self,
         now: float,
         numbers: Callable[[], Numbers] | None = None,
         processes: dict[str, State] | None = None,
+        news: object = None,
     ) -> bool:
         """Write a beat if one is due, with what was counted by then; whether it was.
 
-        processes: how those are that this one keeps itself.
+        processes: how those are that this one keeps itself. news: where it is another than in the
+        beat before, the next one is due sooner: else the first instant of what has just begun
+        would be told for as long as half of it may take.
         """
-        if now < self._due:
+        if now < (self._due if news == self._told else self._news_due):
             return False
         self._due = now + BEAT_S / 2  # so that a loop that sleeps for BEAT_S never skips one
+        self._news_due = now + NEWS_S
+        self._told = news
         counted = None if numbers is None else numbers()
         report(Status(beat=True, numbers=counted, processes=processes or {}))
         return True
