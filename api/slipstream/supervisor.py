@@ -15,7 +15,7 @@ Rules:
   to all that listen, SIGKILL to the others, and to all after STOP_S. Each further signal goes one
   stage on. Nothing is left: no process, no socket, no folder that was made here.
 - The sockets that fronts listen at are ours (`listening`), from before anybody is started until
-  nothing new is to be taken.
+  the stack stops. While it drains, fronts take connections to say so.
 - Failures before ready are told through `report` alone (whoever started us shows them), later
   ones in the log too.
 """
@@ -335,7 +335,6 @@ class Supervisor:
         within_s = self._config.drain_s
         _logger.info("draining (%s): what runs may take %g s", reason, within_s)
         self._phase = "draining"
-        self._stop_listening()
         self._deadline = time.monotonic() + within_s + _FLUSH_S
         self._report(StackDraining(within_s))
         for role in self._roles.values():

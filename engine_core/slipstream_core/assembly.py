@@ -63,6 +63,11 @@ class Core:
         """What it has counted, as of now."""
         return self.counters.numbers(self.scheduler, self.desk.num_on_hold, time.monotonic())
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """Requests that run, and that wait."""
+        return self.scheduler.num_running, self.scheduler.num_waiting + self.desk.num_on_hold
+
     def close(self, *, keeps_runner: bool = False) -> None:
         """Leave the address; stop the device, unless it is kept for another core."""
         if not keeps_runner:

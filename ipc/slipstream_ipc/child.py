@@ -45,6 +45,7 @@ STATUS_FD_VARIABLE = "SLIPSTREAM_STATUS_FD"
 CONTROL_FD_VARIABLE = "SLIPSTREAM_CONTROL_FD"
 PARENT_PID_VARIABLE = "SLIPSTREAM_PARENT_PID"
 BEAT_S = 0.5  # between two beats; a loop that beats turns at least as often
+NEWS_S = 0.1  # the same, where there is news
 SILENT_S = 4 * BEAT_S  # without a beat, from when on a process is called silent
 
 Config = TypeVar("Config")
@@ -132,6 +133,18 @@ class Commands:
         """Whether `read` would give some, or end this process."""
         return bool(self._waiting or select.select([self._fd], [], [], 0)[0])
 
+    def read_activation(self) -> Activate | None:
+        """The activation, where it has come; what was said after it is read later.
+
+        The parent may tell a child at once that it serves and that the stack drains.
+        """
+        commands = self.read()
+        for number, command in enumerate(commands):
+            if isinstance(command, Activate):
+                self._waiting = commands[number + 1 :]
+                return command
+        return None
+
     def read(self) -> list[Command]:
         """Those that have come since; what is none is a line in the log. Ends this process where
         nobody is left who could command.
@@ -156,21 +169,27 @@ class Beats:
     """The signs of life of the loop that calls `beat` in each of its turns."""
 
     def __init__(self) -> None:
-        self._due = 0.0
+        self._due = self._news_due = 0.0
+        self._told: object = None
 
     def beat(
         self,
         now: float,
         numbers: Callable[[], Numbers] | None = None,
         processes: dict[str, State] | None = None,
+        news: object = None,
     ) -> bool:
         """Write a beat if one is due, with what was counted by then; whether it was.
 
-        processes: how those are that this one keeps itself.
+        processes: how those are that this one keeps itself. news: where it is another than in the
+        beat before, the next one is due sooner: else the first instant of what has just begun
+        would be told for as long as half of it may take.
         """
-        if now < self._due:
+        if now < (self._due if news == self._told else self._news_due):
             return False
         self._due = now + BEAT_S / 2  # so that a loop that sleeps for BEAT_S never skips one
+        self._news_due = now + NEWS_S
+        self._told = news
         counted = None if numbers is None else numbers()
         report(Status(beat=True, numbers=counted, processes=processes or {}))
         return True
@@ -226,9 +245,8 @@ def run_child(main: Callable[[], int]) -> NoReturn:
 def wait_for_activation(commands: Commands, stop: StopSignal, beats: Beats) -> Activate | None:
     """What a spare does, with beats; None where the stop signal comes first."""
     while not stop.is_set:
-        for command in commands.read():
-            if isinstance(command, Activate):
-                return command
+        if (activation := commands.read_activation()) is not None:
+            return activation
         beats.beat(time.monotonic())
         select.select([commands.fileno(), stop.fileno()], [], [], BEAT_S)
     return None
