@@ -8,7 +8,8 @@ Rules:
   submission: Resume, from what was received. To be ended: Abort, until the server has acknowledged
   it.
 - While no server is there nothing is due, and what nobody waits for any more is kept by nobody.
-- Of an accepted stream that the server does not know: Submit again, with what was received.
+- Of a stream that was asked for and that the server does not know: Submit again, with the ids that
+  were received, or, where the first of them are not kept, with their number and checksum.
 - A body is made when it leaves, so it says what is true then; what an end has made idle is skipped.
 """
 
@@ -89,8 +90,9 @@ class Outbox:
             return not state.was_sent or send(abort, state if state.is_over else None)
         if state.is_over:
             return True
-        if due is _Due.ASK and isinstance(state.request, Submit):
-            submit = self._submit(state, state.request)
+        is_submit = isinstance(state.request, Submit) or state.was_resubmitted
+        if due is _Due.ASK and is_submit and state.resubmittable is not None:
+            submit = self._submit(state, state.resubmittable)
             if submit.was_accepted and not fits_message(submit):
                 self._table.fail_lost(state)
                 return True
@@ -101,17 +103,21 @@ class Outbox:
         return is_sent
 
     def _submit(self, state: StreamState, submit: Submit) -> Submit:
-        if state.prompt_ids is None:
-            return replace(submit, handle=state.handle)
-        ids = self._table.token_ids(state)
-        assert ids is not None  # of our own submission all of them are kept
-        num_chars, _ = self._table.position(state)
-        return replace(
-            submit, handle=state.handle, was_accepted=True, output_ids=ids, num_chars=num_chars
+        num_chars, num_tokens = self._table.position(state)
+        submit = replace(
+            submit,
+            handle=state.handle,
+            was_accepted=state.prompt_ids is not None,
+            num_chars=num_chars,
         )
+        ids = self._table.token_ids(state)
+        if ids is not None:
+            return replace(submit, output_ids=ids)
+        return replace(submit, num_tokens=num_tokens, checksum=self._table.checksum(state))
 
     def _resume(self, state: StreamState) -> Resume:
         num_chars, num_tokens = self._table.position(state)
         ids = self._table.token_ids(state)
         digest = None if ids is None else history_digest(u32(ids))
-        return Resume(state.handle, state.stream_id, num_chars, num_tokens, digest)
+        checksum = self._table.checksum(state) if digest is None else None
+        return Resume(state.handle, state.stream_id, num_chars, num_tokens, digest, checksum)
