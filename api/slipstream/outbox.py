@@ -8,7 +8,8 @@ Rules:
   submission: Resume, from what was received. To be ended: Abort, until the server has acknowledged
   it.
 - While no server is there nothing is due, and what nobody waits for any more is kept by nobody.
-- Of an accepted stream that the server does not know: Submit again, with what was received.
+- Of a stream that was asked for and that the server does not know: Submit again, with the ids that
+  were received, or, where the first of them are not kept, with their number and checksum.
 - Answers to one prompt that were asked for together are so in one message, and the prompt is in it
   once. Each is asked for again alone.
 - A body is made when it leaves, so it says what is true then; what an end has made idle is skipped.
@@ -91,16 +92,21 @@ class Outbox:
     def _others(self, first: StreamState) -> list[_Ask]:
         """The streams next in line that one Submit may ask for together with `first`."""
         submit, others = first.request, list[_Ask]()
-        if not isinstance(submit, Submit) or not _is_new(first):
+        if not isinstance(submit, Submit) or not self._is_new(first):
             return others
         for due, state in islice(self._due, 1, 1 + MAX_OTHERS):
             request = state.request
-            if due is not _Due.ASK or not isinstance(request, Submit) or not _is_new(state):
+            if due is not _Due.ASK or not isinstance(request, Submit) or not self._is_new(state):
                 break
             if not can_join(submit, request):
                 break
             others.append((state, request))
         return others
+
+    def _is_new(self, state: StreamState) -> bool:
+        """Whether the server has yet to accept it, and nothing of it is here."""
+        is_over = state.is_over or state.prompt_ids is not None
+        return not is_over and self._table.position(state) == (0, 0)
 
     def _send(
         self,
@@ -115,8 +121,9 @@ class Outbox:
             return not state.was_sent or send(abort, state if state.is_over else None)
         if state.is_over:
             return True
-        if due is _Due.ASK and isinstance(state.request, Submit):
-            submit = self._submit(state, state.request)
+        is_submit = isinstance(state.request, Submit) or state.was_resubmitted
+        if due is _Due.ASK and is_submit and state.resubmittable is not None:
+            submit = self._submit(state, state.resubmittable)
             if submit.was_accepted and not fits_message(submit):
                 self._table.fail_lost(state)
                 return True
@@ -131,22 +138,21 @@ class Outbox:
         return is_sent
 
     def _submit(self, state: StreamState, submit: Submit) -> Submit:
-        if state.prompt_ids is None:
-            return replace(submit, handle=state.handle)
-        ids = self._table.token_ids(state)
-        assert ids is not None  # of our own submission all of them are kept
-        num_chars, _ = self._table.position(state)
-        return replace(
-            submit, handle=state.handle, was_accepted=True, output_ids=ids, num_chars=num_chars
+        num_chars, num_tokens = self._table.position(state)
+        submit = replace(
+            submit,
+            handle=state.handle,
+            was_accepted=state.prompt_ids is not None,
+            num_chars=num_chars,
         )
+        ids = self._table.token_ids(state)
+        if ids is not None:
+            return replace(submit, output_ids=ids)
+        return replace(submit, num_tokens=num_tokens, checksum=self._table.checksum(state))
 
     def _resume(self, state: StreamState) -> Resume:
         num_chars, num_tokens = self._table.position(state)
         ids = self._table.token_ids(state)
         digest = None if ids is None else history_digest(u32(ids))
-        return Resume(state.handle, state.stream_id, num_chars, num_tokens, digest)
-
-
-def _is_new(state: StreamState) -> bool:
-    """Whether the server has yet to accept it."""
-    return not state.is_over and state.prompt_ids is None
+        checksum = self._table.checksum(state) if digest is None else None
+        return Resume(state.handle, state.stream_id, num_chars, num_tokens, digest, checksum)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import numpy as np
@@ -50,11 +50,28 @@ from slipstream_ipc.params import (
 from slipstream_ipc.structured import json_as_text
 from slipstream_ipc.template import template_message
 
+
+class TextPrompt(TypedDict):
+    """A prompt as vLLM's users write it: `{"prompt": "..."}`."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """The same of token ids: `{"prompt_token_ids": [...]}`."""
+
+    prompt_token_ids: Sequence[int]
+
+
+Conversation = Sequence[ChatMessage | Mapping[str, Any]]
 Prompt = (
-    str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[ChatMessage | Mapping[str, str]]
+    str | Sequence[int] | npt.NDArray[np.integer[Any]] | Conversation | TextPrompt | TokensPrompt
 )
 
-_KINDS = "a string, a sequence of token ids, or a list of chat messages with role and content"
+_KINDS = (
+    "a string, a sequence of token ids, a list of chat messages with role and content, "
+    '{"prompt": TEXT} or {"prompt_token_ids": IDS}'
+)
 _OTHER_BYTES = 64  # of an answer besides the first, at most
 _codec = client_codec()
 
@@ -191,16 +208,22 @@ def new_submits(
     return submits
 
 
-def new_resume(stream_id: str, num_chars: int, num_tokens: int) -> Resume:
-    """A Resume, its handle for the I/O thread to set.
+def new_resume(
+    stream_id: str, num_chars: int, num_tokens: int, checksum: int | None = None
+) -> Resume:
+    """A Resume, its handle for the I/O thread to set. checksum: `history_checksum` of the tokens.
 
     Raises: BadRequestError.
     """
     try:
-        for field, value in (("num_chars", num_chars), ("num_tokens", num_tokens)):
+        for field, value in (
+            ("num_chars", num_chars),
+            ("num_tokens", num_tokens),
+            ("checksum", 0 if checksum is None else checksum),
+        ):
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**32:
                 raise BadRequest(field, value, "an integer in [0, 2**32)")
-        return Resume(0, _stream_id(stream_id), num_chars, num_tokens)
+        return Resume(0, _stream_id(stream_id), num_chars, num_tokens, checksum=checksum)
     except BadRequest as error:
         raise bad_request(error) from None
 
@@ -251,6 +274,8 @@ def checked_prompt(prompt: Prompt) -> tuple[str | None, bytes, tuple[ChatMessage
 
     Raises: BadRequest.
     """
+    if isinstance(prompt, Mapping):
+        return checked_prompt(_unwrapped(prompt))
     if isinstance(prompt, str):
         return _utf8("prompt", prompt), b"", ()
     if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes | bytearray):
@@ -261,6 +286,30 @@ def checked_prompt(prompt: Prompt) -> tuple[str | None, bytes, tuple[ChatMessage
         check_turns(len(prompt))
         return None, b"", tuple(_message(index, each) for index, each in enumerate(prompt))
     return None, pack_u32(token_ids_from(prompt)), ()
+
+
+def is_prompt_mapping(given: object) -> bool:
+    """Whether it is a TextPrompt or a TokensPrompt, right or wrong, and not a chat message."""
+    return isinstance(given, Mapping) and ("prompt" in given or "prompt_token_ids" in given)
+
+
+def text_of(prompt: Prompt) -> str | None:
+    """The text of a prompt that is given as text; None for any other."""
+    text: object = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return text if isinstance(text, str) else None
+
+
+def _unwrapped(given: Mapping[str, object]) -> Any:
+    """What a TextPrompt or a TokensPrompt holds. Raises: BadRequest."""
+    if len(given) == 1:
+        [(name, value)] = given.items()
+        if name == "prompt" and isinstance(value, str):
+            return value
+        if name == "prompt_token_ids" and not isinstance(value, str | Mapping):
+            ids = token_ids_from(value)
+            if len(ids):
+                return ids
+    raise BadRequest("prompt", given, _KINDS)
 
 
 def _message(index: int, given: object) -> ChatMessage:

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Unpack
 
 import msgspec
 
@@ -45,7 +45,7 @@ from slipstream.events import (
 )
 from slipstream.lines import LineReader
 from slipstream.plan import is_front, plan_stack
-from slipstream.settings import settings_from
+from slipstream.settings import StackOptions, settings_from
 from slipstream.tracing.parts import checked_trace, discard_parts, merge_parts
 from slipstream_ipc.messages import Fault
 
@@ -59,6 +59,14 @@ class StackError(SlipstreamError):
 
     def __init__(self, message: str) -> None:
         super().__init__(Fault("engine", message))
+
+
+class StackArguments(StackOptions, total=False):
+    """Everything that `Stack` takes beside the model."""
+
+    runtime_dir: str | os.PathLike[str] | None
+    start_timeout_s: float
+    verbose: bool
 
 
 class Stack:
@@ -82,7 +90,7 @@ class Stack:
         runtime_dir: str | os.PathLike[str] | None = None,
         start_timeout_s: float = 600.0,
         verbose: bool = False,
-        **settings: Any,
+        **settings: Unpack[StackOptions],
     ) -> None:
         checked = settings_from({**settings, "model": None if model is None else os.fspath(model)})
         folder = _fresh_folder() if runtime_dir is None else Path(runtime_dir).absolute()

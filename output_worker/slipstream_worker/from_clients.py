@@ -222,7 +222,7 @@ class FromClients:
         if stream is None:
             lives.readers.port(session.identity).state(UnknownStreams((resume.handle,)))
             return
-        position = Position(resume.num_chars, resume.num_tokens, resume.digest)
+        position = Position(resume.num_chars, resume.num_tokens, resume.digest, resume.checksum)
         if stream.stage in (Stage.RUNNING, Stage.ENDED) and stream.registration is not None:
             port = lives.readers.port(session.identity)
             port.state(Accepted(resume.handle, stream.registration.prompt_ids))
@@ -257,4 +257,6 @@ def _render_of(submit: Submit, bad_words: tuple[str, ...], card: ModelCard) -> R
 
 
 def _position(submit: Submit) -> Position:
-    return Position(submit.num_chars, len(submit.output_ids) // 4)
+    if submit.output_ids:
+        return Position(submit.num_chars, len(submit.output_ids) // 4)
+    return Position(submit.num_chars, submit.num_tokens, checksum=submit.checksum)

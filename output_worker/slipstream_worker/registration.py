@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import structs
 
-from slipstream_ipc.codec import decode_params
+from slipstream_ipc.codec import MESSAGE_BUDGET_BYTES, decode_params
 from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
@@ -24,6 +24,7 @@ from slipstream_ipc.messages import (
     TemplateOptions,
 )
 from slipstream_ipc.params import (
+    LOGPROB_BYTES,
     check_cache_salt,
     check_label,
     check_params,
@@ -96,7 +97,7 @@ def check_answer(answer: Submit) -> None:
 
 
 def _check_submit(submit: Submit) -> SamplingParams:
-    if submit.others and (submit.was_accepted or submit.output_ids):
+    if submit.others and (submit.was_accepted or submit.output_ids or submit.num_tokens):
         allowed = "none where a stream that was accepted is asked for again"
         raise BadRequest("others", f"{len(submit.others)} of them", allowed)
     check_label(submit.label, submit.priority)
@@ -192,9 +193,16 @@ def open_output(
         min_tokens=params.min_tokens,
         max_tokens=admit.max_tokens,
         include_stop=params.include_stop_str_in_output,
+        unit_tokens=_unit_tokens(params),
     )
     output.push((u32(admit.output_ids) if outputs is None else outputs).tolist())
     return output
+
+
+def _unit_tokens(params: SamplingParams) -> int:
+    """How many tokens, with their log-probabilities, fit into a message."""
+    width = 0 if params.logprobs is None else 1 + params.logprobs
+    return max(1, MESSAGE_BUDGET_BYTES // (8 + LOGPROB_BYTES * width))
 
 
 def _seed(stream_id: bytes) -> int:

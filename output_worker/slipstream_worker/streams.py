@@ -37,11 +37,12 @@ class Stage(Enum):
 
 
 class Position(NamedTuple):
-    """Where a reader's copy of a stream ends. `digest`: of its tokens, where it kept them."""
+    """Where a reader's copy of a stream ends. digest, checksum: of its tokens, where it has one."""
 
     num_chars: int
     num_tokens: int
     digest: int | None = None
+    checksum: int | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from tests.api.conftest import Entry, deltas
 
 from slipstream.errors import StreamLostError
@@ -17,7 +18,7 @@ from slipstream.stream_state import StreamState
 from slipstream.stream_table import StreamTable
 from slipstream_ipc.codec import client_codec
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.log import history_digest
+from slipstream_ipc.log import history_checksum, history_digest
 from slipstream_ipc.messages import (
     Abort,
     Accepted,
@@ -172,6 +173,39 @@ def test_what_is_too_large_to_be_asked_for_again_is_lost(monkeypatch: pytest.Mon
     hop = Hop()
     outbox.flush(hop.send)
     assert [body.handle for body in hop.sent if isinstance(body, Submit)] == [other.handle]
+    assert isinstance(state.error, StreamLostError)
+
+
+def test_a_resumed_stream_whose_submission_is_known_is_submitted_where_it_is_lost() -> None:
+    """Its first ids are not here: their checksum is carried on."""
+    table = StreamTable()
+    outbox = attached(table)
+    submit = new_submit("x", SamplingParams(), stream_id=b"i".hex() * 16)
+    before = history_checksum(pack_u32([1, 2, 3]))
+    resume = Resume(0, submit.stream_id, 7, 3, checksum=before)
+    state = StreamState(resume, wants_whole=False, resubmittable=submit)
+    table.add(state)
+    outbox.ask(state)
+    hop = Hop()
+    outbox.flush(hop.send)
+    for lost in table.lose(UnknownStreams((state.handle,))):
+        outbox.ask(lost)
+    outbox.flush(hop.send)
+    submitted = replace(submit, num_chars=7, num_tokens=3, checksum=before)
+    assert hop.sent == [resume, submitted]
+    table.accept(Accepted(state.handle, pack_u32([120])))
+    table.deliver(deltas(Entry(state.handle, "ab", 7, 3, ids=[4, 5])))
+    outbox.refill()
+    outbox.flush(hop.send)
+    for lost in table.lose(UnknownStreams((state.handle,))):
+        outbox.ask(lost)
+    outbox.flush(hop.send)
+    here = history_checksum(pack_u32([1, 2, 3, 4, 5]))
+    assert hop.sent[2:] == [
+        Resume(0, submit.stream_id, 9, 5, checksum=here),
+        replace(submit, was_accepted=True, num_chars=9, num_tokens=5, checksum=here),
+    ]
+    assert table.lose(UnknownStreams((state.handle,))) == []  # once over an attach
     assert isinstance(state.error, StreamLostError)
 
 

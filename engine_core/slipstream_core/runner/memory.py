@@ -173,7 +173,11 @@ def no_room(model: LoadedModel, config: CoreConfig, num_blocks: int) -> ModelLoa
     return ModelLoadError(
         model.name,
         f"a cache of {num_blocks} blocks ({_gib(size)} GiB) and what steps keep do not fit into "
-        "the card's memory; lower num_blocks or gpu_memory_utilization",
+        + (
+            "the card's memory; lower num_blocks or gpu_memory_utilization"
+            if model.device.type == "cuda"
+            else "what memory this process may have; lower kv_cache_gib or num_blocks"
+        ),
     )
 
 

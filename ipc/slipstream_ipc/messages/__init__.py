@@ -57,8 +57,10 @@ from slipstream_ipc.messages.fields import (
     ErrorCode,
     FinishReason,
 )
+from slipstream_ipc.messages.grammar_process import GrammarProcessConfig, Tried
 from slipstream_ipc.messages.prompt_process import (
     FromPromptProcess,
+    PromptBeat,
     PromptReady,
     Render,
     Rendered,
@@ -66,7 +68,9 @@ from slipstream_ipc.messages.prompt_process import (
 from slipstream_ipc.messages.requests import (
     ChatMessage,
     FunctionCall,
+    SamplingOptions,
     SamplingParams,
+    StructuredOptions,
     StructuredOutputs,
     TemplateOptions,
     ToolCall,
@@ -79,7 +83,7 @@ from slipstream_ipc.messages.shared import (
     ModelCard,
     SamplingDefaults,
 )
-from slipstream_ipc.messages.status import Status
+from slipstream_ipc.messages.status import State, Status
 from slipstream_ipc.messages.worker_core import (
     Admit,
     Admitted,
@@ -129,12 +133,14 @@ __all__ = [
     "FromPromptProcess",
     "FunctionCall",
     "Goodbye",
+    "GrammarProcessConfig",
     "Hello",
     "LogprobColumns",
     "ModelCard",
     "OtherAnswer",
     "Ping",
     "Positions",
+    "PromptBeat",
     "PromptLogprobs",
     "PromptReady",
     "PromptScores",
@@ -148,10 +154,13 @@ __all__ = [
     "Report",
     "Resume",
     "SamplingDefaults",
+    "SamplingOptions",
     "SamplingParams",
     "Starting",
+    "State",
     "Status",
     "Step",
+    "StructuredOptions",
     "StructuredOutputs",
     "Submit",
     "Superseded",
@@ -161,6 +170,7 @@ __all__ = [
     "Tokenize",
     "Tokenized",
     "ToolCall",
+    "Tried",
     "Unknown",
     "UnknownStreams",
     "Welcome",
