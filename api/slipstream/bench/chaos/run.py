@@ -283,7 +283,7 @@ def _gaps(
     times = [
         streamed.times_s
         for request, streamed in zip(requests, played.streams, strict=True)
-        if request.via == "client" and not request.pauses
+        if request.via == "client" and not (request.pauses or streamed.num_again)
     ]
     return gaps_by_kind(times, spans), recovery_s
 
