@@ -41,6 +41,7 @@ from slipstream_ipc.child import (
     Condition,
     Drain,
 )
+from slipstream_ipc.messages import State
 from slipstream_ipc.statistics import Numbers
 
 _PR_SET_PDEATHSIG = 1
@@ -104,6 +105,7 @@ class Child:
         self.settled_at: float | None = None  # since when it serves; or waits, where it is a spare
         self.heard_at: float | None = None  # its last beat; None while none is expected
         self.numbers: Numbers | None = None  # the last that it told
+        self.processes: dict[str, State] = {}  # how those are that it keeps itself, as it told
         self._condition: Condition | None = None  # that it was told
         self._num_bad_lines = 0
         self._last_words = ""
@@ -175,6 +177,7 @@ class Child:
             self.numbers = status.numbers or self.numbers
             if status.beat:
                 self.heard_at = time.monotonic()
+                self.processes = status.processes
                 if not self.is_active:
                     self.settled_at = self.settled_at or self.heard_at
             elif status.loading:

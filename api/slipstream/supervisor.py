@@ -55,9 +55,10 @@ from slipstream.lines import LineWriter
 from slipstream.listening import Listeners
 from slipstream.parent import STANDARD_INPUT, watch_parent
 from slipstream.processes import Child, ChildSpec, Exit
-from slipstream.roles import SILENT_S, Role
+from slipstream.roles import Role
 from slipstream.runtime_dir import RuntimeDirectory, RuntimeDirectoryInUse
 from slipstream.signals import SignalQueue
+from slipstream_ipc.child import SILENT_S
 
 STOP_S = 3.0  # from SIGTERM to SIGKILL
 _FLUSH_S = 1.0  # after `drain_s`, for the last words to leave

@@ -23,6 +23,7 @@ from slipstream_core.grammar.library import Vocabulary
 from slipstream_core.grammar.rows import GrammarRows
 from slipstream_core.grammar.tokenizer_file import find_tokenizer
 from slipstream_core.in_flight import InFlightNote, read_note
+from slipstream_core.logprob_room import LogprobRoom
 from slipstream_core.on_hold import OnHold
 from slipstream_core.port import CoreAcceptor
 from slipstream_core.runner.plan import Runner
@@ -94,6 +95,7 @@ def assemble_core(
     info = runner.info
     tokens = PagedLog(np.uint32)
     logprobs = LogprobLog()
+    room = LogprobRoom(int(config.logprobs_gib * 2**30))
     scheduler = Scheduler(
         tokens=tokens,
         num_blocks=runner.num_blocks,
@@ -103,6 +105,7 @@ def assemble_core(
         max_model_len=info.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
         model_salt=config.served_model_name or info.name,
+        room=room,
     )
     codec = core_codec()
     socket = bind_router(context, config.address, max_message_bytes=codec.max_message_bytes)
@@ -137,7 +140,8 @@ def assemble_core(
             max_readmitted=_READMITTED_FACTOR * (config.max_waiting + config.max_num_seqs),
         ),
         grammars=grammars,
-        on_hold=OnHold(compiler, logprob_bytes=int(config.logprobs_gib * 2**30)),
+        on_hold=OnHold(compiler, room),
+        room=room,
         note=note,
         incarnation=config.incarnation,
         suspects=suspects,

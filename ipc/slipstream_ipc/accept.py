@@ -26,6 +26,7 @@ from typing import Generic, TypeVar, cast
 import zmq
 
 from slipstream_ipc.codec import Codec
+from slipstream_ipc.connections import Connections
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.link import Beat, Header, Link, Verdict
 from slipstream_ipc.messages import (
@@ -72,7 +73,10 @@ class Acceptor(Generic[Out, In, Receipt]):
         window: int,
         ping_after_s: float = 2.0,
         dead_after_s: float = 8.0,
+        connections: Connections | None = None,
     ) -> None:
+        """`connections`: to be told which of the socket's connections have said Hello."""
+        self._connections = connections
         self._socket = socket
         self._codec = codec
         self._window = window
@@ -191,18 +195,21 @@ class Acceptor(Generic[Out, In, Receipt]):
             if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return  # to be told so by an exception takes several times longer
             try:
+                first = self._socket.recv(zmq.NOBLOCK, copy=False)
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            if len(parts) != 2:
-                self._refuse(parts[0], "a message of one part expected")
+            route = first.bytes
+            if len(parts) != 1:
+                self._refuse(route, "a message of one part expected")
                 continue
-            route, data = parts
             try:
-                frame = self._codec.decode(data)
+                frame = self._codec.decode(parts[0])
             except ProtocolError as error:
                 self._refuse(route, str(error), field=error.field)
                 continue
+            if self._connections is not None and isinstance(frame.body, Hello):
+                self._connections.heard(int(first.get(zmq.SRCFD)))
             yield route, frame
 
     def _judge(self, route: bytes, frame: Frame[In], now: float) -> Session[Receipt] | None:

@@ -11,7 +11,7 @@ import hashlib
 import msgspec
 from msgspec import structs
 
-from slipstream_ipc.codec import decode_params
+from slipstream_ipc.codec import MESSAGE_BUDGET_BYTES, decode_params
 from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
@@ -23,6 +23,7 @@ from slipstream_ipc.messages import (
     TemplateOptions,
 )
 from slipstream_ipc.params import (
+    LOGPROB_BYTES,
     check_cache_salt,
     check_label,
     check_params,
@@ -31,7 +32,7 @@ from slipstream_ipc.params import (
     with_num_logprobs,
 )
 from slipstream_ipc.structured import check_ending
-from slipstream_ipc.token_rules import check_rules, unpack_words
+from slipstream_ipc.token_rules import check_rules, unpack_words, with_distinct_ids
 from slipstream_worker.detokenizer import DetokenizerFactory
 from slipstream_worker.output import StreamOutput
 from slipstream_worker.stop_strings import StopStrings
@@ -116,7 +117,7 @@ def register(
         max_tokens=max_tokens,
     )
     check_ending(params, stop_token_ids)
-    params = with_num_logprobs(params, card.vocab_size)
+    params = with_distinct_ids(with_num_logprobs(params, card.vocab_size))
     return Admit(
         stream_id=submit.stream_id,
         prompt_ids=prompt_ids,
@@ -155,9 +156,16 @@ def open_output(
         min_tokens=params.min_tokens,
         max_tokens=admit.max_tokens,
         include_stop=params.include_stop_str_in_output,
+        unit_tokens=_unit_tokens(params),
     )
     output.push((u32(admit.output_ids) if outputs is None else outputs).tolist())
     return output
+
+
+def _unit_tokens(params: SamplingParams) -> int:
+    """How many tokens, with their log-probabilities, fit into a message."""
+    width = 0 if params.logprobs is None else 1 + params.logprobs
+    return max(1, MESSAGE_BUDGET_BYTES // (8 + LOGPROB_BYTES * width))
 
 
 def _seed(stream_id: bytes) -> int:

@@ -77,6 +77,20 @@ while not stop.is_set:
 """
 
 FAILS = CHILD.replace("select.select([stop], [], [])", "raise ValueError('no\\nmore')")
+# libraries that talk, and threads that wait, when the interpreter ends
+ENDS = """
+import atexit, sys, threading
+from slipstream_ipc.child import run_child
+
+def main():
+    atexit.register(print, "torn down")
+    threading.Thread(target=threading.Event().wait).start()
+    sys.stdout.write("worked")
+    {end}
+
+run_child(main)
+"""
+
 # it would not end by itself: a thread that waits for ever is in the way
 FAILS_WITH_A_THREAD = FAILS.replace(
     "raise", "import threading; threading.Thread(target=threading.Event().wait).start(); raise"
@@ -150,6 +164,20 @@ def test_config_status_and_stop(statuses: Statuses) -> None:
     child.send_signal(signal.SIGTERM)
     assert statuses.next() == Status(detail="stopped")
     assert child.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("return 0", 0), ("return 3", 3), ("sys.exit(2)", 2), ("sys.exit()", 0)]
+)
+def test_a_child_ends_with_its_work_and_its_code(end: str, code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS.format(end=end)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "worked", "")
 
 
 @pytest.mark.parametrize("config", [b"", b"{", b"{}", b'{"name": 3}', b"\xff"])
@@ -300,7 +328,7 @@ def test_beats_are_at_most_half_a_beat_apart_and_never_wait(
     for number in range(20000):  # far more than a pipe holds
         beats.beat(10.0 + number)
     lines = os.read(read_fd, 2**20).splitlines()
-    assert {msgspec.json.decode(line, type=Status) for line in lines} == {Status(beat=True)}
+    assert [msgspec.json.decode(line, type=Status) for line in set(lines)] == [Status(beat=True)]
     assert len(lines) < 20000
     os.close(read_fd)
     os.close(write_fd)

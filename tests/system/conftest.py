@@ -87,7 +87,7 @@ class InstantPrompts:
             for r in asked
         ]
 
-    def beat(self) -> list[Rendered]:
+    def beat(self, now: float) -> list[Rendered]:
         return []
 
 

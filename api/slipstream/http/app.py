@@ -12,6 +12,7 @@ Rules:
 - /health says whether every process of the stack lives and goes on, as the supervisor sees it (one
   that starts for the first time does); /ready, whether a request would be served now; /metrics is
   for Prometheus. None of them asks for a key: numbers tell nothing of what anybody says.
+- While the stack drains they answer, as all does that is about what runs; no stream begins.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from slipstream.http.connection import Exchange
 from slipstream.http.cors import Cors
 from slipstream.http.counters import OTHER
 from slipstream.http.decoding import check_num_values
-from slipstream.http.errors import ApiError, error_of, not_ready
+from slipstream.http.errors import ApiError, error_of, is_draining, not_ready
 from slipstream.http.fan_out import FanOut
 from slipstream.http.generate import ask_generate, read_generate
 from slipstream.http.hosts import Hosts
@@ -65,7 +66,8 @@ _NEEDS_KEY = ("/v1/", "/generate", "/abort", "/tokenize", "/detokenize")
 _MODEL = "/v1/models/"
 _LIVE = "/live"
 _WELL = frozenset(("starting", "ready"))
-_ENGINE = ("core", "worker")
+_ENGINE = ("core", "worker", "prompts")
+_BEGINNING = frozenset(("/v1/completions", "/v1/chat/completions", "/generate"))
 Handler = Callable[[Request, Exchange], None]
 
 
@@ -90,6 +92,7 @@ class App:
         self._cors = Cors(()) if cors is None else cors
         self._hosts = Hosts(None) if hosts is None else hosts
         self._started = int(time.time())
+        self.is_draining = False
         self._streams_by_id: WeakValueDictionary[bytes, StreamState] = WeakValueDictionary()
         self.processes: dict[str, str] = {}  # how they are, by name, as far as somebody has said
         self.live = Live()
@@ -157,6 +160,8 @@ class App:
             message = f"method: got {request.method}, allowed: {allowed}"
             headers = ((b"allow", allowed.encode()),)
             return ApiError(405, message, code="method_not_allowed", headers=headers)
+        if (refusal := self._begins_too_late(request)) is not None:
+            return refusal
         if method == "POST":
             # a program may leave it out; so may a page, but its browser says which one it is
             unsaid = b"" if b"origin" in request.headers else b"application/json"
@@ -174,6 +179,9 @@ class App:
         if method == "OPTIONS":
             exchange.respond(self._options(request, methods))
             return
+        if (refusal := self._begins_too_late(request)) is not None:
+            exchange.respond(refusal.response())
+            return
         model = self._io.model
         try:
             check_num_values(request.body, 0 if model is None else model.max_model_len)
@@ -190,6 +198,12 @@ class App:
                 return methods
         return self._handlers.get(path)
 
+    def _begins_too_late(self, request: Request) -> ApiError | None:
+        """The refusal where a stream would begin while all others end."""
+        if not self.is_draining or request.path not in _BEGINNING or request.method != "POST":
+            return None
+        return is_draining() if last_event(request) is None else None  # it goes on
+
     def _options(self, request: Request, methods: dict[str, Handler]) -> Response:
         head = ("HEAD",) if "GET" in methods else ()
         allowed = ", ".join((*methods, *head, "OPTIONS")).encode()
@@ -202,7 +216,8 @@ class App:
     def _health(self, _request: Request, exchange: Exchange) -> None:
         processes = self.processes
         is_well = _WELL.issuperset(processes.values())
-        health = Health("ok" if is_well else "unhealthy", processes=processes or UNSET)
+        status = "draining" if self.is_draining else "ok"
+        health = Health(status if is_well else "unhealthy", processes=processes or UNSET)
         exchange.respond(json_response(200 if is_well else 503, health))
 
     def _version(self, _request: Request, exchange: Exchange) -> None:
@@ -214,6 +229,8 @@ class App:
         exchange.respond(self._metrics.response(self.statistics, model_name, accept))
 
     def _ready(self, _request: Request, exchange: Exchange) -> None:
+        if self.is_draining:
+            raise is_draining()
         model = served_model(self._io)
         engine = [self.processes.get(name, "ready") for name in _ENGINE]
         if not self._io.is_attached or not _WELL.issuperset(engine):

@@ -95,6 +95,18 @@ def not_ready(why: str) -> ApiError:
     return ApiError(503, why, code="not_ready", headers=_RETRY_SOON)
 
 
+def is_draining() -> ApiError:
+    """The server ends when what runs has ended; nothing new is begun."""
+    what = "the server is shutting down, and begins nothing new"
+    return ApiError(503, what, code="draining", headers=_RETRY_SOON)
+
+
+def too_much_unread() -> ApiError:
+    """This connection's unfinished request is the largest of too many."""
+    what = "the server holds too much of requests that are not complete: send it again later"
+    return ApiError(503, what, code="overloaded", headers=_RETRY_SOON)
+
+
 def error_of(error: BaseException, param_names: dict[str, str]) -> ApiError:
     """The answer to what went wrong with a stream.
 

@@ -55,8 +55,10 @@ from slipstream_ipc.messages.fields import (
     ErrorCode,
     FinishReason,
 )
+from slipstream_ipc.messages.grammar_process import GrammarProcessConfig, Tried
 from slipstream_ipc.messages.prompt_process import (
     FromPromptProcess,
+    PromptBeat,
     PromptReady,
     Render,
     Rendered,
@@ -79,7 +81,7 @@ from slipstream_ipc.messages.shared import (
     ModelCard,
     SamplingDefaults,
 )
-from slipstream_ipc.messages.status import Status
+from slipstream_ipc.messages.status import State, Status
 from slipstream_ipc.messages.worker_core import (
     Admit,
     Admitted,
@@ -128,11 +130,13 @@ __all__ = [
     "FromPromptProcess",
     "FunctionCall",
     "Goodbye",
+    "GrammarProcessConfig",
     "Hello",
     "LogprobColumns",
     "ModelCard",
     "Ping",
     "Positions",
+    "PromptBeat",
     "PromptLogprobs",
     "PromptReady",
     "PromptScores",
@@ -149,6 +153,7 @@ __all__ = [
     "SamplingOptions",
     "SamplingParams",
     "Starting",
+    "State",
     "Status",
     "Step",
     "StructuredOptions",
@@ -161,6 +166,7 @@ __all__ = [
     "Tokenize",
     "Tokenized",
     "ToolCall",
+    "Tried",
     "Unknown",
     "UnknownStreams",
     "Welcome",
