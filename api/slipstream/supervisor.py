@@ -157,7 +157,7 @@ class Supervisor:
         if not self._is_ending:
             moments += [role.due_at for role in self._roles.values() if role.due_at is not None]
             moments += [
-                child.heard_at + self._config.hang_timeout_s
+                child.heard_at + self._config.hang_timeout_s / (1 if child.is_watched else 2)
                 for child in self._children
                 if child.heard_at is not None
             ]
@@ -196,12 +196,19 @@ class Supervisor:
 
     def _check_beats(self, child: Child, now: float) -> None:
         timeout_s = self._config.hang_timeout_s
-        if child.heard_at is None or now < child.heard_at + timeout_s:
+        if child.heard_at is None or now < child.heard_at + timeout_s / 2:
+            return
+        if not child.is_watched:
+            child.watch(now)
+        if now < child.heard_at + timeout_s:
             return
         self._on_status(child)  # where we ourselves were stopped, its beats lie unread
         if child.heard_at is not None and now >= child.heard_at + timeout_s:
             child.heard_at = None
-            child.kill(f"hung: no sign of life for {timeout_s:g} s")
+            is_busy = child.is_busy(now)
+            what = "it is busy" if is_busy else "it is stopped, or waits"
+            _logger.warning("%s (process %d) hangs: %s", child.name, child.pid, what)
+            child.kill(f"hung: no sign of life for {timeout_s:g} s", within=is_busy)
 
     @property
     def _is_calm(self) -> bool:

@@ -12,7 +12,8 @@ Rules:
 - A child serves from `Activate` on and not before: it binds no address and takes no memory for a
   model until then, so that it can wait as a spare beside the process that it will replace.
 - The loop that does a child's work writes its beats, so their absence says that the loop hangs.
-  From the first beat on they are expected, until the child says that it is `loading`.
+  From the first beat on they are expected, until the child says that it is `loading`, and again
+  from when it is ready.
 - A child never waits for its parent to read: a beat that finds no room is dropped. It is written
   as a whole or not at all, so it takes at most PIPE_BUF bytes; numbers that do not fit stay away.
 - A child's own files in the runtime directory are named `*-PID.sock`: its parent removes them when
@@ -60,7 +61,8 @@ class Activate(msgspec.Struct, frozen=True, tag=True):
     """Serve from now on.
 
     incarnation: larger than those of all who served in this place before. died_within: whether the
-    last of them died of what it did itself (an exception, a fatal signal that nobody sent).
+    last of them died of what it did itself: an exception, a fatal signal that nobody sent, a hang
+    in which it was busy, want of memory.
     """
 
     incarnation: int = 0
