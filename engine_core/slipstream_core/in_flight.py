@@ -81,8 +81,7 @@ def begin_note(directory: Path, max_num_seqs: int) -> InFlightNote | None:
         return InFlightNote(directory, max_num_seqs)
     except OSError as error:
         logger.error(
-            "no note is kept of what is computed: %s; a request that ends this core is not found out",
-            error,
+            "no note is kept of what is computed: %s; a request that ends cores is not found", error
         )
         with contextlib.suppress(OSError):
             (directory / _NAME).unlink()  # what stands there is of another core
