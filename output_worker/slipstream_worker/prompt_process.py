@@ -31,6 +31,7 @@ from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest, brief
 from slipstream_ipc.messages import Fault, PromptBeat, PromptReady, Render, Rendered
 from slipstream_ipc.template import read_template, template_message
+from slipstream_ipc.whole_file import write_whole
 from slipstream_worker.bad_words import bad_word_ids
 from slipstream_worker.compile_slow import compile_slow, slow_pieces
 from slipstream_worker.compile_table import UnsupportedDecoder, compile_table
@@ -172,9 +173,7 @@ def prepare_table(tokenizer: Any, cache_dir: Path) -> PromptReady:
         try:
             save_table(table_path, compile_table(backend))
         except UnsupportedDecoder as why_not:
-            partial = json_path.with_suffix(".json.new")
-            partial.write_bytes(as_json)
-            partial.replace(json_path)
+            write_whole(json_path, as_json)
             return PromptReady(str(json_path), "", why_not=str(why_not))
     return PromptReady("", str(table_path))
 

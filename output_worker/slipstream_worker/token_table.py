@@ -3,26 +3,26 @@
 Owns: `TokenTable` (token id -> bytes, and which ids are special), and how it is written to disk
 and read back.
 
-Does not know: tokenizers (`compile_table` makes the tables), text, streams. It imports msgspec
-and the standard library alone, because a worker that is born again waits for this module.
+Does not know: tokenizers (`compile_table` makes the tables), text, streams. It imports msgspec,
+the ground floor and the standard library alone: a worker that is born again waits for this module.
 
 Rules:
 - A file is its header line, a checksum of the body, the body (msgpack). The header carries
   FORMAT_VERSION: whoever adds a mode or a field raises it, and older files count as foreign.
-- A file appears whole or not at all: it is written beside its place and moved there.
+- A file appears whole or not at all (`whole_file`).
 - What `load_table` returns is what `save_table` got. For a reader of the cache a foreign or broken
   file is a missing one: catch `(FileNotFoundError, TableFileError)` and compile anew.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+
+from slipstream_ipc.whole_file import write_whole
 
 __all__ = [
     "FORMAT_VERSION",
@@ -80,15 +80,7 @@ def save_table(path: Path, table: TokenTable) -> None:
     """Write `table` to `path`, in one move; makes the folder. Raises OSError."""
     body = msgspec.msgpack.encode(table)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own for each writer: two workers may compile the same tokenizer at once.
-    handle, name = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(_HEADER + _checksum(body) + body)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_whole(path, _HEADER + _checksum(body) + body)
 
 
 def load_table(path: Path) -> TokenTable:

@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import rms_norm, silu
 
 from slipstream_core.runner.native import build
+from slipstream_core.runner.native import kernels as kernels_module
 from slipstream_core.runner.native.kernels import Kernels, kernels
 
 torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
@@ -119,3 +120,44 @@ def test_nothing_is_loaded_that_others_may_write(
     again = build.library.__wrapped__()
     assert again == kept
     assert again.read_bytes() != b"foreign"
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", ["empty", "cut", "half of it zeros", "no library"])
+def test_a_damaged_library_is_made_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str
+) -> None:
+    """As a machine that loses its power, or a disk that is full, leaves it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = build.library.__wrapped__()
+    assert made is not None
+    whole = made.read_bytes()
+    half = len(whole) // 2
+    made.unlink()  # another file: this process has mapped the one that was there
+    made.write_bytes(
+        {
+            "empty": b"",
+            "cut": whole[:half],
+            "half of it zeros": whole[:half] + bytes(len(whole) - half),
+            "no library": b"foreign" * 1000,
+        }[damage]
+    )
+    made.chmod(0o700)
+    monkeypatch.setattr(kernels_module, "library", build.library.__wrapped__)
+    assert kernels.__wrapped__() is not None
+    assert made.read_bytes() == whole
+
+
+@needs_compiler
+def test_a_library_that_cannot_be_loaded_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tmp_path / "kernels.c"
+    source.write_text("extern int nowhere(void); int here(void) { return nowhere(); }")
+    monkeypatch.setattr(build, "_SOURCES", (source,))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(kernels_module, "library", build.library.__wrapped__)
+    assert kernels.__wrapped__() is None
+    assert "nowhere" in caplog.text
+    source.write_text("int here(void) { return 1; }")  # loaded well, and not what it should be
+    assert kernels.__wrapped__() is None

@@ -8,6 +8,9 @@ Rules:
 - The file's name is a digest of the source, the flags, the compiler and the processor, so a cache
   that is shared between machines holds one file for each.
 - Code is loaded from a folder that only its owner may write, and that is us.
+- What is kept carries its own digest behind its last byte, where a loader does not look. A damaged
+  file is compiled anew; to load it would be the process's end (a file that was cut is mapped beyond
+  its end: SIGBUS).
 - It is linked to the OpenMP runtime by its soname, which torch has loaded already: one runtime,
   one team of threads.
 """
@@ -25,6 +28,8 @@ import stat
 import subprocess
 import tempfile
 from pathlib import Path
+
+from slipstream_ipc.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -63,24 +68,40 @@ def _build() -> Path | None:
     recipe = "\0".join([compiler, *_FLAGS, platform.machine(), _processor()]).encode()
     folder = _folder()
     target = folder / f"kernels-{hashlib.sha256(recipe + source).hexdigest()[:32]}.so"
-    if _is_ours(target):
+    if _is_ours(target) and _is_whole(target.read_bytes()) and _can_be_loaded(target):
         return target
-    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".so")
-    os.close(handle)
-    try:
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        made = Path(temporary, "kernels.so")
         subprocess.run(
-            [compiler, *_FLAGS, "-o", temporary, *map(str, _SOURCES), "-lm"],
+            [compiler, *_FLAGS, "-o", str(made), *map(str, _SOURCES), "-lm"],
             check=True,
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
         )
-        Path(temporary).chmod(0o700)
-        ctypes.CDLL(temporary)  # what cannot be loaded is not kept
-        os.replace(temporary, target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+        ctypes.CDLL(str(made))  # what cannot be loaded is not kept
+        content = made.read_bytes()
+    write_whole(target, content + _digest(content), mode=0o700)
     return target
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
+def _is_whole(kept: bytes) -> bool:
+    size = hashlib.sha256().digest_size
+    return _digest(kept[:-size]) == kept[-size:]
+
+
+def _can_be_loaded(path: Path) -> bool:
+    """Not so where the libraries that it needs have changed since."""
+    try:
+        ctypes.CDLL(str(path))
+    except OSError as error:
+        logger.info("the compiled kernels cannot be loaded, and are compiled anew: %s", error)
+        return False
+    return True
 
 
 def _folder() -> Path:

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 
 import torch
 
 from slipstream_core.runner.native.build import library
+
+logger = logging.getLogger(__name__)
 
 _Pointer, _Int, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -218,6 +221,10 @@ def dense_rows(x: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def kernels() -> Kernels | None:
-    """The kernels of this machine, or None where they could not be compiled."""
+    """The kernels of this machine, or None where they could not be compiled or loaded."""
     path = library()
-    return None if path is None else Kernels(str(path))
+    try:
+        return None if path is None else Kernels(str(path))
+    except (OSError, AttributeError) as error:
+        logger.warning("no kernels of our own, torch's serve: %s", error)
+        return None
