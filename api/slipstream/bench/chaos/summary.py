@@ -120,7 +120,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     summary = summarise(results)
     print("\n".join(lines_of(summary)))
     if given.json is not None:
-        write_whole(given.json, msgspec.json.format(msgspec.json.encode(summary)) + b"\n", mode=0o644)
+        write_whole(
+            given.json, msgspec.json.format(msgspec.json.encode(summary)) + b"\n", mode=0o644
+        )
     return 0 if results and not summary.bad else 1
 
 
