@@ -52,6 +52,7 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
     planned_rounds: int
     missed_blows: int
     blows: dict[str, int]
+    combinations: dict[str, int]
     gaps: list[GapSummary]
     recovery_s: dict[str, list[float]]
     memory_start: dict[str, Holding]
@@ -82,6 +83,7 @@ def lines_of(result: ChaosResult) -> list[str]:
     lines = [
         f"{load} in {result.duration_s:.1f} s, seed {result.seed}, {result.model}",
         f"{sum(result.blows.values())} blows in {result.rounds} rounds: {blows or '-'}",
+        f"{len(result.combinations)} combinations of deaths within a second",
         "",
         f"identical        {result.identical} of {result.total}",
     ]
