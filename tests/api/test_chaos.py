@@ -434,6 +434,7 @@ def result_of(**changes: Any) -> ChaosResult:
         "http_total": 1,
         "missed_blows": 0,
         "blows": {"kill worker": 3},
+        "combinations": {},
         "gaps": [],
         "recovery_s": {},
         "memory_start": {},

@@ -27,7 +27,8 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
     lost, doubled: positions, of tokens and of characters. gap_*: the longest gap of a stream at the
     exit of a worker or a core, or of both. asked_again: streams that both had lost while nobody was
     left who could submit them; unexplained_again: the same where the two had not died together.
-    orphans: processes that were left, or that nobody would have ended.
+    orphans: processes that were left, or that nobody would have ended. combinations: of places in
+    which processes were killed within a second.
     """
 
     seed: int
