@@ -4,5 +4,5 @@ A stack in one thread (`stack`): a real worker and a real core on the simulated 
 sockets. Attackers of both hops (`attacker`, `client_attacker`, `worker_attacker`) speak to the
 worker's socket and to the core's: valid messages, and what `mutation` makes of them; `honest` is
 the product's own client, which streams beside them and must not notice. `run` puts them together,
-`command` tells.
+`result` is what came of it, `command` tells.
 """

@@ -8,19 +8,20 @@ have got alone; 1 otherwise.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from slipstream.bench.fuzz.result import FuzzResult, nothing_yet
 from slipstream.options import Parser
 from slipstream.settings import wrong_option
-
-if TYPE_CHECKING:
-    from slipstream.bench.fuzz.run import FuzzResult
+from slipstream_ipc.whole_file import write_whole
 
 _MESSAGES, _QUICK_MESSAGES = 1_000_000, 20_000
+_PART = 100_000
+_NEXT_SEED = 1_000_003  # between the seeds of two parts
 _MIB = 2**20
 
 
@@ -34,7 +35,12 @@ def add_fuzz(parser: Parser) -> None:
     )
     parser.add_argument("--seed", type=int, metavar="N", default=0, help="default: 0")
     parser.add_argument("--quick", action="store_true", help="a small form, in some seconds")
-    parser.add_argument("--json", metavar="FILE", help="write the result there, one object")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help=f"write the result there, one object, after every {_PART:,} messages; where a run of "
+        "the same seed and number was ended, it goes on behind them",
+    )
     parser.set_defaults(run=bench_fuzz)
 
 
@@ -50,19 +56,39 @@ def bench_fuzz(arguments: argparse.Namespace) -> int:
         num = _QUICK_MESSAGES if arguments.quick else _MESSAGES
     if num < 1:
         raise wrong_option("messages", num, "an integer >= 1")
+    file = None if arguments.json is None else Path(arguments.json)
+    whole = _read(file, num, arguments.seed)
     with tqdm(total=num, unit="msg", disable=not sys.stderr.isatty(), leave=False) as bar:
-        try:
-            result = fuzz(num, arguments.seed, lambda done: bar.update(done - bar.n))
-        except FuzzFailed as error:
-            bar.close()
-            print(f"slipstream bench fuzz: {error}", file=sys.stderr)
-            return 1
-    print("\n".join(lines_of(result)))
-    if arguments.json is not None:
-        Path(arguments.json).write_bytes(
-            msgspec.json.format(msgspec.json.encode(msgspec.structs.asdict(result))) + b"\n"
-        )
-    return 0 if result.is_good else 1
+        while whole.messages < num:
+            begin = whole.messages
+            bar.update(begin - bar.n)
+
+            def tell(done: int, begin: int = begin) -> None:
+                bar.update(begin + done - bar.n)
+
+            try:
+                part_seed = arguments.seed + _NEXT_SEED * whole.num_parts
+                part = fuzz(min(_PART, num - begin), part_seed, tell)
+            except FuzzFailed as error:
+                bar.close()
+                print(f"slipstream bench fuzz: {error}", file=sys.stderr)
+                return 1
+            whole = whole.and_then(part)
+            if file is not None:
+                encoded = msgspec.json.format(msgspec.json.encode(whole))
+                write_whole(file, encoded + b"\n", mode=0o644)
+    print("\n".join(lines_of(whole)))
+    return 0 if whole.is_good else 1
+
+
+def _read(file: Path | None, num: int, seed: int) -> FuzzResult:
+    """What an earlier run has left there, if it was the same; else nothing yet."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        if file is not None:
+            found = msgspec.json.decode(file.read_bytes(), type=FuzzResult)
+            if (found.wanted, found.seed) == (num, seed):
+                return found
+    return nothing_yet(num, seed)
 
 
 def lines_of(result: FuzzResult) -> list[str]:
