@@ -38,11 +38,15 @@ def use_of(pid: int, *, with_children: bool = True) -> Use | None:
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal, or a debugger, has stopped it."""
+    return state_of(pid) in ("T", "t")
+
+
+def state_of(pid: int) -> str:
+    """The letter that ps shows for it; "?" where it is not there."""
     try:
-        state = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, UnicodeDecodeError):
-        return False
-    return state in "Tt"
+        return "?"
 
 
 def num_oom_kills() -> int:

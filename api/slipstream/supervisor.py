@@ -38,6 +38,7 @@ import msgspec
 
 from slipstream.accounts import Accounts
 from slipstream.bulletin import Bulletin
+from slipstream.cpu_use import state_of
 from slipstream.endpoints import http_address
 from slipstream.events import (
     Event,
@@ -62,7 +63,9 @@ from slipstream_ipc.child import SILENT_S
 
 STOP_S = 3.0  # from SIGTERM to SIGKILL
 _FLUSH_S = 1.0  # after `drain_s`, for the last words to leave
-_GIVE_UP_S = 1.0  # from SIGKILL until we leave a child that even that does not end
+# from SIGKILL until we leave a child: the kernel may need seconds to take its memory apart, more on
+# a busy machine; only one that waits for a broken device takes for ever
+GIVE_UP_S = 10.0
 _logger = logging.getLogger(__name__)
 
 
@@ -356,8 +359,9 @@ class Supervisor:
                 child.kill()  # it serves nobody yet, and may not listen until it has loaded
 
     def _kill(self, reason: str) -> None:
+        if self._phase != "killing":
+            self._deadline = time.monotonic() + GIVE_UP_S
         self._phase = "killing"
-        self._deadline = time.monotonic() + _GIVE_UP_S
         for child in self._children:
             _logger.warning("killing %s (process %d): %s", child.name, child.pid, reason)
             child.kill()
@@ -369,7 +373,8 @@ class Supervisor:
     def _abandon(self) -> None:
         self._exit_code = 1
         for child in self._children:
-            _logger.error("%s (process %d) survives SIGKILL", child.name, child.pid)
+            what = f"{child.name} (process {child.pid}, state {state_of(child.pid)})"
+            _logger.error("%s has not ended %g s after SIGKILL; it is left", what, GIVE_UP_S)
 
     # ---- what to look at -----------------------------------------------------------------
 

@@ -136,6 +136,7 @@ class Running:
         self.folder = tmp_path / "run"
         settings = {name: given.pop(name) for name in SETTINGS if name in given}
         spares, drains = given.pop("spares", ()), given.pop("drains", ())
+        program = given.pop("program", "")  # that is the supervisor
         specs = tuple(
             ChildSpec(
                 name,
@@ -159,7 +160,10 @@ class Running:
         self.errors = tmp_path / "stderr"
         with self.errors.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "slipstream.supervisor"],
+                [
+                    sys.executable,
+                    *(("-c", program) if program else ("-m", "slipstream.supervisor")),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -307,6 +311,30 @@ def test_a_second_signal_kills_at_once(start):
     running.process.send_signal(signal.SIGINT)
     assert running.end() == 0
     assert f"killing worker (process {pids['worker']}): another signal" in running.log()
+
+
+# A supervisor on a machine where a process takes a while to end of SIGKILL, as large ones do.
+SLOW_TO_KILL = """
+import contextlib, os, sys, threading
+from slipstream import supervisor
+def later(pid, number, kill=os.killpg):
+    def now():
+        with contextlib.suppress(ProcessLookupError): kill(pid, number)
+    threading.Timer(2.0, now).start()
+os.killpg = later
+sys.exit(supervisor.main())
+"""
+
+
+def test_a_child_that_takes_long_to_die_is_waited_for(start):
+    running = start(core=GOOD, worker=STUBBORN, program=SLOW_TO_KILL)
+    core = psutil.Process(running.pids_when_ready()["core"])
+    running.process.send_signal(signal.SIGTERM)
+    core.wait(PATIENCE_S)
+    for _ in range(2):
+        running.process.send_signal(signal.SIGTERM)
+    assert running.end() == 0
+    assert "it is left" not in running.log()
 
 
 def test_a_child_that_reports_an_error_ends_the_stack_with_it(start):
