@@ -215,7 +215,9 @@ class ClientSession:
                     case Rejected() if body.is_leaving and self._outlives_server:
                         table.turn_away(body)
                     case Rejected():
-                        table.reject(body)
+                        unread = table.reject(body)
+                        if unread is not None:
+                            self._outbox.abort(unread)
                     case Superseded():
                         table.supersede(body)
                     case UnknownStreams():

@@ -84,7 +84,7 @@ class Lives:
         """A stream's prompt is known, or a life before this one knew it."""
         stream.registration = admit
         stream.output = output
-        stream.submit = None
+        stream.submit = stream.params = None
         stream.fingerprint = admit.fingerprint
         stream.interval = max(admit.params.stream_interval, self._least_interval)
         stream.strikes = admit.strikes

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_ipc.messages import Admit, End, Submit
+from slipstream_ipc.messages import Admit, End, SamplingParams, Submit
 from slipstream_ipc.text_log import START, Cursor
 from slipstream_worker.output import StreamOutput
 
@@ -77,6 +77,7 @@ class Stream:
     stream_id: bytes
     stage: Stage
     submit: Submit | None = None  # until the prompt is rendered
+    params: SamplingParams | None = None  # the same
     fingerprint: bytes = b""  # of the submission
     interval: int = 1
     registration: Admit | None = None

@@ -132,6 +132,8 @@ def error_of(error: BaseException, param_names: dict[str, str]) -> ApiError:
             return not_ready("the server is shutting down")
         case StreamLostError(fault=Fault(code="diverged")):
             return ApiError(409, str(error), code="diverged")
+        case StreamLostError():
+            return ApiError(500, str(error), code="unknown_stream")
         case SlipstreamError():
             return ApiError(500, str(error), code="engine_error")
         case _:
