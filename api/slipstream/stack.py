@@ -96,7 +96,9 @@ class Stack:
         checked = settings_from({**settings, "model": None if model is None else os.fspath(model)})
         is_given = runtime_dir is not None
         folder = _fresh_folder() if runtime_dir is None else Path(runtime_dir).absolute()
-        config = plan_stack(checked, folder, parent_pid=os.getpid())
+        config = plan_stack(
+            checked, folder, parent_pid=os.getpid(), may_return=runtime_dir is not None
+        )
         self._trace = checked_trace(checked.trace)
         if self._trace is not None:
             discard_parts(self._trace)

@@ -154,6 +154,14 @@ class StreamTable:
         self._abandoned[state.handle] = state
         return state
 
+    def turn_away(self, message: Rejected) -> None:
+        """The stream does not run there, and is asked for again over the next attach."""
+        state = self._streams.get(message.handle)
+        if state is not None and (state.is_abort_wanted or not isinstance(state.request, Submit)):
+            self.reject(message)
+        elif state is not None:
+            state.was_sent = False
+
     def supersede(self, message: Superseded) -> None:
         """Somebody else reads the stream now."""
         state = self._streams.get(message.handle)

@@ -157,10 +157,12 @@ class Acceptor(Generic[Out, In, Receipt]):
         self._send_control(session, cast(Out, Reattach()))
         self._lose(session)
 
-    def refuse_all(self, fault: Fault) -> None:
-        """Tell every peer that it is served no longer."""
+    def refuse_all(self, fault: Fault, *, is_leaving: bool = False) -> None:
+        """Tell every peer that it is served no longer. `is_leaving`: see `Refusal`."""
         for session in self.sessions:
-            self._send_control(session, cast(Out, Refusal(fault)))
+            self._send_control(session, cast(Out, Refusal(fault, is_leaving)))
+            if is_leaving:
+                self.close(session)
 
     def beat(self, now: float) -> None:
         """Ping silent peers, give up those that stay silent. Call it now and then."""

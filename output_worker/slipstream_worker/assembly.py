@@ -74,6 +74,7 @@ def assemble_worker(
         tokenizer=config.tokenizer,
         stream_interval=config.stream_interval,
         grace_s=config.grace_s,
+        may_return=config.may_return,
         tracer=open_tracer(config.trace, "worker"),
     )
 

@@ -28,7 +28,7 @@ from slipstream_ipc.child import (
     start_child,
 )
 from slipstream_ipc.connections import Connections, raise_file_limit
-from slipstream_ipc.messages import Fault, PromptReady, Status
+from slipstream_ipc.messages import PromptReady, Status
 from slipstream_worker.assembly import assemble_worker, detokenizers_from
 from slipstream_worker.config import WorkerConfig
 from slipstream_worker.prompts import Prompts
@@ -175,7 +175,7 @@ class _Draining:
         """End what is due to end; say when nothing is left."""
         if now >= self._end_at and not self._is_over:
             self._is_over = True
-            self._worker.end_all(Fault("engine", "the server is shutting down"))
+            self._worker.end_drain()
         is_empty = self._worker.num_running == 0 and not self._worker.has_unsent
         if is_empty and not self._is_told:
             self._is_told = True

@@ -89,7 +89,12 @@ async def _serve(
         beats.beat(time.monotonic(), server.numbers)
         loop.call_later(BEAT_S, beat)
 
-    io = LoopIO(config.client_address, config.timeout_s, open_tracer(config.trace, "http"))
+    io = LoopIO(
+        config.client_address,
+        config.timeout_s,
+        open_tracer(config.trace, "http"),
+        outlives_server=False,  # they stop together
+    )
     cors = Cors(config.allowed_origins)
     hosts = hosts_of(
         config.host,
