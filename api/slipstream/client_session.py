@@ -207,7 +207,9 @@ class ClientSession:
                         if not table.take_prompt(body):
                             self._attacher.attach(now)
                     case Rejected():
-                        table.reject(body)
+                        unread = table.reject(body)
+                        if unread is not None:
+                            self._outbox.abort(unread)
                     case Superseded():
                         table.supersede(body)
                     case UnknownStreams():

@@ -52,6 +52,7 @@ class Core:
     scheduler: Scheduler
     tokens: PagedLog
     logprobs: LogprobLog
+    room: LogprobRoom
     runner: Runner
     socket: zmq.Socket[bytes]
     tracer: Tracer | None
@@ -169,6 +170,7 @@ def assemble_core(
         scheduler,
         tokens,
         logprobs,
+        room,
         runner,
         socket,
         tracer,

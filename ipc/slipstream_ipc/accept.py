@@ -198,12 +198,15 @@ class Acceptor(Generic[Out, In, Receipt]):
             if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return  # to be told so by an exception takes several times longer
             try:
-                first = self._socket.recv(zmq.NOBLOCK, copy=False)
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                if self._connections is None:
+                    first = None
+                    route, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                else:  # an uncopied frame knows which connection it came over
+                    first = self._socket.recv(zmq.NOBLOCK, copy=False)
+                    route, parts = first.bytes, self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            route = first.bytes
-            num_bytes += sum(len(part) for part in parts)
+            num_bytes += sum(map(len, parts))
             if len(parts) != 1:
                 self._refuse(route, "a message of one part expected")
                 continue
@@ -212,7 +215,8 @@ class Acceptor(Generic[Out, In, Receipt]):
             except ProtocolError as error:
                 self._refuse(route, str(error), field=error.field)
                 continue
-            if self._connections is not None and isinstance(frame.body, Hello):
+            if first is not None and isinstance(frame.body, Hello):
+                assert self._connections is not None
                 self._connections.heard(int(first.get(zmq.SRCFD)))
             yield route, frame
 

@@ -27,6 +27,7 @@ from slipstream_ipc.child import (
     run_child,
     start_child,
 )
+from slipstream_ipc.connections import Connections, raise_file_limit
 from slipstream_ipc.messages import Fault, PromptReady, Status
 from slipstream_worker.assembly import assemble_worker, detokenizers_from
 from slipstream_worker.config import WorkerConfig
@@ -74,7 +75,14 @@ def main() -> int:
             if activation is not None:
                 config = msgspec.structs.replace(config, incarnation=activation.incarnation)
                 try:
-                    worker = assemble_worker(config, prompts, detokenizers, context, poller)
+                    worker = assemble_worker(
+                        config,
+                        prompts,
+                        detokenizers,
+                        context,
+                        poller,
+                        Connections(raise_file_limit()),
+                    )
                 except (ValueError, OSError, zmq.ZMQError) as error:  # an address, or keys
                     report(Status(error=str(error)))
                     return 1

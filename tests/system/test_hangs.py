@@ -1,4 +1,6 @@
-"""Cores that hang, for real: of a request, which ends, or of what was done to them."""
+"""Cores that hang, for real: of a request, which ends, or of what was done to them; and grammars
+that were made to hang or end them, and do not.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 from tests.patience import PATIENCE_S, Patience
+from tests.stacks import spareless_stack
 
-from slipstream import SlipstreamError, Stack
+from slipstream import SamplingParams, SlipstreamError, Stack, StructuredOutputs
 from slipstream import stack as stack_module
+from slipstream.demo import MODEL_PATH
 from slipstream.events import ProcessRestarted, SupervisorConfig
 from slipstream.plan import plan_stack
 from slipstream_core.in_flight import read_note
@@ -93,3 +97,33 @@ def test_a_core_that_is_stopped_three_times_in_a_row_charges_no_stream(tmp_path:
             assert wait_for_restart(stack).name == "core"
         stream.abort()
         assert [delta.finish_reason for delta in stream] == ["abort"]
+
+
+HARMFUL = {
+    "seconds to a mask": (
+        'start: e\ne: e e e e e | e e e e | e e e | e e | /[a-z]/ | ""',
+        "too complex to follow",
+    ),
+    "deeper than the stack": (
+        "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(4000)) + 'a4000: "x"',
+        "does not survive",
+    ),
+    "the lock for 20 s": ("\n" * 65536, "processor time"),
+}
+
+
+@pytest.mark.slow
+def test_no_grammar_ends_a_process() -> None:
+    model = f"simulated:step_ms=2,mode=chain,tokenizer={MODEL_PATH}"
+    with spareless_stack(model, hang_timeout_s=5.0) as stack, stack.client() as client:
+        pids = stack.pids
+        bystander = client.stream([1, 2, 3], max_tokens=3000, ignore_eos=True)
+        for grammar, why in HARMFUL.values():
+            outputs = StructuredOutputs(grammar=grammar)
+            params = SamplingParams(structured_outputs=outputs, max_tokens=200, stop_token_ids=[1])
+            held = [client.stream([4, 5, n], params) for n in range(8)]
+            for stream in held:
+                with pytest.raises(SlipstreamError, match=why):
+                    list(stream)
+        assert sum(len(delta.token_ids) for delta in bystander) == 3000
+        assert stack.pids == pids

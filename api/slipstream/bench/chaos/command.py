@@ -20,6 +20,7 @@ from slipstream.bench.chaos.schedule import KILLED, LIMITED, Blows, Place
 from slipstream.bench.log_level import log_level
 from slipstream.options import Parser
 from slipstream.settings import wrong_option
+from slipstream_ipc.whole_file import write_whole
 
 _LENGTHS = (20, 600)
 _QUICK_LENGTHS = (50, 400)
@@ -138,7 +139,7 @@ def bench_chaos(arguments: argparse.Namespace) -> int:
         result = chaos(options, folder, _tell)
     print("\n".join(lines_of(result)), flush=True)
     if arguments.json is not None:
-        Path(arguments.json).write_bytes(json_of(result))
+        write_whole(Path(arguments.json), json_of(result), mode=0o644)
     return 0 if result.is_good else 1
 
 

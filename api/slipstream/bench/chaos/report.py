@@ -27,7 +27,8 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
     lost, doubled: positions, of tokens and of characters. gap_*: the longest gap of a stream at the
     exit of a worker or a core, or of both. asked_again: streams that both had lost while nobody was
     left who could submit them; unexplained_again: the same where the two had not died together.
-    orphans: processes that were left, or that nobody would have ended.
+    orphans: processes that were left, or that nobody would have ended. combinations: of places in
+    which processes were killed within a second.
     """
 
     seed: int
@@ -52,6 +53,7 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
     planned_rounds: int
     missed_blows: int
     blows: dict[str, int]
+    combinations: dict[str, int]
     gaps: list[GapSummary]
     recovery_s: dict[str, list[float]]
     memory_start: dict[str, Holding]
@@ -82,6 +84,7 @@ def lines_of(result: ChaosResult) -> list[str]:
     lines = [
         f"{load} in {result.duration_s:.1f} s, seed {result.seed}, {result.model}",
         f"{sum(result.blows.values())} blows in {result.rounds} rounds: {blows or '-'}",
+        f"{len(result.combinations)} combinations of deaths within a second",
         "",
         f"identical        {result.identical} of {result.total}",
     ]

@@ -38,7 +38,8 @@ SERVER_EXITS = (  # whose gaps are the run's
 )
 _SIMULATED = f"simulated:step_ms={{}},prefill_us=20,mode=chain,tokenizer={MODEL_PATH}"
 _STEP_MS = 25.0  # so 500 requests, 64 at a time, last until 20 rounds are over
-_MOST_STEP_MS = 200.0
+_MOST_STEP_MS = 250.0
+_MARGIN = 1.4  # of the rounds in which each kind of blow comes for the first time
 _CLIENT_TIMEOUT_S = 120.0
 
 
@@ -131,6 +132,7 @@ def chaos(options: Options, folder: Path, tell: Callable[[str], object]) -> Chao
         planned_rounds=len(schedule),
         missed_blows=conductor.num_missed,
         blows=count([one.blow.name for one in conductor.struck]),
+        combinations=count(_combinations(conductor.struck)),
         gaps=[summarise_gaps(kind, gaps) for kind, gaps in sorted(by_kind.items())],
         recovery_s=recovery_s,
         memory_start=played.memory_start,
@@ -207,7 +209,8 @@ def _step_ms(options: Options) -> float:
     if options.is_quick:
         return _STEP_MS
     load = options.num_requests / options.concurrency / (500 / 64)
-    longer = max(1.0, options.num_rounds / 20 / load)
+    rounds = max(options.num_rounds, _MARGIN * min(options.blows.num_rounds, options.num_rounds))
+    longer = max(1.0, rounds / 20 / load)
     return min(round(_STEP_MS * longer, 1), _MOST_STEP_MS)
 
 
@@ -286,6 +289,15 @@ def _gaps(
         if request.via == "client" and not (request.pauses or streamed.num_again)
     ]
     return gaps_by_kind(times, spans), recovery_s
+
+
+def _combinations(struck: Sequence[Struck]) -> list[str]:
+    """Which died together, in each round in which several did."""
+    places: dict[int, set[str]] = {}
+    for one in struck:
+        if one.blow.means == "kill":
+            places.setdefault(one.round, set()).add(one.blow.place)
+    return [", ".join(sorted(each)) for each in places.values() if len(each) > 1]
 
 
 def _kind(struck: Sequence[Struck]) -> str:

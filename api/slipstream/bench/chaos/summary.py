@@ -74,6 +74,7 @@ def _row(kind: str, results: Sequence[ChaosResult]) -> Row:
         "http_identical": sum(each.http_identical for each in results),
         "tokens": sum(each.num_tokens for each in results),
         "blows": sum(sum(each.blows.values()) for each in results),
+        "combinations": len({name for each in results for name in each.combinations}),
         "lost": sum(each.lost for each in results),
         "doubled": sum(each.doubled for each in results),
         "orphans": sum(each.orphans for each in results),
