@@ -52,6 +52,11 @@ class WindowDetokenizer:
     might be an unfinished character, at most _MAX_PENDING tokens long: so a model that really
     writes U+FFFD is neither stalled nor decoded from further and further back. (Where byte tokens
     spell several of them in a row, their number may differ, too.) What stands before it leaves.
+
+    Two kinds of decoders read a token by what lies further back than any context: CTC, which drops
+    what equals the token before, behind a rule for the first token; and ByteLevel behind a step
+    that has joined the tokens, which makes bytes of all characters or of none. They are not
+    followed exactly, nor can one be that takes back what it showed of whole characters.
     """
 
     __slots__ = (
