@@ -8,6 +8,7 @@
 import gc
 import os
 import random
+import signal
 import sys
 from collections import Counter
 
@@ -20,6 +21,14 @@ _CLOCKLESS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("same", derandomize=True, **_CLOCKLESS)
 settings.register_profile("search", print_blob=True, **_CLOCKLESS)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+# nohup, and some CI, start programs with these ignored, which the processes of a test would inherit
+for _number, _usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

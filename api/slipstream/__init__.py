@@ -30,6 +30,7 @@ from slipstream.errors import (
 )
 from slipstream.many import AsyncStreams, Streams
 from slipstream.outputs import Completion, Delta, Logprob
+from slipstream.requests import TextPrompt, TokensPrompt
 from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams, StructuredOutputs
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ __all__ = [
     "Streams",
     "StructuredOutputs",
     "SupersededError",
+    "TextPrompt",
+    "TokensPrompt",
     "UnknownStreamError",
 ]
 

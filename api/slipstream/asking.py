@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, get_args
 
@@ -183,14 +183,17 @@ def with_others(
 
 
 def params_for_each(
-    num_prompts: int,
+    prompts: Sequence[Prompt],
     params: SamplingParams | Sequence[SamplingParams] | None,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
 ) -> list[SamplingParams]:
     """Checked params for each of several prompts: one for all, or as many as there are prompts.
 
-    Raises: BadRequestError.
+    Raises: BadRequestError, also for what is no list of prompts.
     """
+    if not isinstance(prompts, Sequence) or isinstance(prompts, str | bytes):
+        raise bad_request(BadRequest("prompts", prompts, "a list of prompts"))
+    num_prompts = len(prompts)
     if not isinstance(params, Sequence):
         return [checked_params(params, options)] * num_prompts
     if len(params) != num_prompts:

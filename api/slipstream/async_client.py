@@ -14,7 +14,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ from slipstream.questions import checked_template, ids_of, new_detokenize, new_t
 from slipstream.reading import OutputKind, Reading
 from slipstream.requests import Prompt, checked_params
 from slipstream.stream_state import StreamState
-from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
+from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingOptions, SamplingParams
 
 
 class AsyncStream(Reading, AsyncIterator[Delta]):
@@ -154,7 +154,7 @@ class AsyncClient(Asking):
         stream_id: str | None = None,
         cache_salt: str | None = None,
         output_kind: OutputKind = "delta",
-        **options: Any,
+        **options: Unpack[SamplingOptions],
     ) -> AsyncStream:
         """Run one request and read it as it comes. Arguments and errors: see `Client.stream`."""
         state = self._ask(
@@ -189,7 +189,7 @@ class AsyncClient(Asking):
         priority: int = 0,
         stream_id: str | None = None,
         cache_salt: str | None = None,
-        **options: Any,
+        **options: Unpack[SamplingOptions],
     ) -> Completion:
         """Run one request to its end. Arguments and errors: see `Client.generate`."""
         checked = checked_params(params, options)
@@ -219,10 +219,10 @@ class AsyncClient(Asking):
         priority: int = 0,
         cache_salt: str | None = None,
         on_done: Callable[[Completion], None] | None = None,
-        **options: Any,
+        **options: Unpack[SamplingOptions],
     ) -> list[Completion]:
         """Run many requests to their ends; see `Client.generate_many`."""
-        every = params_for_each(len(prompts), params, options)
+        every = params_for_each(prompts, params, options)
         states = new_states(self._io, prompts, every, priority, cache_salt=cache_salt)
         room = asyncio.Semaphore(MAX_IN_FLIGHT)
 
@@ -249,10 +249,10 @@ class AsyncClient(Asking):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-        **options: Any,
+        **options: Unpack[SamplingOptions],
     ) -> AsyncStreams:
         """Run many requests and read them together; see `Client.stream_many`."""
-        every = params_for_each(len(prompts), params, options)
+        every = params_for_each(prompts, params, options)
         states = new_states(self._io, prompts, every, priority, kind="delta", cache_salt=cache_salt)
         return AsyncStreams(self, self._io, states, [each.n for each in every])
 

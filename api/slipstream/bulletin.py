@@ -2,7 +2,8 @@
 
 Owns: who hears what when. Does not know: pipes (`processes`), what is counted (`accounts`).
 
-Rules: every change of a place's condition is told, to who serves. The numbers are told when they
+Rules: every change of a place's condition is told, to who serves; so is that of a process which a
+child keeps itself, as far as the child says it. The numbers are told when they
 are due, and only to who has read what came before.
 """
 
@@ -24,7 +25,11 @@ class Bulletin:
 
     def tell(self, now: float) -> None:
         """Tell what is news."""
-        condition = Condition({name: role.condition(now) for name, role in self._roles.items()})
+        processes = {name: role.condition(now) for name, role in self._roles.items()}
+        for role in self._roles.values():
+            if role.active is not None:  # a place's own name says more than another's word
+                processes = {**role.active.processes, **processes}
+        condition = Condition(processes)
         hearers = [
             role.active
             for role in self._roles.values()

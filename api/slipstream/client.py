@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ from slipstream.questions import checked_template, ids_of, new_detokenize, new_t
 from slipstream.reading import OutputKind, Reading
 from slipstream.requests import Prompt, checked_params
 from slipstream.stream_state import StreamState
-from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
+from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingOptions, SamplingParams
 
 
 class Stream(Reading, Iterator[Delta]):
@@ -156,7 +156,7 @@ class Client(Asking):
         stream_id: str | None = None,
         cache_salt: str | None = None,
         output_kind: OutputKind = "delta",
-        **options: Any,
+        **options: Unpack[SamplingOptions],
     ) -> Stream:
         """Run one request and read it as it comes. Returns at once.
 
@@ -221,7 +221,7 @@ class Client(Asking):
         priority: int = 0,
         stream_id: str | None = None,
         cache_salt: str | None = None,
-        **options: Any,
+        **options: Unpack[SamplingOptions],
     ) -> Completion:
         """Run one request to its end. Arguments and errors are those of `stream`.
 
@@ -256,7 +256,7 @@ class Client(Asking):
         priority: int = 0,
         cache_salt: str | None = None,
         on_done: Callable[[Completion], None] | None = None,
-        **options: Any,
+        **options: Unpack[SamplingOptions],
     ) -> list[Completion]:
         """Run many requests to their ends; completions in the order of the prompts, one to each:
         where `n` are asked for, they are its `choices`.
@@ -266,7 +266,7 @@ class Client(Asking):
 
         Raises: as `stream`; the first error aborts the others.
         """
-        every = params_for_each(len(prompts), params, options)
+        every = params_for_each(prompts, params, options)
         bell: ThreadBell[StreamState] = ThreadBell()
         indices: dict[StreamState, int] = {}
         for state in new_states(self._io, prompts, every, priority, cache_salt=cache_salt):
@@ -297,7 +297,7 @@ class Client(Asking):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-        **options: Any,
+        **options: Unpack[SamplingOptions],
     ) -> Streams:
         """Run many requests and read them together: iterate for (index of the answer, delta).
 
@@ -310,7 +310,7 @@ class Client(Asking):
         Raises: BadRequestError here. While they are read: as `stream`; the first error aborts the
         others.
         """
-        every = params_for_each(len(prompts), params, options)
+        every = params_for_each(prompts, params, options)
         states = new_states(self._io, prompts, every, priority, kind="delta", cache_salt=cache_salt)
         return Streams(self, self._io, states, [each.n for each in every])
 

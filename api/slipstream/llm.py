@@ -16,21 +16,21 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import count
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import msgspec
 import numpy as np
 from tqdm import tqdm
 
-from slipstream.errors import ClosedError, ConnectionLostError
+from slipstream.errors import ClosedError, ConnectionLostError, bad_request
 from slipstream.outputs import Completion, PromptTokenLogprobs, TokenLogprobs
-from slipstream.requests import Prompt
+from slipstream.requests import Conversation, Prompt, is_prompt_mapping, text_of
 from slipstream.settings import SHORT_LIVED
-from slipstream.stack import Stack, StackError
+from slipstream.stack import Stack, StackArguments, StackError
+from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import ChatMessage, FinishReason, SamplingParams
 
-Conversation = Sequence[ChatMessage | Mapping[str, str]]
-
+_CONVERSATIONS = "a list of messages with role and content, or a list of such lists"
 _STREAM_INTERVAL = 64  # nobody reads along, so the answers travel in large pieces
 
 
@@ -62,8 +62,11 @@ class LLM:
     model, settings: see `Stack`; but no spare processes unless they are asked for.
     """
 
-    def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
-        self._stack = Stack(model, **{**SHORT_LIVED, **settings})
+    def __init__(
+        self, model: str | os.PathLike[str] | None = None, **settings: Unpack[StackArguments]
+    ) -> None:
+        for_a_batch: StackArguments = {**SHORT_LIVED, **settings}
+        self._stack = Stack(model, **for_a_batch)
         try:
             self._client = self._stack.client()
         except BaseException:
@@ -81,6 +84,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Go on with each prompt: a text or a sequence of token ids, or a list of these.
 
+        A prompt may also be `{"prompt": TEXT}` or `{"prompt_token_ids": IDS}`, as in vLLM.
+
         params: one for all, or one for each prompt; None is `SamplingParams()`. use_tqdm: show a
         progress bar on standard error.
 
@@ -95,8 +100,7 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of a list of them. The rest is as in `generate`."""
-        is_one = len(messages) > 0 and isinstance(messages[0], ChatMessage | Mapping)
-        return self._answer([messages] if is_one else messages, params, use_tqdm)
+        return self._answer(_conversations(messages), params, use_tqdm)
 
     def close(self) -> None:
         """End the stack. Idempotent."""
@@ -157,9 +161,32 @@ def _num_answers(num_prompts: int, params: Any) -> int:
 
 
 def _is_one_prompt(prompts: Any) -> bool:
-    if isinstance(prompts, str | np.ndarray):
+    """Raises: BadRequestError for what is neither a prompt nor a list."""
+    if isinstance(prompts, str | np.ndarray | Mapping):
         return True
-    return len(prompts) > 0 and isinstance(prompts[0], int | np.integer | ChatMessage | Mapping)
+    if not _is_list(prompts):
+        raise bad_request(BadRequest("prompts", prompts, "a prompt, or a list of prompts"))
+    if not prompts or is_prompt_mapping(prompts[0]):
+        return False
+    return isinstance(prompts[0], int | np.integer | ChatMessage | Mapping)
+
+
+def _conversations(given: Any) -> list[Any]:
+    """One conversation or several as a list of them. Raises: BadRequestError."""
+    is_one = isinstance(given, Sequence) and len(given) > 0 and _is_turn(given[0])
+    several = [given] if is_one else given
+    for each in several if _is_list(several) else [several]:
+        if not _is_list(each) or not each or not all(map(_is_turn, each)):
+            raise bad_request(BadRequest("messages", each, _CONVERSATIONS))
+    return list(several)
+
+
+def _is_list(given: object) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, str | bytes)
+
+
+def _is_turn(given: object) -> bool:
+    return isinstance(given, ChatMessage | Mapping)
 
 
 def _coarse(params: Any) -> Any:
@@ -172,7 +199,7 @@ def _coarse(params: Any) -> Any:
     return msgspec.structs.replace(params, stream_interval=interval)
 
 
-def _output(request_id: str, prompt: object, completion: Completion) -> RequestOutput:
+def _output(request_id: str, prompt: Prompt, completion: Completion) -> RequestOutput:
     answers = [
         CompletionOutput(
             index,
@@ -186,7 +213,7 @@ def _output(request_id: str, prompt: object, completion: Completion) -> RequestO
     ]
     return RequestOutput(
         request_id,
-        prompt if isinstance(prompt, str) else None,
+        text_of(prompt),
         completion.prompt_token_ids,
         answers,
         prompt_logprobs=completion.prompt_logprobs,

@@ -55,7 +55,9 @@ _CORE_OPTIONS = (
     "step_timeout_s",
     "trust_remote_code",
 )
-_WORKER_OPTIONS = ("stream_interval", "client_timeout_s", "grace_s", "trust_remote_code")
+_WORKER_OPTIONS = (
+    *("stream_interval", "client_timeout_s", "grace_s", "hang_timeout_s", "trust_remote_code"),
+)
 
 
 def plan_stack(

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 from slipstream.processes import Child, ChildSpec, Exit
 from slipstream.restarts import RestartPolicy
-from slipstream_ipc.child import BEAT_S, Activate
-
-SILENT_S = 4 * BEAT_S  # without a beat
+from slipstream_ipc.child import SILENT_S, Activate
 
 
 class Role:

@@ -9,6 +9,8 @@ Rules:
   run that was killed has whole lines and perhaps a part of one, which the next run takes away; what
   has a line is not done again.
 - A request that is refused, or fails, has its answer too: with the status that a server would give.
+- A line that finds no room (a full disk) is taken back whole, and the run ends with the error.
+- One run at a time writes to a file of answers: it holds a lock on it.
 - Where the engine is overloaded, or being replaced, a request waits and is asked for again.
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -127,6 +130,7 @@ def run_batch(arguments: argparse.Namespace) -> int:
         raise wrong_option("concurrency", arguments.concurrency, "an integer >= 1")
     ids = _checked_ids(Path(arguments.input))
     with open(arguments.output, "a+b", buffering=0) as output:
+        _lock(output)
         done = _ids_done(output)
         if ids <= done:
             return 0
@@ -162,6 +166,29 @@ def _checked_ids(path: Path) -> set[str]:
             raise wrong_option(where, line.custom_id, "one that no line before it has")
         seen.add(line.custom_id)
     return seen
+
+
+def _lock(output: IO[bytes]) -> None:
+    """For as long as the file is open. Raises: BadRequestError."""
+    try:
+        fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise wrong_option("OUT", output.name, "a file that no other run writes to") from None
+
+
+def append_line(output: IO[bytes], line: bytes) -> None:
+    """All of it, or nothing. `output`: unbuffered, and this process alone writes to it.
+
+    Raises: OSError.
+    """
+    end = output.seek(0, os.SEEK_END)
+    rest = memoryview(line)
+    try:
+        while rest:
+            rest = rest[output.write(rest) :]
+    except OSError:
+        output.truncate(end)
+        raise
 
 
 def _ids_done(output: IO[bytes]) -> set[str]:
@@ -200,7 +227,7 @@ async def _answer_all(
                     response = await _answer(app, line)
                     answer = _Answer(response.status, f"req_{_name()}", Raw(response.body))
                     done_line = _Done(f"batch_req_{_name()}", line.custom_id, answer)
-                    os.write(output.fileno(), msgspec.json.encode(done_line) + b"\n")
+                    append_line(output, msgspec.json.encode(done_line) + b"\n")
                     bar.update()
                 except Exception as error:
                     failures.append(error)

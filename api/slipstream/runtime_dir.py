@@ -29,7 +29,8 @@ class RuntimeDirectory:
     Sockets and notes that an earlier stack left behind are removed at the start, our own at the
     end, and the folder too where it was made here.
 
-    Raises: RuntimeDirectoryInUse; PermissionError where others may enter the folder.
+    Raises: RuntimeDirectoryInUse; PermissionError where others may enter the folder, OSError where
+    it cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,11 +39,19 @@ class RuntimeDirectory:
         self._lock_fd = -1
 
     def __enter__(self) -> RuntimeDirectory:
-        self._is_ours = not self.path.exists()
-        private_directory(self.path)
-        while self._lock_fd < 0:
-            self._lock_fd = _lock(self.path / LOCK_NAME)
-        self._remove_traces()
+        try:
+            self._is_ours = not self.path.exists()
+            private_directory(self.path)
+            while self._lock_fd < 0:
+                self._lock_fd = _lock(self.path / LOCK_NAME)
+            self._remove_traces()
+        except PermissionError:
+            raise  # it says what is allowed
+        except OSError as error:
+            raise OSError(
+                f"runtime directory {self.path} cannot be written ({error.strerror}): make room "
+                "there, or give another one (runtime_dir)"
+            ) from error
         return self
 
     def __exit__(
@@ -61,8 +70,16 @@ class RuntimeDirectory:
     def _remove_traces(self) -> None:
         (self.path / _NOTE_NAME).unlink(missing_ok=True)
         for path in self.path.iterdir():
-            if stat.S_ISSOCK(path.lstat().st_mode):
-                path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # its own process may be faster
+                if stat.S_ISSOCK(path.lstat().st_mode):
+                    path.unlink()
+
+
+def remove_traces(path: Path) -> None:
+    """What a stack has left in its folder that could not do so itself; not where another runs."""
+    if path.is_dir():
+        with contextlib.suppress(RuntimeDirectoryInUse, OSError), RuntimeDirectory(path):
+            pass
 
 
 def _lock(path: Path) -> int:

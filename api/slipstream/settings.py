@@ -6,9 +6,9 @@ both read them here. Does not know: what the options do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 from msgspec import Meta, Struct, inspect
@@ -180,9 +180,54 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
 
 
+class StackOptions(TypedDict, total=False):
+    """The settings of a stack as keyword options, but for the model: lists do as well as tuples."""
+
+    served_model_name: str | None
+    tokenizer: str | None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    device: Literal["auto", "cpu", "cuda"]
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int | None
+    max_waiting: int
+    max_logprobs: int
+    logprobs_gib: float
+    kv_cache_gib: float
+    gpu_memory_utilization: float
+    enforce_eager: bool
+    cuda_graph_sizes: Sequence[int]
+    enable_prefix_caching: bool
+    num_blocks: int | None
+    block_size: int
+    threads: int | None
+    native: bool
+    trust_remote_code: bool
+    stream_interval: int | Literal["auto"]
+    client_timeout_s: float
+    grace_s: float
+    hang_timeout_s: float
+    step_timeout_s: float
+    max_restarts: int
+    restart_window_s: float
+    spare_worker: bool
+    spare_core: bool
+    drain_s: float
+    listen: str | None
+    keys: str | None
+    insecure: bool
+    http_port: int | None
+    http_workers: int
+    host: str
+    api_key: str | Sequence[str]
+    allowed_origins: str | Sequence[str]
+    allowed_hosts: str | Sequence[str]
+    trace: str | None
+
+
 # what a stack goes without that is there for one command or one batch: a replacement would be ready
 # no sooner than the answer, and getting spares ready takes the model's time
-SHORT_LIVED: Mapping[str, Any] = {"spare_worker": False, "spare_core": False}
+SHORT_LIVED: StackOptions = {"spare_worker": False, "spare_core": False}
 
 _FIELDS = {field.name: field for field in msgspec.structs.fields(StackSettings)}
 

@@ -20,9 +20,13 @@ from slipstream.prompt_pieces import PromptPieces
 from slipstream_ipc.messages import End, Resume, Submit
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class StreamState:
-    """One stream, between its reader and the I/O thread."""
+    """One stream, between its reader and the I/O thread.
+
+    resubmittable: what the stream is submitted as where the server no longer has it; None where
+    that is not known.
+    """
 
     request: Submit | Resume  # as it was asked for at first
     wants_whole: bool  # the reader is woken by the end alone
@@ -44,6 +48,11 @@ class StreamState:
     is_abort_wanted: bool = False
     group: Together | None = None  # which reads it, with others
     index: int = 0  # in the group
+    resubmittable: Submit | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.request, Submit):
+            self.resubmittable = self.request
 
     @property
     def stream_id(self) -> bytes:

@@ -22,7 +22,8 @@ from slipstream_core.grammar.compiler import GrammarCompiler
 from slipstream_core.grammar.library import Vocabulary
 from slipstream_core.grammar.rows import GrammarRows
 from slipstream_core.grammar.tokenizer_file import find_tokenizer
-from slipstream_core.in_flight import InFlightNote, read_note
+from slipstream_core.in_flight import InFlightNote, begin_note, read_note
+from slipstream_core.logprob_room import LogprobRoom
 from slipstream_core.on_hold import OnHold
 from slipstream_core.port import CoreAcceptor
 from slipstream_core.runner.plan import Runner
@@ -62,6 +63,11 @@ class Core:
         """What it has counted, as of now."""
         return self.counters.numbers(self.scheduler, self.desk.num_on_hold, time.monotonic())
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """Requests that run, and that wait."""
+        return self.scheduler.num_running, self.scheduler.num_waiting + self.desk.num_on_hold
+
     def close(self, *, keeps_runner: bool = False) -> None:
         """Leave the address; stop the device, unless it is kept for another core."""
         if not keeps_runner:
@@ -90,10 +96,11 @@ def assemble_core(
         directory = Path(config.runtime_dir)
         if config.died_within:
             suspects = read_note(directory)
-        note = InFlightNote(directory, config.max_num_seqs)
+        note = begin_note(directory, config.max_num_seqs)
     info = runner.info
     tokens = PagedLog(np.uint32)
     logprobs = LogprobLog()
+    room = LogprobRoom(int(config.logprobs_gib * 2**30))
     scheduler = Scheduler(
         tokens=tokens,
         num_blocks=runner.num_blocks,
@@ -103,6 +110,7 @@ def assemble_core(
         max_model_len=info.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
         model_salt=config.served_model_name or info.name,
+        room=room,
     )
     codec = core_codec()
     socket = bind_router(context, config.address, max_message_bytes=codec.max_message_bytes)
@@ -137,7 +145,8 @@ def assemble_core(
             max_readmitted=_READMITTED_FACTOR * (config.max_waiting + config.max_num_seqs),
         ),
         grammars=grammars,
-        on_hold=OnHold(compiler, logprob_bytes=int(config.logprobs_gib * 2**30)),
+        on_hold=OnHold(compiler, room),
+        room=room,
         note=note,
         incarnation=config.incarnation,
         suspects=suspects,

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.block_pool import NULL_BLOCK
+from slipstream_core.logprob_room import step_len
 from slipstream_core.rule_columns import RuleColumns, TokenRules
 from slipstream_ipc.wide_logprobs import MAX_NARROW
 
@@ -94,6 +95,7 @@ class RequestColumns:
     def __init__(self, rows: int = 64) -> None:
         self.generation = np.zeros(rows, np.int64)
         self.num_ended = 0  # times that some generation went up
+        self.num_growing = 0  # rows that want log-probabilities
         self.alive = np.zeros(rows, np.bool_)
         self.on_probation = np.zeros(rows, np.bool_)  # of those alive
         self.use_prefix_cache = np.zeros(rows, np.bool_)
@@ -103,6 +105,7 @@ class RequestColumns:
         self.prompt_len = np.zeros(rows, np.int64)
         self.limit = np.zeros(rows, np.int64)  # tokens, prompt included, that it may grow to
         self.run_ahead = np.zeros(rows, np.int64)  # outputs that may be unacknowledged
+        self.room = np.zeros(rows, np.int64)  # tokens, as `limit`, that log-probabilities fit of
         self.known = np.zeros(rows, np.int64)  # tokens in the history or in flight
         self.computed = np.zeros(rows, np.int64)  # tokens in the cache once all launched steps ran
         self.masked_until = np.zeros(rows, np.int64)  # `known` from which stop ids are allowed
@@ -136,6 +139,10 @@ class RequestColumns:
         self.prompt_len[row] = request.prompt_len
         self.limit[row] = limit
         self.run_ahead[row] = run_ahead
+        self.room[row] = limit
+        if request.num_logprobs >= 0:
+            self.room[row] = known + step_len(request.num_logprobs)
+            self.num_growing += 1
         self.known[row] = known
         self.computed[row] = 0
         self.masked_until[row] = 0
@@ -159,6 +166,8 @@ class RequestColumns:
     def remove(self, rows: Int64s) -> None:
         """Forget live requests, all different."""
         self.end_lives(rows)
+        if self.num_growing:
+            self.num_growing -= int((self.num_logprobs[rows] >= 0).sum())
         self.alive[rows] = self.on_probation[rows] = False
         if self._num_grammars:
             self._num_grammars -= int(self.has_grammar[rows].sum())
@@ -183,10 +192,18 @@ class RequestColumns:
         return rows[np.lexsort((self.arrival[rows], self.priority[rows]))]
 
     def may_run(self, rows: Int64s, acked: Acked) -> Bools:
-        """Whether each row may sample one more: below its limit, not too far ahead."""
+        """Whether each row may sample one more: below its limit, with room for its
+        log-probabilities, not too far ahead.
+        """
         known = self.known[rows]
         unacked = known - np.maximum(positions(acked)[rows], self.prompt_len[rows])
-        return np.logical_and(known < self.limit[rows], unacked < self.run_ahead[rows])
+        least = np.minimum(self.limit[rows], self.room[rows])
+        return np.logical_and(known < least, unacked < self.run_ahead[rows])
+
+    def lacks_room(self, rows: Int64s) -> Bools:
+        """Whether each row cannot sample one more for want of room for its log-probabilities."""
+        known = self.known[rows]
+        return np.logical_and(known >= self.room[rows], known < self.limit[rows])
 
     def sampling(self, rows: Int64s) -> SamplingColumns:
         """The sampling columns of `rows`, [S]."""

@@ -94,9 +94,9 @@ class DecodeBatch:
         self._phases = np.empty(0, np.int16)  # [R]
         self._ends: list[int] = []  # of each phase in `_order`, from 0 on, [block_size + 1]
         self._furthest = 0  # position of the first token
-        limits = requests.limit.take(rows)
+        limits = np.minimum(requests.limit.take(rows), requests.room.take(rows))
         limits -= self._first  # one more is known
-        self._num_left = int(limits.min()) - 1  # steps to a limit
+        self._num_left = int(limits.min()) - 1  # steps to a limit, or to where room is asked for
 
     def may_run(self, acked: Acked) -> bool:
         """Whether every row may sample one more; see `RequestColumns.may_run`."""

@@ -32,6 +32,7 @@ from slipstream_core.counters import Counters
 from slipstream_core.grammar.rows import GrammarRows
 from slipstream_core.in_flight import InFlightNote
 from slipstream_core.lives import Lives
+from slipstream_core.logprob_room import LogprobRoom
 from slipstream_core.on_hold import OnHold
 from slipstream_core.port import CoreAcceptor, Port, Receipt
 from slipstream_core.scheduler import Scheduler
@@ -83,6 +84,7 @@ class Desk:
         admission: Admission,
         grammars: GrammarRows,
         on_hold: OnHold,
+        room: LogprobRoom,
         note: InFlightNote | None,
         incarnation: int,
         suspects: tuple[bytes, ...],
@@ -102,7 +104,7 @@ class Desk:
         self._suspects = suspects
         self._now = 0.0  # of the last look at what has arrived
         self._lives = Lives(
-            *(scheduler, tokens, logprobs), grammars=grammars, on_hold=on_hold, counters=counters
+            *(scheduler, tokens, logprobs), grammars=grammars, room=room, counters=counters
         )
         self._streams = self._lives.streams
         self._ports = self._lives.ports

@@ -21,7 +21,7 @@ from slipstream_core.columns import NO_ROW
 from slipstream_core.counters import Counters
 from slipstream_core.grammar.rows import GrammarRows
 from slipstream_core.grammar.state import GrammarState
-from slipstream_core.on_hold import OnHold
+from slipstream_core.logprob_room import LogprobRoom, first_bytes, stream_bytes
 from slipstream_core.port import Port
 from slipstream_core.scheduler import Scheduler
 from slipstream_core.streams import Stream, StreamTable
@@ -46,7 +46,7 @@ class Lives:
         logprobs: LogprobLog,
         *,
         grammars: GrammarRows,
-        on_hold: OnHold,
+        room: LogprobRoom,
         counters: Counters,
     ) -> None:
         self._scheduler = scheduler
@@ -54,7 +54,7 @@ class Lives:
         self._logprobs = logprobs
         self._prompts = PromptLog()
         self._grammars = grammars
-        self._on_hold = on_hold
+        self._room = room
         self._counters = counters
         self.streams = StreamTable()
         self.cursors = Cursors()
@@ -62,7 +62,7 @@ class Lives:
 
     def take(self, worker: bytes, admit: Admit, grammar: GrammarState | None, now: float) -> None:
         """A stream that nothing is to be said against gets a row, and waits to be computed. Room is
-        promised to it (`on_hold`).
+        promised to it (`logprob_room`).
         """
         port = self.ports[worker]
         prompt, outputs = u32(admit.prompt_ids), u32(admit.output_ids)
@@ -72,6 +72,7 @@ class Lives:
         if len(outputs):
             self._tokens.extend(stream.row, outputs)
         position = len(prompt) + len(outputs)
+        self._room.open(stream.row, first_bytes(admit))
         if admit.params.logprobs is not None:
             self._logprobs.open(stream.row, admit.params.logprobs, position)
         if wants_prompt(admit):
@@ -147,6 +148,9 @@ class Lives:
             self._scheduler.remove(stream.row)
             self._grammars.drop(stream.row)
             self.ports[stream.worker].close(stream.row)
+            self._room.shrink(
+                stream.row, stream_bytes(stream.registration, self.num_outputs(stream))
+            )
 
     def forget(self, stream: Stream) -> None:
         """Let go of all there is of a stream; its row goes to another."""
@@ -154,5 +158,5 @@ class Lives:
         self._tokens.drop(stream.row)
         self._logprobs.drop(stream.row)
         self._prompts.drop(stream.row)
-        self._on_hold.forgotten(stream.registration)
+        self._room.close(stream.row)
         self.streams.remove(stream)

@@ -26,6 +26,7 @@ from slipstream_ipc.child import (
     StopSignal,
     prepare,
     report,
+    run_child,
     start_child,
     wait_for_activation,
 )
@@ -55,6 +56,12 @@ def main() -> int:
     except ValueError as error:
         report(Status(error=str(error)))
         return 1
+    except MemoryError as error:
+        report(Status(error=f"{config.model} does not fit into memory: {error}"))
+        return 1
+    except (OSError, zmq.ZMQError) as error:  # a socket's address, or the note of what runs
+        report(Status(error=f"cannot start in {config.runtime_dir}: {error}"))
+        return 1
     _freeze()
     name = config.served_model_name or config.model
     report(Status(ready=True, detail=f"{name}, {core.runner.num_blocks} cache blocks"))
@@ -68,7 +75,10 @@ def _serve(core: Core, stop: StopSignal, beats: Beats, step_timeout_s: float) ->
     while not stop.is_set:
         core.engine.run_once()
         now = time.monotonic()
-        if beats.beat(now, core.numbers) and core.engine.running_s(now) > step_timeout_s:
+        if (
+            beats.beat(now, core.numbers, news=core.load)
+            and core.engine.running_s(now) > step_timeout_s
+        ):
             words = f"a step has not ended within {step_timeout_s:g} s (step_timeout_s)"
             logger.error("%s; this core gives up", words)
             report(Status(last_words=words))
@@ -82,4 +92,4 @@ def _freeze() -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_child(main)

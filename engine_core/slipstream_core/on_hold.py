@@ -1,16 +1,14 @@
 """Registrations that are neither taken nor refused yet: their grammar compiles, or room is lacking.
 
-Owns: who is on hold and for what; how much of the memory for log-probabilities is promised to the
-streams that were taken. Does not know: rows, messages, whether a registration is to be objected to.
+Owns: who is on hold and for what. Does not know: rows, messages, whether a registration is to be
+objected to, how much room there is (`logprob_room`).
 
 Rules:
 - Who is on hold has no row and is known to nobody; he counts as one that waits.
-- A stream's log-probabilities are kept until it is forgotten, in core and worker alike, so room is
-  promised for all that it may have: from when it is taken until then. Who finds none waits; room is
-  given in the order in which it was asked for, and who needs none waits for nobody.
-- One that needs more than there is altogether is taken when nothing is promised to anybody.
-- What another core has promised already is kept: who was accepted once waits for nobody, inside
-  twice the bound.
+- A stream's log-probabilities are kept until it is forgotten, in core and worker alike. It is taken
+  when there is room for the first of them; room is given in the order in which it was asked for,
+  behind streams that were taken and grow, and who needs none waits for nobody.
+- What another core has promised already is kept: who was accepted once waits for nobody.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from dataclasses import dataclass
 
 from slipstream_core.grammar.compiler import GrammarCompiler
 from slipstream_core.grammar.state import GrammarState
+from slipstream_core.logprob_room import LogprobRoom, first_bytes
 from slipstream_ipc.messages import Admit, Fault
-from slipstream_ipc.params import logprob_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +35,9 @@ class Ready:
 class OnHold:
     """Registrations by stream id."""
 
-    def __init__(self, compiler: GrammarCompiler, *, logprob_bytes: int) -> None:
-        """`logprob_bytes`: what the log-probabilities of all streams together may take."""
+    def __init__(self, compiler: GrammarCompiler, room: LogprobRoom) -> None:
         self._compiler = compiler
-        self._most = logprob_bytes
-        self._promised = 0  # bytes
+        self._room = room
         self._held: dict[bytes, tuple[bytes, Admit]] = {}  # worker and registration
         self._asking: dict[bytes, Ready] = {}  # those of them that lack room alone, in order
 
@@ -99,25 +95,11 @@ class OnHold:
         """Promise room to a stream that is taken now, unless there is none, or others ask for it
         already; whether that was done. Then it is not on hold any longer, if it was.
         """
-        is_first = admit.was_accepted or not self._asking or not _bytes_of(admit)
+        is_first = admit.was_accepted or not self._asking or not first_bytes(admit)
         if not (is_first and self._promise(admit)):
             return False
         self.drop(admit.stream_id)
         return True
 
-    def forgotten(self, admit: Admit) -> None:
-        """A stream that was taken has gone, and its log-probabilities with it."""
-        self._promised -= _bytes_of(admit)
-
     def _promise(self, admit: Admit) -> bool:
-        num_bytes = _bytes_of(admit)
-        most = 2 * self._most if admit.was_accepted else self._most
-        if num_bytes and self._promised and self._promised + num_bytes > most:
-            return False
-        self._promised += num_bytes
-        return True
-
-
-def _bytes_of(admit: Admit) -> int:
-    """What the log-probabilities of a stream take when it is at its longest."""
-    return logprob_bytes(admit.params, len(admit.prompt_ids) // 4, admit.max_tokens)
+        return self._room.promise(first_bytes(admit), was_accepted=admit.was_accepted)

@@ -7,6 +7,8 @@ Rules:
 - Where somebody finds no free block, the one that is last in order (by priority, then by arrival)
   gives up all of its blocks and waits again in its old place; it computes its tokens anew later.
   Nobody gives way to one behind him.
+- Who runs out of room for its log-probabilities gives up its blocks as well, and waits apart from
+  the others until it is given some: whoever waits behind it is not kept.
 - Removing frees slot and blocks at once. A step in flight may still use them: the device runs
   steps in order, so whoever gets them writes later.
 """
@@ -17,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.columns import NO_SLOT, RequestColumns, SlotColumns
+from slipstream_core.logprob_room import LogprobRoom
 from slipstream_core.request_blocks import RequestBlocks
 from slipstream_core.waiting import WaitingQueue
 
@@ -34,8 +37,10 @@ class Places:
         blocks: RequestBlocks,
         *,
         block_size: int,
+        room: LogprobRoom,
     ) -> None:
         self._requests = requests
+        self._room = room
         self._slots = slots
         self._blocks = blocks
         self._block_size = block_size
@@ -85,8 +90,16 @@ class Places:
         """Take slot and blocks from a running request and let it wait in its old place."""
         self._release(np.array([row]))
         self._requests.computed[row] = 0
-        self.waiting.add(row)
+        if self._requests.lacks_room(np.array([row]))[0]:
+            self._room.waiting.add(row)
+        else:
+            self.waiting.add(row)
         self.num_preemptions += 1
+
+    def has_room(self, row: int) -> None:
+        """A row that waits for room was given some: it waits for its place again."""
+        self._room.waiting.remove(row)
+        self.waiting.add(row)
 
     def remove(self, rows: Int64s) -> None:
         """Forget live requests, all different, running or waiting."""
@@ -94,7 +107,10 @@ class Places:
         if runs.any():
             self._release(rows[runs])
         for row in rows[~runs].tolist():
-            self.waiting.remove(row)
+            if row in self._room.waiting:
+                self._room.waiting.remove(row)
+            else:
+                self.waiting.remove(row)
         self._blocks.close(rows)
         self._requests.remove(rows)
 

@@ -10,13 +10,16 @@ Rules:
   it has output so far, and loses them with the slot. So it does not matter how often it is
   preempted, how its prompt is cut, or which core it ran on before.
 - Low lanes are handed out first, which keeps the runner's memory small.
+- Allowed ids are a bit for each id of the vocabulary, kept once for all rows that have the same:
+  the answers of a request share them here, and a lane of the runner's.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +42,7 @@ class TokenRules:
 
     bias_ids: Int64s = field(default_factory=lambda: _NONE)
     biases: Float32s = field(default_factory=lambda: np.empty(0, np.float32))
-    allowed_ids: Int64s | None = None
+    allowed: bytes | None = None  # the int32 words of a mask, as in `grammar_masks`
     banned_ids: Int64s = field(default_factory=lambda: _NONE)
     words: tuple[tuple[int, ...], ...] = ()  # of two tokens and more
     presence: float = 0.0
@@ -54,19 +57,27 @@ class TokenRules:
 
 def token_rules(params: SamplingParams, words: Words) -> TokenRules | None:
     """The rules of a request, `words` being what its bad words are in tokens; None for none."""
-    biases = params.logit_bias or {}
-    has_allowed = params.allowed_token_ids is not None
+    biases, allowed = params.logit_bias or {}, params.allowed_token_ids
     rules = TokenRules(
         bias_ids=np.fromiter(biases.keys(), np.int64, len(biases)),
         biases=np.fromiter(biases.values(), np.float32, len(biases)),
-        allowed_ids=np.array(params.allowed_token_ids, np.int64) if has_allowed else None,
+        allowed=None if allowed is None else allowed_mask(allowed),
         banned_ids=np.array([word[0] for word in words if len(word) == 1], np.int64),
         words=tuple(word for word in words if len(word) > 1),
         presence=params.presence_penalty,
         frequency=params.frequency_penalty,
         repetition=params.repetition_penalty,
     )
-    return rules if biases or has_allowed or words or rules.is_penalised else None
+    return rules if biases or allowed or words or rules.is_penalised else None
+
+
+def allowed_mask(token_ids: Sequence[int]) -> bytes:
+    """The int32 words with the bits of these ids, the lowest id in the lowest bit; see
+    `grammar_masks`. Neither their order nor how often one is listed makes a difference."""
+    ids = np.array(token_ids, np.int64)
+    bits = np.zeros(32 * (int(ids.max()) // 32 + 1), np.uint8)
+    bits[ids] = 1
+    return np.packbits(bits, bitorder="little").tobytes()
 
 
 class RuleColumns:
@@ -77,6 +88,7 @@ class RuleColumns:
         self._entered: set[int] = set()  # rows that hold their lanes, if they need any
         self._tail_lanes = _Lanes()
         self._count_lanes = _Lanes()
+        self._allowed = _Shared()
         self._last: tuple[Int64s, Rules] | None = None  # of which rows, in this order
 
     def __len__(self) -> int:
@@ -84,12 +96,16 @@ class RuleColumns:
 
     def add(self, row: int, rules: TokenRules) -> None:
         """A request with rules starts on `row`."""
+        if rules.allowed is not None:
+            rules = replace(rules, allowed=self._allowed.hold(rules.allowed))
         self._rules[row] = rules
 
     def remove(self, rows: Iterable[int]) -> None:
         """These rows' requests are gone; they hold no slots any more."""
         for row in rows:
-            self._rules.pop(row, None)
+            rules = self._rules.pop(row, None)
+            if rules is not None and rules.allowed is not None:
+                self._allowed.release(rules.allowed)
 
     def leave(self, rows: Iterable[int]) -> None:
         """These rows lose their slots."""
@@ -98,6 +114,9 @@ class RuleColumns:
                 self._entered.remove(row)
                 self._tail_lanes.give_back(row)
                 self._count_lanes.give_back(row)
+                allowed = self._rules[row].allowed
+                if allowed is not None:
+                    self._allowed.leave(allowed)
                 self._last = None
 
     def plan(self, rows: Int64s, places: Int64s, tokens: PagedLog, prompt_lens: Int64s) -> RulePlan:
@@ -119,8 +138,15 @@ class RuleColumns:
         self._entered.update(rows)
         with_tails = [row for row in rows if self._rules[row].words]
         counted = [row for row in rows if self._rules[row].is_penalised]
-        if not with_tails and not counted:
+        allowed = [mask for row in rows if (mask := self._rules[row].allowed) is not None]
+        if not with_tails and not counted and not allowed:
             return None
+        for mask in allowed:
+            self._allowed.enter(mask)
+        masks = list(dict.fromkeys(allowed))
+        bits = np.zeros((len(masks), max((len(mask) // 4 for mask in masks), default=0)), np.int32)
+        for line, mask in zip(bits, masks, strict=True):
+            line[: len(mask) // 4] = np.frombuffer(mask, "<i4")
         tails = np.full((len(with_tails), _TAIL), NO_TOKEN, np.int64)
         for tail, row in zip(tails, with_tails, strict=True):
             end = tokens.length(row)
@@ -135,6 +161,8 @@ class RuleColumns:
         return Refill(
             tail_lanes=self._tail_lanes.take(with_tails),
             tails=tails,
+            allowed_lanes=self._allowed.lanes(masks),
+            allowed_bits=bits,
             count_lanes=count_lanes,
             seen=_side_by_side(seen),
             num_seen=np.array([len(ids) for ids in seen], np.int64),
@@ -145,8 +173,8 @@ class RuleColumns:
     def _columns(self, rows: Sequence[int]) -> Rules:
         """The rules of these rows, in this order."""
         asked = [self._rules[row] for row in rows]
-        limited = [i for i, rules in enumerate(asked) if rules.allowed_ids is not None]
-        allowed = [ids for rules in asked if (ids := rules.allowed_ids) is not None]
+        limited = [i for i, rules in enumerate(asked) if rules.allowed is not None]
+        allowed = [mask for rules in asked if (mask := rules.allowed) is not None]
         words = [(i, word) for i, rules in enumerate(asked) for word in rules.words]
         tailed = [i for i, rules in enumerate(asked) if rules.words]
         counted = [i for i, rules in enumerate(asked) if rules.is_penalised]
@@ -159,8 +187,7 @@ class RuleColumns:
             bias_ids=_concatenated([rules.bias_ids for rules in asked]),
             biases=np.concatenate([rules.biases for rules in asked]),
             allowed_places=np.array(limited, np.int64),
-            allowed_owners=_owners(allowed),
-            allowed_ids=_concatenated(allowed),
+            allowed_lanes=self._allowed.lanes(allowed),
             banned_places=_owners([rules.banned_ids for rules in asked]),
             banned_ids=_concatenated([rules.banned_ids for rules in asked]),
             word_places=np.array([i for i, _ in words], np.int64),
@@ -179,14 +206,14 @@ class RuleColumns:
 
 
 class _Lanes:
-    """Who holds which lane."""
+    """Which lane a row holds, or a mask."""
 
     def __init__(self) -> None:
-        self._of: dict[int, int] = {}
+        self._of: dict[Hashable, int] = {}
         self._free: list[int] = []  # heap
         self._num = 0
 
-    def take(self, rows: Sequence[int]) -> Int64s:
+    def take(self, rows: Sequence[Hashable]) -> Int64s:
         """A lane for each of `rows`, which hold none."""
         for row in rows:
             if not self._free:
@@ -195,15 +222,54 @@ class _Lanes:
             self._of[row] = heapq.heappop(self._free)
         return self.of(rows)
 
-    def of(self, rows: Sequence[int]) -> Int64s:
+    def of(self, rows: Sequence[Hashable]) -> Int64s:
         """The lanes of `rows`."""
         return np.array([self._of[row] for row in rows], np.int64)
 
-    def give_back(self, row: int) -> None:
+    def give_back(self, row: Hashable) -> None:
         """Free the lane of `row`, if it holds one."""
         lane = self._of.pop(row, None)
         if lane is not None:
             heapq.heappush(self._free, lane)
+
+
+class _Shared:
+    """Masks that several rows may have: each is kept once, and has one lane while it is in use."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, bytes] = {}
+        self._rows: Counter[bytes] = Counter()  # that have it
+        self._entered: Counter[bytes] = Counter()  # of those, the ones that run
+        self._lanes = _Lanes()
+
+    def hold(self, mask: bytes) -> bytes:
+        """A row has this mask; the copy of it that is kept."""
+        mask = self._kept.setdefault(mask, mask)
+        self._rows[mask] += 1
+        return mask
+
+    def release(self, mask: bytes) -> None:
+        """A row that had it is gone, and does not run any more."""
+        self._rows[mask] -= 1
+        if not self._rows[mask]:
+            del self._rows[mask], self._kept[mask]
+
+    def enter(self, mask: bytes) -> None:
+        """A row with it runs."""
+        if not self._entered[mask]:
+            self._lanes.take([mask])
+        self._entered[mask] += 1
+
+    def leave(self, mask: bytes) -> None:
+        """A row with it runs no longer."""
+        self._entered[mask] -= 1
+        if not self._entered[mask]:
+            del self._entered[mask]
+            self._lanes.give_back(mask)
+
+    def lanes(self, masks: Sequence[bytes]) -> Int64s:
+        """The lanes of masks that are in use."""
+        return self._lanes.of(masks)
 
 
 def _owners(columns: Sequence[Int64s]) -> Int64s:

@@ -13,6 +13,9 @@ Rules:
 - Requests run by priority, then by arrival. Who decodes comes first, then who prefills (`prefill`);
   who finds no block gives way (`places`). In a step in which somebody did nobody is admitted.
 - Tokens reach the row that they were sampled for, or nobody: a plan remembers generations.
+- Room for log-probabilities is given as rows grow, in their order (`logprob_room`). Who finds none
+  gives up its place until there is some. Where all that hold some wait for more, the first goes on
+  beyond the bound, to its end.
 - Who is on probation runs alone (`probation`). A step that fails puts its requests there, and
   whatever was launched behind it counts for nothing of theirs.
 - Who read what a failed step was to write (see `request_blocks`) computes everything anew, too.
@@ -27,6 +30,7 @@ from slipstream_core.columns import NO_ROW, Acked, NewRequest, RequestColumns, S
 from slipstream_core.course import Course
 from slipstream_core.decode_batch import DecodeBatch
 from slipstream_core.launched import LaunchedSteps, Sampled
+from slipstream_core.logprob_room import LogprobRoom, outputs_bytes, step_len
 from slipstream_core.places import Places
 from slipstream_core.plan_builder import TokenColumns, build_plan, token_columns
 from slipstream_core.prefill import Chunk, Prefill
@@ -35,6 +39,7 @@ from slipstream_core.prompt_rows import PromptRows
 from slipstream_core.request_blocks import RequestBlocks
 from slipstream_core.runner.plan import StepPlan
 from slipstream_ipc.log import PagedLog
+from slipstream_ipc.pages import PAGE_LEN
 
 __all__ = ["NewRequest", "Sampled", "Scheduler"]
 
@@ -59,12 +64,15 @@ class Scheduler:
         max_unacked: int = 64,
         enable_prefix_caching: bool = False,
         model_salt: str = "",
+        room: LogprobRoom | None = None,
     ) -> None:
         """`tokens` holds prompt and outputs of every row; its owner opens and drops the rows.
 
         `num_blocks` includes the null block and must hold one request of `max_model_len` tokens;
         `max_unacked` is how many outputs a request with `worker_ends` may be ahead of its worker;
-        `model_salt` sets the names of cached blocks apart from those of another model.
+        `room` holds what rows that want log-probabilities are promised, and its owner opens and
+        closes them there; None: there is always enough. `model_salt` sets the names of cached
+        blocks apart from those of another model.
         """
         max_blocks = -(-max_model_len // block_size)
         if num_blocks <= max_blocks:
@@ -89,7 +97,11 @@ class Scheduler:
             enable_prefix_caching=enable_prefix_caching,
             model_salt=model_salt,
         )
-        self._places = Places(self._requests, self._slots, self._blocks, block_size=block_size)
+        self._room = LogprobRoom() if room is None else room
+        self._unbounded: int | None = None  # the row that goes on beyond the room there is
+        self._places = Places(
+            *(self._requests, self._slots, self._blocks), block_size=block_size, room=self._room
+        )
         self._prompts = PromptRows(tokens)
         self._prefill = Prefill(
             self._requests, self._slots, self._blocks, self._places, self._prompts, tokens
@@ -108,12 +120,12 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests that do not run yet, or were preempted."""
-        return len(self._places.waiting)
+        return len(self._places.waiting) + len(self._room.waiting)
 
     @property
     def num_waiting_tokens(self) -> int:
         """Tokens that the waiting requests have to compute before their next output."""
-        rows = self._places.waiting.rows
+        rows = [*self._places.waiting.rows, *self._room.waiting]
         return int(self._requests.known[rows].sum()) if rows else 0
 
     @property
@@ -187,16 +199,17 @@ class Scheduler:
         requests = self._requests
         if self._in_flight.has_probation:
             return None
-        if self._probation:
-            self._end_batch()
-            row = self._probation.first(acked)
-            if row is not None:
-                return None if self._in_flight else self._plan_alone(row)
         if self._batch is not None:
-            plan = self._plan_again(self._batch, acked)
+            plan = None if self._probation else self._plan_again(self._batch, acked)
             if plan is not None:
                 return plan
             self._end_batch()
+        if requests.num_growing:
+            self._give_room()
+        if self._probation:
+            row = self._probation.first(acked)
+            if row is not None:
+                return None if self._in_flight else self._plan_alone(row)
         rows = self._slots.running()
         runnable = requests.may_run(rows, acked)
         one_behind = requests.known[rows] - requests.computed[rows] == 1
@@ -309,6 +322,51 @@ class Scheduler:
         self._requests.known[row] = self._tokens.length(row)
         if self._places.runs(row):
             self._places.preempt(row)
+        elif row in self._room.waiting and not self._requests.lacks_room(np.array([row]))[0]:
+            self._places.has_room(row)
+
+    def _give_room(self) -> None:
+        """Let rows grow that are out of room for their log-probabilities, first those that are
+        first in order; what runs and finds none gives up its place.
+        """
+        requests, waiting = self._requests, self._room.waiting
+        rows = self._slots.running()
+        asking = rows[requests.lacks_room(rows)]
+        if waiting:
+            asking = np.concatenate([asking, np.array([*waiting], np.int64)])
+        if not len(asking):
+            return
+        self._room.was_freed = False
+        left = requests.in_order(asking).tolist()
+        while left and self._grow(left[0]):
+            row = left.pop(0)
+            if row in waiting:
+                self._places.has_room(row)
+        for row in left:
+            if row not in waiting:
+                self._places.preempt(row)
+        if not left:  # then those that are about to ask, all at once: a batch ends for each asking
+            soon = requests.room[rows] - requests.known[rows] < PAGE_LEN
+            soon &= (requests.num_logprobs[rows] >= 0) & (
+                requests.room[rows] < requests.limit[rows]
+            )
+            for row in requests.in_order(rows[soon]).tolist():
+                if not self._grow(row):
+                    break
+        elif self._unbounded is None and self._room.is_stuck:
+            self._unbounded = left[0]
+            self._grow(left[0])
+            self._places.has_room(left[0])
+
+    def _grow(self, row: int) -> bool:
+        """Room for a step more of a row; whether there is."""
+        num_logprobs = int(self._requests.num_logprobs[row])
+        num_tokens = step_len(num_logprobs)
+        num_bytes = outputs_bytes(num_logprobs, num_tokens)
+        if not self._room.grow(row, num_bytes, force=row == self._unbounded):
+            return False
+        self._requests.room[row] += num_tokens
+        return True
 
     def _plan_alone(self, row: int) -> StepPlan:
         """The next step of a request on probation."""
@@ -359,6 +417,8 @@ class Scheduler:
         """The next step of the same requests; None where it is not that simple."""
         if batch.rows is not self._slots.running() or not batch.may_run(acked):
             return None
+        if self._room.waiting and self._room.was_freed:
+            return None
         num_beginning = batch.num_beginning()
         if num_beginning > self._blocks.num_free or self._prefill.can_admit(acked, num_beginning):
             return None
@@ -395,6 +455,8 @@ class Scheduler:
         if self._batch is not None:
             self._end_batch()
         self._probation.end(rows)
+        if self._unbounded is not None and self._unbounded in rows:
+            self._unbounded = None
         self._places.remove(rows)
         for row in rows.tolist() if self._prompts else ():
             self._prompts.remove(row)

@@ -10,7 +10,7 @@ Rules:
 - What cannot be read is answered with a Refusal to whoever sent it, and touches nobody else.
 - Who cannot serve yet calls `hold` in the place of `receive`: Hellos are kept, the newest of each
   party, and their peers are told that somebody is there. Nothing else is heard.
-- `receive` reads a bounded number of messages, so that a flood starves nobody.
+- `receive` reads a bounded number of messages and of bytes, so that a flood starves nobody.
 - What has arrived is acknowledged at once, unless the user says that something leaves soon which
   will say it: then a few messages may wait for that, up to the next `beat`.
 - An identity is a name, not a secret: whoever may open the socket may take another's place by a
@@ -26,6 +26,7 @@ from typing import Generic, TypeVar, cast
 import zmq
 
 from slipstream_ipc.codec import Codec
+from slipstream_ipc.connections import Connections
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.link import Beat, Header, Link, Verdict
 from slipstream_ipc.messages import (
@@ -41,7 +42,7 @@ from slipstream_ipc.messages import (
     Starting,
     Welcome,
 )
-from slipstream_ipc.sockets import MAX_READ_AT_ONCE, is_numbered
+from slipstream_ipc.sockets import MAX_READ_AT_ONCE, MAX_READ_BYTES_AT_ONCE, is_numbered
 
 Out = TypeVar("Out")
 In = TypeVar("In")
@@ -72,7 +73,10 @@ class Acceptor(Generic[Out, In, Receipt]):
         window: int,
         ping_after_s: float = 2.0,
         dead_after_s: float = 8.0,
+        connections: Connections | None = None,
     ) -> None:
+        """`connections`: to be told which of the socket's connections have said Hello."""
+        self._connections = connections
         self._socket = socket
         self._codec = codec
         self._window = window
@@ -187,22 +191,29 @@ class Acceptor(Generic[Out, In, Receipt]):
 
     def _frames(self) -> Iterator[tuple[bytes, Frame[In]]]:
         """What has arrived, with its routes; what cannot be read is answered here."""
+        num_bytes = 0
         for _ in range(MAX_READ_AT_ONCE):
+            if num_bytes >= MAX_READ_BYTES_AT_ONCE:
+                return
             if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return  # to be told so by an exception takes several times longer
             try:
+                first = self._socket.recv(zmq.NOBLOCK, copy=False)
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            if len(parts) != 2:
-                self._refuse(parts[0], "a message of one part expected")
+            route = first.bytes
+            num_bytes += sum(len(part) for part in parts)
+            if len(parts) != 1:
+                self._refuse(route, "a message of one part expected")
                 continue
-            route, data = parts
             try:
-                frame = self._codec.decode(data)
+                frame = self._codec.decode(parts[0])
             except ProtocolError as error:
                 self._refuse(route, str(error), field=error.field)
                 continue
+            if self._connections is not None and isinstance(frame.body, Hello):
+                self._connections.heard(int(first.get(zmq.SRCFD)))
             yield route, frame
 
     def _judge(self, route: bytes, frame: Frame[In], now: float) -> Session[Receipt] | None:

@@ -12,7 +12,8 @@ Rules:
 - A child serves from `Activate` on and not before: it binds no address and takes no memory for a
   model until then, so that it can wait as a spare beside the process that it will replace.
 - The loop that does a child's work writes its beats, so their absence says that the loop hangs.
-  From the first beat on they are expected, until the child says that it is `loading`.
+  From the first beat on they are expected, until the child says that it is `loading`, and again
+  from when it is ready.
 - A child never waits for its parent to read: a beat that finds no room is dropped. It is written
   as a whole or not at all, so it takes at most PIPE_BUF bytes; numbers that do not fit stay away.
 - A child's own files in the runtime directory are named `*-PID.sock`: its parent removes them when
@@ -32,17 +33,20 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import msgspec
 
-from slipstream_ipc.messages import Status
+from slipstream_ipc.connections import raise_file_limit
+from slipstream_ipc.messages import State, Status
 from slipstream_ipc.statistics import Numbers, Statistics
 
 STATUS_FD_VARIABLE = "SLIPSTREAM_STATUS_FD"
 CONTROL_FD_VARIABLE = "SLIPSTREAM_CONTROL_FD"
 PARENT_PID_VARIABLE = "SLIPSTREAM_PARENT_PID"
 BEAT_S = 0.5  # between two beats; a loop that beats turns at least as often
+NEWS_S = 0.1  # the same, where there is news
+SILENT_S = 4 * BEAT_S  # without a beat, from when on a process is called silent
 
 Config = TypeVar("Config")
 
@@ -57,7 +61,8 @@ class Activate(msgspec.Struct, frozen=True, tag=True):
     """Serve from now on.
 
     incarnation: larger than those of all who served in this place before. died_within: whether the
-    last of them died of what it did itself (an exception, a fatal signal that nobody sent).
+    last of them died of what it did itself: an exception, a fatal signal that nobody sent, a hang
+    in which it was busy, want of memory.
     """
 
     incarnation: int = 0
@@ -71,7 +76,8 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
 
 
 class Condition(msgspec.Struct, frozen=True, tag=True):
-    """How the stack's processes are, by name, for a child that tells others.
+    """How the stack's processes are, by name, for a child that tells others; those that a child
+    keeps itself are among them.
 
     `starting` until one was ready for the first time, `restarting` while a dead one's successor is
     not; `ready`; `silent` where one that beats has not done so for a while.
@@ -127,6 +133,18 @@ class Commands:
         """Whether `read` would give some, or end this process."""
         return bool(self._waiting or select.select([self._fd], [], [], 0)[0])
 
+    def read_activation(self) -> Activate | None:
+        """The activation, where it has come; what was said after it is read later.
+
+        The parent may tell a child at once that it serves and that the stack drains.
+        """
+        commands = self.read()
+        for number, command in enumerate(commands):
+            if isinstance(command, Activate):
+                self._waiting = commands[number + 1 :]
+                return command
+        return None
+
     def read(self) -> list[Command]:
         """Those that have come since; what is none is a line in the log. Ends this process where
         nobody is left who could command.
@@ -151,19 +169,35 @@ class Beats:
     """The signs of life of the loop that calls `beat` in each of its turns."""
 
     def __init__(self) -> None:
-        self._due = 0.0
+        self._due = self._news_due = 0.0
+        self._told: object = None
 
-    def beat(self, now: float, numbers: Callable[[], Numbers] | None = None) -> bool:
-        """Write a beat if one is due, with what was counted by then; whether it was."""
-        if now < self._due:
+    def beat(
+        self,
+        now: float,
+        numbers: Callable[[], Numbers] | None = None,
+        processes: dict[str, State] | None = None,
+        news: object = None,
+    ) -> bool:
+        """Write a beat if one is due, with what was counted by then; whether it was.
+
+        processes: how those are that this one keeps itself. news: where it is another than in the
+        beat before, the next one is due sooner: else the first instant of what has just begun
+        would be told for as long as half of it may take.
+        """
+        if now < (self._due if news == self._told else self._news_due):
             return False
         self._due = now + BEAT_S / 2  # so that a loop that sleeps for BEAT_S never skips one
-        report(Status(beat=True, numbers=None if numbers is None else numbers()))
+        self._news_due = now + NEWS_S
+        self._told = news
+        counted = None if numbers is None else numbers()
+        report(Status(beat=True, numbers=counted, processes=processes or {}))
         return True
 
 
 def start_child(name: str, config_type: type[Config]) -> tuple[Config, StopSignal]:
-    """The first thing a child does: its logging, its config, its stop signal, its parent's death.
+    """The first thing a child does: its logging, its config, its stop signal, its parent's death,
+    as many files as it may have.
 
     Exits with a status line and code 2 where the config is wrong.
     """
@@ -181,6 +215,7 @@ def start_child(name: str, config_type: type[Config]) -> tuple[Config, StopSigna
         os.set_inheritable(int(status_fd), False)
         os.set_blocking(int(status_fd), False)
         sys.excepthook = _die_of
+    raise_file_limit()
     stop = StopSignal()
     try:
         return msgspec.json.decode(sys.stdin.buffer.read(), type=config_type), stop
@@ -189,12 +224,29 @@ def start_child(name: str, config_type: type[Config]) -> tuple[Config, StopSigna
         sys.exit(2)
 
 
+def run_child(main: Callable[[], int]) -> NoReturn:
+    """Run a child's `main` and end the process with its code, without the interpreter's tear-down.
+
+    By then everything is closed. Tear-down takes a core 0.1 to 0.3 s, and libraries use it to talk
+    about themselves: torch 2.15 fills 25 lines of a terminal with what nanobind believes leaked.
+    """
+    code: object = 1
+    try:
+        code = main()
+    except SystemExit as ending:
+        code = ending.code
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed, or nothing reads it any more
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
 def wait_for_activation(commands: Commands, stop: StopSignal, beats: Beats) -> Activate | None:
     """What a spare does, with beats; None where the stop signal comes first."""
     while not stop.is_set:
-        for command in commands.read():
-            if isinstance(command, Activate):
-                return command
+        if (activation := commands.read_activation()) is not None:
+            return activation
         beats.beat(time.monotonic())
         select.select([commands.fileno(), stop.fileno()], [], [], BEAT_S)
     return None

@@ -27,6 +27,8 @@ from slipstream_ipc.messages import LogprobColumns
 from slipstream_ipc.pages import PageTable, Pool, spans
 from slipstream_ipc.wide_logprobs import MAX_NARROW, Candidates, WideRows, joined
 
+_SPARE_BYTES = 2**22  # that the pools of a width may keep when no row has it
+
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
 Float32s = npt.NDArray[np.float32]
@@ -62,18 +64,26 @@ class _Width:
         self._ids = Pool(np.uint32, width)
         self._ranks = Pool(np.uint32)
         self._latest: _Latest | None = None
+        self._num_rows = 0  # that are open
 
     @property
     def num_pages_used(self) -> int:
         self.settle()
         return self._table.num_pages_used
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether no row is open, and enough memory lies in the pools to be worth giving back."""
+        return not self._num_rows and len(self._values) * self._values.width * 8 > _SPARE_BYTES
+
     def open(self, row: int) -> None:
         self._table.open(row)  # it was dropped: what is not settled is none of its own
+        self._num_rows += 1
 
     def drop(self, row: int) -> None:
         self.settle()
         self._table.drop(row)
+        self._num_rows -= 1
 
     def length(self, row: int) -> int:
         self.settle()
@@ -124,6 +134,10 @@ class _Wide:
     @property
     def num_pages_used(self) -> int:
         return 0
+
+    @property
+    def is_spent(self) -> bool:
+        return not self._rows.has_width(self._width)
 
     def open(self, row: int) -> None:
         self._rows.open(row, self._width)
@@ -196,8 +210,8 @@ class LogprobLog:
             self._asked = None
             width = int(self._widths[row])
             self._by_width[width].drop(row)
-            if width > MAX_NARROW and not self._wide.has_width(width):
-                del self._by_width[width]  # there may be as many widths as tokens
+            if self._by_width[width].is_spent:
+                del self._by_width[width]  # there may be many widths, each at its most at its time
             self._widths[row] = self._bases[row] = 0
 
     @property

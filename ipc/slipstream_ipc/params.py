@@ -29,8 +29,6 @@ from slipstream_ipc.token_rules import check_known_ids, check_token_params, unpa
 MAX_LOGPROBS = 300_000  # more than vocabularies have
 LOGPROB_BYTES = 8  # its value and its id
 MAX_LOGPROB_BYTES = 64 * 2**20  # of one request, prompt and outputs
-# … of its outputs, where a stop string may hold back any number of them: they leave in one message
-MAX_HELD_LOGPROB_BYTES = 8 * 2**20
 MAX_N = 128
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
@@ -39,9 +37,19 @@ MAX_SEED = 2**63 - 1
 MAX_TEMPERATURE = 1e30  # what float32 holds with room to spare
 MAX_PRIORITY = 2**31 - 1
 
+_NONE_MEANS_EMPTY = ("stop", "stop_token_ids")
+
 
 def params_from(options: Mapping[str, Any]) -> SamplingParams:
-    """SamplingParams of keyword options; BadRequest for an unknown name or a wrong type."""
+    """SamplingParams of keyword options; BadRequest for an unknown name or a wrong type.
+
+    `stop` and `stop_token_ids` may be None for none, as in vLLM.
+    """
+    options = {
+        name: value
+        for name, value in options.items()
+        if value is not None or name not in _NONE_MEANS_EMPTY
+    }
     wanted = options.get("structured_outputs")
     if isinstance(wanted, StructuredOutputs):  # a Struct's constructor checks no types
         options = {**options, "structured_outputs": msgspec.structs.asdict(wanted)}
@@ -128,12 +136,9 @@ def check_logprob_bytes(
         wanted: int | None = getattr(params, field)
         if wanted is not None:
             num_bytes += num_tokens * LOGPROB_BYTES * (1 + wanted)
-        has_stops = field == "logprobs" and bool(params.stop)
-        most = MAX_HELD_LOGPROB_BYTES if has_stops else MAX_LOGPROB_BYTES
-        if num_bytes > most:
+        if num_bytes > MAX_LOGPROB_BYTES:
             given = f"{wanted} to each of {num_tokens} tokens: {num_bytes} bytes in all"
-            where = " with stop strings" if has_stops else ""
-            allowed = f"{most} bytes{where}, {LOGPROB_BYTES} to each log-probability"
+            allowed = f"{MAX_LOGPROB_BYTES} bytes, {LOGPROB_BYTES} to each log-probability"
             raise BadRequest(field, given, allowed)
 
 

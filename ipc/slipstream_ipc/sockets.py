@@ -7,6 +7,7 @@ Owns: the socket options, and why they are what they are:
 - A link's window bounds what is under way, by acknowledgement, so an attaching end has no
   high-water mark. A ROUTER has one for each peer, far above the window: whoever floods it, or
   leaves unread what it is answered, meets its own limit and costs nobody else memory.
+- HANDSHAKE_IVL ends a connection to an accepting end over which nothing comes (see `connections`).
 - MAXMSGSIZE cuts off a peer that sends beyond what the codec would refuse politely.
 - ipc:// sockets are bound without CURVE, tcp:// ones with it: a socket's options are copied by
   each bind, so one ROUTER serves both (`curve`).
@@ -22,6 +23,7 @@ from typing import NamedTuple
 import zmq
 
 from slipstream_ipc.codec import MAX_MESSAGE_BYTES
+from slipstream_ipc.connections import HANDSHAKE_S, Connections
 from slipstream_ipc.curve import Access, ServerKeys, open_gate, secure_client, secure_server
 from slipstream_ipc.messages import Hello, Ping, Reattach, Refusal, Starting, Welcome
 from slipstream_ipc.security import (
@@ -34,6 +36,7 @@ from slipstream_ipc.security import (
 )
 
 MAX_READ_AT_ONCE = 1024  # messages, before whoever reads them does something else again
+MAX_READ_BYTES_AT_ONCE = 2**21  # … and bytes; a message that is larger is read by itself
 
 _UNNUMBERED = frozenset({Hello, Welcome, Reattach, Refusal, Ping, Starting, type(None)})
 _PEER_HWM = 256  # messages of one peer, either way; links have a window of 16
@@ -72,10 +75,11 @@ def bind_router(
     listener: Listener | None = None,
     *,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
+    connections: Connections | None = None,
 ) -> zmq.Socket[bytes]:
     """The accepting end's socket, bound to an ipc:// address and where a `listener` says, too.
 
-    `max_message_bytes` is what its codec reads.
+    `max_message_bytes` is what its codec reads; `connections` bounds who comes.
 
     Raises: BadRequest for an address that is none; PermissionError where others may enter the
     socket's folder; ZMQError where it cannot be bound.
@@ -90,6 +94,9 @@ def bind_router(
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.SNDHWM, _PEER_HWM)
     socket.setsockopt(zmq.RCVHWM, _PEER_HWM)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1e3))
+    if connections is not None:
+        connections.watch(context, socket)
     try:
         socket.bind(address)  # first: it takes no keys
         if listener is not None:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 
 import numpy as np
+from msgspec import structs
 
 from slipstream_ipc.columns import u32
 from slipstream_ipc.errors import BadRequest, ProtocolError
@@ -56,6 +57,14 @@ def check_known_ids(params: SamplingParams, vocab_size: int) -> None:
         largest = max(token_ids, default=0)
         if largest >= vocab_size:
             raise BadRequest(field, largest, f"ids in [0, {vocab_size})")
+
+
+def with_distinct_ids(params: SamplingParams) -> SamplingParams:
+    """The same with each allowed id listed once, in ascending order."""
+    if params.allowed_token_ids is None:
+        return params
+    ids = np.unique(np.array(params.allowed_token_ids, np.uint32)).tolist()
+    return structs.replace(params, allowed_token_ids=tuple(ids))
 
 
 def unpack_words(ids: bytes, counts: bytes) -> Words:

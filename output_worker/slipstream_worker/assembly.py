@@ -14,6 +14,7 @@ import zmq
 
 from slipstream_ipc.accept import Acceptor
 from slipstream_ipc.codec import front_codec
+from slipstream_ipc.connections import Connections, raise_file_limit
 from slipstream_ipc.curve import load_server_keys
 from slipstream_ipc.link import WINDOW
 from slipstream_ipc.messages import PromptReady
@@ -42,13 +43,15 @@ def assemble_worker(
     poller: zmq.Poller,
 ) -> Worker:
     """A worker between `config.core_address` and `config.client_address`."""
-    socket = bind_router(context, config.client_address, _listener(config))
+    connections = Connections(raise_file_limit())
+    socket = bind_router(context, config.client_address, _listener(config), connections=connections)
     front: FrontAcceptor = Acceptor(
         socket,
         front_codec(),
         window=WINDOW,
         ping_after_s=config.client_timeout_s,
         dead_after_s=config.client_timeout_s,
+        connections=connections,
     )
     core = CoreHop(
         context,

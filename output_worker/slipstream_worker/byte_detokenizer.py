@@ -40,17 +40,14 @@ class ByteView(NamedTuple):
 class ByteDetokenizer:
     """One stream's text, by looking tokens up."""
 
-    __slots__ = ("_num_inherited", "_pieces", "_texts", "_waiting")
+    __slots__ = ("_num_inherited", "_pieces", "_texts", "_waiting", "num_pending")
 
     def __init__(self, view: ByteView, prompt_ids: Sequence[int]) -> None:
         self._pieces, self._texts = view
         self._waiting = _dangling_bytes(view.pieces, prompt_ids)
         # As long as these wait, the prompt has begun the character and shows U+FFFD for it.
         self._num_inherited = len(self._waiting)
-
-    @property
-    def is_pending(self) -> bool:
-        return len(self._waiting) > self._num_inherited
+        self.num_pending = 0
 
     @property
     def is_settled(self) -> bool:
@@ -73,16 +70,21 @@ class ByteDetokenizer:
                 return "".join([texts[i] for i in token_ids])  # type: ignore[misc]
             except (IndexError, TypeError):
                 pass  # an id beyond the vocabulary, or a text that is None
-        return self._decode(b"".join([_piece(self._pieces, token_id) for token_id in token_ids]))
+        return "".join([self.step(token_id) for token_id in token_ids])
 
     def flush(self) -> str:
         tail = "" if self._num_inherited or not self._waiting else REPLACEMENT
         self._waiting = b""
-        self._num_inherited = 0
+        self._num_inherited = self.num_pending = 0
         return tail
 
     def _decode(self, more: bytes) -> str:
+        """The text that a token's bytes complete."""
         text, self._waiting = decode_joined(self._waiting + more)
+        if text:  # all that waited is in it, so that what waits now is this token's own
+            self.num_pending = 1 if self._waiting else 0
+        elif len(self._waiting) > self._num_inherited:
+            self.num_pending += 1
         if self._num_inherited and text:
             self._num_inherited = 0
             return text.removeprefix(REPLACEMENT)

@@ -13,9 +13,10 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     stream_interval: tokens between two deltas of a stream, at least; "auto": a delta leaves when
     its reader has room. grace_s: how long an ended stream can still be read, and how long a stream
     goes on whose client has vanished. client_timeout_s: silence after which a client is asked, and
-    again as long until it counts as gone. trace: the file that a timeline is to become; this
-    process leaves its part beside it. listen: a tcp:// address where clients are heard as well;
-    keys: the folder of its CURVE keys; insecure: it has none, and is on this machine.
+    again as long until it counts as gone. hang_timeout_s: silence after which the prompt process
+    counts as hung. trace: the file that a timeline is to become; this process leaves its part
+    beside it. listen: a tcp:// address where clients are heard as well; keys: the folder of its
+    CURVE keys; insecure: it has none, and is on this machine.
     """
 
     tokenizer: str  # a folder or a hub id
@@ -28,6 +29,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     stream_interval: Annotated[int, Meta(ge=1)] | Literal["auto"] = "auto"
     client_timeout_s: Annotated[float, Meta(gt=0)] = 5.0
     grace_s: Annotated[float, Meta(ge=0)] = 60.0
+    hang_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
     trust_remote_code: bool = False
     trace: str | None = None
     listen: str | None = None

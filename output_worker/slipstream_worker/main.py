@@ -17,7 +17,16 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from slipstream_ipc.child import Activate, Beats, Commands, Drain, StopSignal, report, start_child
+from slipstream_ipc.child import (
+    Activate,
+    Beats,
+    Commands,
+    Drain,
+    StopSignal,
+    report,
+    run_child,
+    start_child,
+)
 from slipstream_ipc.messages import Fault, PromptReady, Status
 from slipstream_worker.assembly import assemble_worker, detokenizers_from
 from slipstream_worker.config import WorkerConfig
@@ -26,6 +35,7 @@ from slipstream_worker.worker import Worker
 
 _BEAT_S = 0.25
 _GOODBYE_MS = 200
+_MAX_STARTS = 3  # of a prompt process that has never been ready
 
 
 def main() -> int:
@@ -34,15 +44,20 @@ def main() -> int:
     commands, beats = Commands(), Beats()
     context = zmq.Context()
     path = Path(config.runtime_dir) / f"prompts-{config.index}-{os.getpid()}.sock"
-    prompts = Prompts(
-        context,
-        f"ipc://{path}",
-        {
-            "tokenizer": config.tokenizer,
-            "cache_dir": config.cache_dir,
-            "trust_remote_code": config.trust_remote_code,
-        },
-    )
+    try:
+        prompts = Prompts(
+            context,
+            f"ipc://{path}",
+            {
+                "tokenizer": config.tokenizer,
+                "cache_dir": config.cache_dir,
+                "trust_remote_code": config.trust_remote_code,
+            },
+            hang_timeout_s=config.hang_timeout_s,
+        )
+    except (OSError, zmq.ZMQError) as error:
+        report(Status(error=f"cannot start in {config.runtime_dir}: {error}"))
+        return 1
     poller = zmq.Poller()
     poller.register(stop.fileno(), zmq.POLLIN)
     poller.register(prompts.socket, zmq.POLLIN)
@@ -64,7 +79,7 @@ def main() -> int:
                     report(Status(error=str(error)))
                     return 1
                 _freeze()
-                _serve(worker, commands, poller, stop, beats)
+                _serve(worker, prompts, commands, poller, stop, beats)
     finally:
         prompts.close()
         path.unlink(missing_ok=True)
@@ -79,7 +94,10 @@ def _await_prompts(prompts: Prompts, poller: zmq.Poller, stop: StopSignal) -> Pr
         for answer in prompts.receive():
             if isinstance(answer, PromptReady):
                 return answer
-        list(prompts.beat())
+        list(prompts.beat(time.monotonic()))
+        if prompts.num_failed >= _MAX_STARTS:
+            why = f"the prompt process ended {_MAX_STARTS} times before it had loaded its tokenizer"
+            return PromptReady("", "", error=f"{why}; the log may say more")
     return None
 
 
@@ -88,21 +106,25 @@ def _await_activation(
 ) -> Activate | None:
     """Wait beside the worker that serves, with everything at hand; None where we are to stop."""
     while not stop.is_set:
-        for command in commands.read():
-            if isinstance(command, Activate):
-                return command
+        if (activation := commands.read_activation()) is not None:
+            return activation
         list(prompts.receive())
-        list(prompts.beat())
+        list(prompts.beat(time.monotonic()))
         beats.beat(time.monotonic())
         poller.poll(int(_BEAT_S * 1e3))
     return None
 
 
 def _serve(
-    worker: Worker, commands: Commands, poller: zmq.Poller, stop: StopSignal, beats: Beats
+    worker: Worker,
+    prompts: Prompts,
+    commands: Commands,
+    poller: zmq.Poller,
+    stop: StopSignal,
+    beats: Beats,
 ) -> None:
     is_ready = False
-    draining: _Draining | None = None
+    draining = _draining_of(worker, commands)
     beat_at = 0.0
     events: dict[object, int] | None = None
     while not stop.is_set:
@@ -110,7 +132,7 @@ def _serve(
         worker.run_once(now, events)
         if now >= beat_at:
             worker.beat(now)
-            beats.beat(now, worker.numbers)
+            beats.beat(now, worker.numbers, {"prompts": prompts.condition(now)})
             beat_at = now + _BEAT_S
         if not is_ready and worker.card is not None:
             is_ready = True
@@ -119,12 +141,16 @@ def _serve(
             draining.turn(now)
         events = dict(poller.poll(max(1, int((beat_at - time.monotonic()) * 1e3))))
         if commands.fileno() in events:
-            for command in commands.read():
-                if isinstance(command, Drain):
-                    draining = _Draining(worker, time.monotonic() + command.within_s)
+            draining = _draining_of(worker, commands) or draining
     if draining is not None or any(isinstance(command, Drain) for command in commands.read()):
         worker.say_goodbye()
     worker.close(linger_ms=_GOODBYE_MS)
+
+
+def _draining_of(worker: Worker, commands: Commands) -> _Draining | None:
+    """Where the parent has said so since it was last read."""
+    drains = [command for command in commands.read() if isinstance(command, Drain)]
+    return _Draining(worker, time.monotonic() + drains[-1].within_s) if drains else None
 
 
 class _Draining:
@@ -155,4 +181,4 @@ def _freeze() -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_child(main)

@@ -8,6 +8,7 @@ Rules:
   they are divided into calls.
 - Tokens are released together with the text they produced, never before: while some of a token's
   text is held back (it may begin a stop string, or is half a character) the token is, too.
+- What was held back and is too much for one message is released as several units.
 - The earliest end wins: a stop string that is complete before the stop id or the length limit of
   the same token is the reason; a stop id wins over length.
 - Where a stop string cuts the text, tokens that produced only what is cut are cut with it.
@@ -17,6 +18,7 @@ Rules:
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 
@@ -43,6 +45,7 @@ class StreamOutput:
         "_starts",
         "_stop_ids",
         "_stops",
+        "_unit_tokens",
         "end",
         "log",
         "num_tokens",
@@ -58,9 +61,11 @@ class StreamOutput:
         min_tokens: int,
         max_tokens: int,
         include_stop: bool,
+        unit_tokens: int = sys.maxsize,
     ) -> None:
         """`detokenizer` None leaves the text empty. `stop_ids` holds every id that ends the stream,
-        `eos_ids` those of them that the request did not name itself."""
+        `eos_ids` those of them that the request did not name itself; `unit_tokens` is how many
+        tokens may leave in one message."""
         self._detokenizer = detokenizer
         self._stops = stops
         self._stop_ids = stop_ids
@@ -68,6 +73,7 @@ class StreamOutput:
         self._min_tokens = min_tokens
         self._max_tokens = max_tokens
         self._include_stop = include_stop
+        self._unit_tokens = unit_tokens
         self._held = ""  # text that may begin a stop string
         self._num_chars = 0  # detokenised
         self._num_emitted = 0  # released, without what is held
@@ -117,7 +123,7 @@ class StreamOutput:
         """End for a reason that the tokens do not imply; all there is is released first."""
         if self.end is None:
             tail = self._detokenizer.flush() if self._detokenizer is not None else ""
-            self.log.append(self._held + tail, self.num_tokens)
+            self._release(self._held + tail, self.num_tokens)
             self.end = End(reason, self.num_tokens, fault=fault)
 
     def break_off(self, fault: Fault) -> None:
@@ -134,45 +140,43 @@ class StreamOutput:
             end = End("stop", num_tokens, named)
         elif num_tokens >= self._max_tokens:
             end = End("length", num_tokens)
-        text, is_pending = self._text_of(token_id, end)
+        text, num_pending = self._text_of(token_id, end)
         if self._stops is not None:
-            self._push_text(text, is_pending, end)
-        elif end is not None or not is_pending:
-            self.log.append(text, num_tokens)
-        elif text:
-            self.log.append(text, self.log.num_tokens)
+            self._push_text(text, num_pending, end)
+        elif text or num_tokens - num_pending > self.log.num_tokens:
+            self._release(text, num_tokens - num_pending)
         if self.end is None:
             self.end = end
 
-    def _text_of(self, token_id: int, end: End | None) -> tuple[str, bool]:
-        """The text that this token completes, and whether some of its own is yet to come."""
+    def _text_of(self, token_id: int, end: End | None) -> tuple[str, int]:
+        """The text that this token completes, and of how many tokens some is yet to come."""
         detokenizer = self._detokenizer
         if detokenizer is None:
-            return "", False
+            return "", 0
         if end is None:
-            return detokenizer.step(token_id), detokenizer.is_pending
+            return detokenizer.step(token_id), detokenizer.num_pending
         if end.reason == "stop" and not self._include_stop:
-            return detokenizer.flush(), False
+            return detokenizer.flush(), 0
         text = detokenizer.step(token_id)
-        return text + detokenizer.flush(), False
+        return text + detokenizer.flush(), 0
 
-    def _push_text(self, text: str, is_pending: bool, end: End | None) -> None:
+    def _push_text(self, text: str, num_pending: int, end: End | None) -> None:
         """Pass new text through the stop strings; the stream may end by one of them."""
         assert self._stops is not None
         self._starts.append(self._num_chars)
         self._num_chars += len(text)
         self._num_unread += 1
-        if not is_pending:
-            self._ends.extend([self._num_chars] * self._num_unread)
-            self._num_unread = 0
+        if num_pending < self._num_unread:
+            self._ends.extend([self._num_chars] * (self._num_unread - num_pending))
+            self._num_unread = num_pending
         active = self.num_tokens > self._min_tokens
         emit, self._held, stop = self._stops.feed(self._held, text, active)
         if stop is not None:
             num_kept = self._num_kept(self._num_emitted + len(emit))
-            self.log.append(emit, num_kept)
+            self._release(emit, num_kept)
             self.end = End("stop", num_kept, stop)
         elif end is not None:
-            self.log.append(emit + self._held, self.num_tokens)
+            self._release(emit + self._held, self.num_tokens)
         else:
             self._num_emitted += len(emit)
             num_released = self.log.num_tokens
@@ -181,7 +185,17 @@ class StreamOutput:
                 self._starts.popleft()
                 num_released += 1
             if emit or num_released > self.log.num_tokens:
-                self.log.append(emit, num_released)
+                self._release(emit, num_released)
+
+    def _release(self, text: str, num_tokens: int) -> None:
+        """Release text and the tokens up to this one: one unit, or several, where that many tokens
+        would not fit into a message. The first has the text, as no token leaves before its own.
+        """
+        num_released = self.log.num_tokens + self._unit_tokens
+        while num_released < num_tokens:
+            self.log.append(text, num_released)
+            text, num_released = "", num_released + self._unit_tokens
+        self.log.append(text, num_tokens)
 
     def _num_kept(self, num_chars: int) -> int:
         """Tokens that have a share in the first `num_chars` characters, or end there textless."""

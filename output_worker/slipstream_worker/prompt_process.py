@@ -14,31 +14,34 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, cast
 
 import msgspec
 import numpy as np
 import zmq
 from msgspec import Struct
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from slipstream_ipc.child import start_child
+from slipstream_ipc.child import BEAT_S, start_child
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest, brief
-from slipstream_ipc.messages import Fault, PromptReady, Render, Rendered
+from slipstream_ipc.messages import Fault, PromptBeat, PromptReady, Render, Rendered
 from slipstream_ipc.template import read_template, template_message
 from slipstream_ipc.whole_file import write_whole
 from slipstream_worker.bad_words import bad_word_ids
 from slipstream_worker.compile_table import UnsupportedDecoder, compile_table
 from slipstream_worker.long_prompts import LongLane, is_long, is_too_long
 from slipstream_worker.panics import is_panic
+from slipstream_worker.prompt_note import PromptNote
 from slipstream_worker.token_table import TableFileError, cache_path, load_table, save_table
 
 logger = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES = 4 * 2**20  # of text to a client's question: it is to fit into a message
+_LAST_WORDS_MS = 1000  # to leave in
 
 
 class PromptConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +50,7 @@ class PromptConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     tokenizer: str  # a folder or a hub id
     address: str  # the worker's socket
     cache_dir: str
+    note_fd: int | None = None  # where it notes what it renders (`prompt_note`)
     trust_remote_code: bool = False
 
 
@@ -65,17 +69,34 @@ def main() -> int:
     poller.register(socket, zmq.POLLIN)
     poller.register(stop.fileno(), zmq.POLLIN)
     tokenizer, ready = prepare(config)
-    socket.send(encode(ready))
-    long_ones = LongLane(partial(render, tokenizer))
+    socket.send(encode(replace(ready, pid=os.getpid())))
+    if ready.error:
+        socket.close(linger=_LAST_WORDS_MS)
+        context.term()
+        return 1
+    note = PromptNote(config.note_fd)
+
+    def render_noted(request: Render, *, is_long: bool = True) -> Rendered:
+        note.begin(request.key, is_long=is_long)
+        answer = render(tokenizer, request)
+        note.end(is_long=is_long)  # not where it raises: that ends us, and it is to blame
+        return answer
+
+    long_ones = LongLane(render_noted)
     poller.register(long_ones.fileno(), zmq.POLLIN)
+    beat_at = 0.0
     while not stop.is_set:
-        arrived = dict(poller.poll())
+        arrived = dict(poller.poll(int(BEAT_S * 1e3)))
+        now = monotonic()
+        if now >= beat_at:
+            beat_at = now + BEAT_S / 2
+            socket.send(encode(PromptBeat()))
         if arrived.get(socket):
             request = decoder.decode(socket.recv())
             if is_long(request):
                 long_ones.put(request)
             else:
-                socket.send(encode(render(tokenizer, request)))
+                socket.send(encode(render_noted(request, is_long=False)))
         if arrived.get(long_ones.fileno()):
             for answer in long_ones.take():
                 socket.send(encode(answer))

@@ -100,10 +100,10 @@ class Worker:
             if arrived is None or self._front.is_among(arrived):
                 for session, body in self._front.receive(now):
                     self._from_clients.handle(session, body, card)
-            if arrived is None or self._prompts.is_among(arrived):
-                for answer in self._prompts.receive():
-                    if isinstance(answer, Rendered):
-                        self._from_clients.rendered(answer, card)
+        if arrived is None or self._prompts.is_among(arrived):
+            for answer in self._prompts.receive():
+                if isinstance(answer, Rendered) and card is not None:
+                    self._from_clients.rendered(answer, card)
         self._core.flush()
         tracer = self._tracer
         begin_ns = monotonic_ns() if tracer is not None else 0
@@ -135,7 +135,7 @@ class Worker:
         """What only the clock brings: signs of life, and what is to be forgotten."""
         self._core.beat(now)
         self._front.beat(now)
-        for answer in self._prompts.beat():
+        for answer in self._prompts.beat(now):
             if self.card is not None:
                 self._from_clients.rendered(answer, self.card)
         self._from_clients.beat()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -198,6 +200,15 @@ def test_what_a_python_lacks_and_no_wheel_brings_is_named(tmp_path: Path) -> Non
     assert done.returncode == 2
     assert "has no numpy" in done.stderr
     assert f"--wheels ({tmp_path}) no numpy-*.whl" in done.stderr
+
+
+def test_every_dependency_is_looked_for() -> None:
+    """But for those that come with transformers, or serve no part."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {re.split("[<>=]", each)[0] for each in project["dependencies"]}
+    [listed] = re.findall(r"packages = \((.*?)\)\.split", SCRIPT.read_text(), re.DOTALL)
+    found = set(" ".join(re.findall('"(.*?)"', listed)).split())
+    assert found == needed - {"huggingface-hub", "prometheus-client"}
 
 
 def test_a_folder_that_is_not_named_is_asked_for() -> None:

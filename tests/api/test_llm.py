@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -51,6 +52,42 @@ def test_one_prompt_may_come_without_a_list(llm, ids):
     (other,) = llm.generate(["a text"], PARAMS, use_tqdm=False)
     assert one.outputs == other.outputs
     assert llm.generate([], use_tqdm=False) == []
+
+
+def test_prompts_may_be_what_vllm_calls_text_and_tokens_prompts(llm):
+    plain = llm.generate(["a text", [5, 6, 7]], PARAMS, use_tqdm=False)
+    named = llm.generate(
+        [{"prompt": "a text"}, {"prompt_token_ids": [5, 6, 7]}], PARAMS, use_tqdm=False
+    )
+    assert [output.outputs for output in named] == [output.outputs for output in plain]
+    assert [output.prompt for output in named] == ["a text", None]
+    (alone,) = llm.generate({"prompt": "a text"}, PARAMS, use_tqdm=False)
+    assert (alone.prompt, alone.outputs) == ("a text", plain[0].outputs)
+
+
+def test_none_is_no_stop(llm):
+    none = SamplingParams(temperature=0, max_tokens=8, stop=None, stop_token_ids=None)
+    (plain,) = llm.generate("a text", PARAMS, use_tqdm=False)
+    (output,) = llm.generate("a text", none, use_tqdm=False)
+    assert output.outputs == plain.outputs
+    assert len(llm._client.generate("a text", stop=None, max_tokens=3).token_ids) == 3
+
+
+@pytest.mark.parametrize(
+    "messages", [{"role": "user", "content": "x"}, "hello", ["hello"], [[]], [["hello"]], 5, None]
+)
+def test_what_is_no_conversation_is_refused(llm, messages):
+    with pytest.raises(BadRequestError) as caught:
+        llm.chat(messages, PARAMS, use_tqdm=False)
+    assert caught.value.field == "messages"
+
+
+@pytest.mark.parametrize("prompts", ["a text", b"a text", 5, None, {"prompt": "a text"}])
+def test_many_prompts_are_a_list(llm, prompts):
+    for ask in (llm._client.generate_many, llm._client.stream_many):
+        with pytest.raises(BadRequestError) as caught:
+            ask(prompts)
+        assert caught.value.field == "prompts"
 
 
 def test_texts_and_ids_may_be_mixed(llm):
@@ -104,6 +141,15 @@ def test_progress_goes_to_standard_error(llm, capsys):
         (["good"], SamplingParams(stream_interval=0), "stream_interval"),
         (["good"], [{"max_tokens": 3}], "params"),
         (["good", 3.5], PARAMS, "prompt"),
+        ("good", SamplingParams(temperature=math.nan), "temperature"),
+        (5, PARAMS, "prompts"),
+        (None, PARAMS, "prompts"),
+        ((text for text in ["good"]), PARAMS, "prompts"),
+        ({"prompts": "good"}, PARAMS, "prompt"),
+        ({"prompt": 5}, PARAMS, "prompt"),
+        ({"prompt": "good", "multi_modal_data": {}}, PARAMS, "prompt"),
+        ([{"prompt_token_ids": []}], PARAMS, "prompt"),
+        ([{"prompt_token_ids": ["x"]}], PARAMS, "prompt_token_ids"),
     ],
 )
 def test_a_prompt_that_cannot_be_taken_raises(llm, prompts, params, field):

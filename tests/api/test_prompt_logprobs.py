@@ -26,7 +26,8 @@ from slipstream import (
 )
 from slipstream.demo import MODEL_PATH
 from slipstream.outputs import PromptTokenLogprobs, TokenLogprobs
-from slipstream_ipc.params import MAX_LOGPROB_BYTES
+from slipstream_ipc.codec import MAX_MESSAGE_BYTES
+from slipstream_ipc.params import MAX_LOGPROB_BYTES, MAX_STOP_CHARS
 
 TOLERANCE = 2e-4
 IDS = np.random.default_rng(7).integers(300, 2000, 700).tolist()
@@ -236,8 +237,28 @@ def test_what_would_take_too_much_memory_is_refused_by_name(field: str) -> None:
             with pytest.raises(BadRequestError, match=field) as caught:
                 client.generate(prompt, max_tokens=most + 1, **{field: -1})
             assert caught.value.fault.field == field
-        with pytest.raises(BadRequestError, match="with stop strings"):
-            client.generate([5], max_tokens=40, logprobs=-1, stop="x")
+
+
+def test_what_a_stop_string_held_back_leaves_in_several_messages(
+    client: Client, model: Any
+) -> None:
+    """All of it is released at the end, and is more than a message may have (16 MiB)."""
+    ids = client.tokenize("a", add_special_tokens=False)
+    num = 1 + MAX_MESSAGE_BYTES // (8 * (1 + model.config.vocab_size))
+    assert num < MAX_STOP_CHARS
+    with client.stream(
+        IDS[:4],
+        max_tokens=num,
+        logprobs=-1,
+        allowed_token_ids=ids[-1:],
+        ignore_eos=True,
+        stop=["a" * num + "b"],
+    ) as deltas:
+        parts = list(deltas)
+    assert "".join(part.text for part in parts) == "a" * num
+    assert sum(len(part.token_ids) for part in parts) == num
+    assert sum(len(part.logprobs or ()) for part in parts) == num
+    assert parts[-1].finish_reason == "length"
 
 
 @pytest.mark.slow

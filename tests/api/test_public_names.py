@@ -40,6 +40,8 @@ PUBLIC = {
     "Streams",
     "StructuredOutputs",
     "SupersededError",
+    "TextPrompt",
+    "TokensPrompt",
     "UnknownStreamError",
 }
 

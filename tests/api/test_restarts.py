@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from slipstream.processes import ChildSpec, Exit
-from slipstream.restarts import STEADY_S, RestartPolicy
+from slipstream.restarts import RestartPolicy
 from slipstream.roles import Role
+from slipstream_ipc.pauses import STEADY_S
 
 
 def test_the_first_restart_is_immediate_and_the_pauses_grow_to_ten_seconds() -> None:

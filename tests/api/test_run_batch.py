@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -132,6 +134,42 @@ def test_a_file_that_is_wrong_is_refused_before_anything_is_done(
     assert run(stack, tmp_path / "in", tmp_path / "out") == 2
     assert complaint in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_leaves_whole_lines_and_the_next_run_goes_on(stack, tmp_path):
+    """A limit on the file's size stands for the disk: the kernel writes what still fits."""
+    given = written(tmp_path / "in", *(request(number) for number in range(20)))
+    output = tmp_path / "out"
+    command = [sys.executable, "-m", "slipstream.cli", "run-batch", given, output]
+    command += ["--address", stack.address, "--concurrency", "4"]
+    limit = 3000  # a few answers, and a part of one
+    done = subprocess.run(
+        command,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 1
+    assert "File too large" in done.stderr
+    before = answers(output)
+    assert 0 < len(before) < 20
+    assert run(stack, given, output) == 0
+    found = answers(output)
+    assert len(found) == 20
+    assert {name: found[name] for name in before} == before
+
+
+def test_two_runs_do_not_write_to_one_file(stack, tmp_path, capsys):
+    given = written(tmp_path / "in", request(0))
+    output = tmp_path / "out"
+    with output.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert run(stack, given, output) == 2
+    assert "a file that no other run writes to" in capsys.readouterr().err
+    assert run(stack, given, output) == 0
+    assert len(answers(output)) == 1
 
 
 def test_an_output_that_is_something_else_is_left_alone(stack, tmp_path, capsys):

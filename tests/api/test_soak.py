@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
-from slipstream.bench.census import Holding
+from slipstream.bench.census import Holding, holding
 from slipstream.bench.soak.command import growths
 from slipstream.cli import main
 
+MIB = 2**20
+
 
 def flat(*held: tuple[int, int]) -> bool:
-    (one,) = growths([{"core": Holding(rss, fds)} for rss, fds in held])
+    """Of own memory and descriptors; resident memory besides comes and goes."""
+    (one,) = growths(
+        [{"core": Holding(own + n * 999, fds, own)} for n, (own, fds) in enumerate(held)]
+    )
     return one.is_flat
 
 
@@ -27,10 +34,39 @@ def test_what_grows_or_shrinks_is_not_flat():
 
 def test_a_process_that_is_not_there_any_more_is_not_flat():
     samples = [
-        {"core": Holding(1000, 20), "worker": Holding(1000, 20)},
-        {"core": Holding(1000, 20)},
+        {"core": Holding(1000, 20, 900), "worker": Holding(1000, 20, 900)},
+        {"core": Holding(1000, 20, 900)},
     ]
     assert [one.is_flat for one in growths(samples)] == [True, False]
+
+
+def test_memory_of_a_files_pages_is_not_a_process_s_own(tmp_path):
+    path = tmp_path / "pages"
+    path.write_bytes(bytes(32 * MIB))
+    program = (
+        "import mmap, sys\n"
+        "held = bytearray(8 << 20)\n"
+        f"with open({str(path)!r}, 'rb') as file:\n"
+        "    mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n"
+        "def hold():\n"
+        "    print(len(bytes(mapped[::4096])), flush=True); sys.stdin.readline()\n"
+        "sys.stdin.readline(); hold()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        try:
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == b"8192\n"
+            held = holding(process.pid)
+        finally:
+            process.kill()
+    assert held.rss_bytes > held.own_bytes + 32 * MIB
+    assert held.own_bytes > 8 * MIB
+    assert holding(process.pid) is None
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from slipstream_core.grammar.state import GrammarBroken, GrammarState
 from slipstream_core.grammar.tokenizer_file import find_tokenizer
 from slipstream_ipc.log import PagedLog
 from slipstream_ipc.messages import StructuredOutputs
+from slipstream_ipc.structured import MAX_CHOICES
 
 EOS = (1, 0)
 VOCAB_SIZE = 4100  # wider than the tokenizer, as models' logits often are
@@ -322,6 +323,104 @@ def test_a_grammar_beyond_the_librarys_limits_is_named_as_such() -> None:
     state = start(StructuredOutputs(json={"type": "object", "properties": fields}))
     with pytest.raises(GrammarBroken, match=r"too complex to follow: .* items"):
         state.take(TOKENIZER.encode("{").ids)
+
+
+AMBIGUOUS = {
+    "nullable": 'start: e\ne: e e e e e | e e e e | e e e | e e | /[a-z]/ | ""',
+    "pairs": "start: e\ne: e e | /[a-z ]/",
+    "narrow": 'start: e\ne: e e e e e e e e e | e e e e | e e e | e e | "Qx7"',
+}
+WIDE = (
+    "start: ("
+    + " | ".join(f"r{i}" for i in range(150))
+    + ")+\n"
+    + "\n".join(f"r{i}: /[a-z]/ r{(i * 7 + 1) % 150} | /[a-z ]/" for i in range(150))
+)
+
+
+def test_what_is_too_complex_at_once_is_refused() -> None:
+    with pytest.raises(GrammarError, match="Too many items"):
+        VOCABULARY.compile(StructuredOutputs(grammar=WIDE))
+
+
+def first_tokens(outputs: StructuredOutputs, most: int) -> tuple[list[int], str]:
+    """The lowest ids that a grammar allows, and why there are no more of them."""
+    state = start(outputs)
+    ids: list[int] = []
+    try:
+        while len(ids) < most:
+            token = min(allowed(state) - {*EOS})
+            state.take([token])
+            ids.append(token)
+    except GrammarBroken as error:
+        return ids, str(error)
+    return ids, ""
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+def test_an_ambiguous_grammar_ends_by_the_librarys_counts(name: str) -> None:
+    # not by a clock: twice the same, and long before a row is so long that it takes seconds
+    outputs = StructuredOutputs(grammar=AMBIGUOUS[name])
+    ids, why = first_tokens(outputs, 200)
+    assert "too complex to follow" in why
+    assert "items" in why
+    assert first_tokens(outputs, 200) == (ids, why)
+
+
+TREE = {
+    "$ref": "#/$defs/node",
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+                "under": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+            },
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        StructuredOutputs(json=TREE),
+        StructuredOutputs(json={"properties": {f"f{i}": {"type": "integer"} for i in range(150)}}),
+        StructuredOutputs(
+            json={
+                "type": "array",
+                "items": {
+                    "anyOf": [
+                        {"properties": {f"k{i}": {"const": i}}, "required": [f"k{i}"]}
+                        for i in range(100)
+                    ]
+                },
+            }
+        ),
+        StructuredOutputs(
+            grammar='start: e\ne: t (("+" | "-") t)*\nt: f (("*" | "/") f)*\n'
+            'f: /[0-9]+/ | "(" e ")"'
+        ),
+    ],
+    ids=["recursive", "optional", "alternatives", "arithmetic"],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_not_ambiguous_stays_far_from_the_limits(
+    outputs: StructuredOutputs, seed: int
+) -> None:
+    ids, is_over = walk(outputs, seed, 300)
+    assert ids
+    assert is_over or len(ids) == 300
+
+
+def test_as_many_choices_as_a_request_may_have_can_be_followed() -> None:
+    texts = tuple(f"{i * 7919}" for i in range(MAX_CHOICES))
+    outputs = StructuredOutputs(choice=texts)
+    for seed in range(5):
+        ids, is_over = walk(outputs, seed)
+        assert is_over
+        assert text_of(ids) in texts
 
 
 def test_threads_fill_the_same_masks(monkeypatch: pytest.MonkeyPatch) -> None:

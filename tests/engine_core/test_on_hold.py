@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from slipstream_core.logprob_room import LogprobRoom, first_bytes, outputs_bytes
 from slipstream_core.on_hold import OnHold
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, SamplingParams
 
-BYTES = 20 * 8 * 6  # of 20 tokens with 5 each, and their own
+BYTES = outputs_bytes(5, 20)  # of 20 tokens with 5 each, and their own
 PROMPT = [5, 6, 7, 8]
 
 
@@ -26,62 +27,69 @@ class NoGrammars:
         return []
 
 
-def registration(number: int, max_tokens: int, logprobs: int | None) -> Admit:
+def registration(number: int, logprobs: int | None) -> Admit:
     return Admit(
         stream_id=number.to_bytes(16, "little"),
         prompt_ids=pack_u32([1]),
-        params=SamplingParams(logprobs=logprobs, max_tokens=max_tokens),
+        params=SamplingParams(logprobs=logprobs),
         stop_token_ids=(),
         seed=0,
-        max_tokens=max_tokens,
+        max_tokens=1000,
     )
 
 
 @settings(deadline=None)
 @given(
-    most=st.integers(1, 400),
-    actions=st.lists(st.tuples(st.integers(0, 30), st.booleans(), st.booleans()), max_size=60),
+    most=st.integers(1, 10 * outputs_bytes(2, 1)),
+    actions=st.lists(st.tuples(st.integers(-1, 5), st.booleans(), st.booleans()), max_size=60),
 )
 def test_never_more_is_promised_and_everybody_gets_his_turn(
     most: int, actions: list[tuple[int, bool, bool]]
 ) -> None:
-    """Each action: a request of so many tokens comes, or (0) one that runs is forgotten, or given
+    """Each action: a request comes that wants so many, or (-1) one that runs is forgotten, or given
     up while it waits."""
-    held = OnHold(NoGrammars(), logprob_bytes=most)  # type: ignore[arg-type]
+    room = LogprobRoom(most)
+    held = OnHold(NoGrammars(), room)  # type: ignore[arg-type]
     asking: deque[Admit] = deque()
-    running: deque[Admit] = deque()
+    running: deque[tuple[int, Admit]] = deque()
+
+    def take(admit: Admit) -> None:
+        row = int.from_bytes(admit.stream_id, "little")
+        room.open(row, first_bytes(admit))
+        running.append((row, admit))
 
     def take_ready() -> None:
         for ready in held.ready():
             assert ready.admit is asking.popleft()
-            running.append(ready.admit)
+            take(ready.admit)
 
-    for number, (max_tokens, wants_some, is_first) in enumerate(actions):
-        if max_tokens:
-            admit = registration(number, max_tokens, 0 if wants_some else None)
+    for number, (wanted, wants_some, is_first) in enumerate(actions):
+        if wanted >= 0:
+            admit = registration(number, wanted if wants_some else None)
             if held.promise(admit):
-                running.append(admit)
+                take(admit)
                 assert not (wants_some and asking)
             else:
                 assert wants_some
                 held.put(b"w", admit)
                 asking.append(admit)
         elif is_first and running:
-            held.forgotten(running.popleft())
+            room.close(running.popleft()[0])
         elif asking:
             held.drop(asking.pop().stream_id)
         take_ready()
-        sizes = [8 * it.max_tokens for it in running if it.params.logprobs is not None]
+        sizes = [size for _, it in running if (size := first_bytes(it))]
+        assert sum(sizes) == room.num_promised
         assert sum(sizes) <= most or len(sizes) == 1
         assert len(held) == len(asking)
         if asking:
             assert sizes
-            assert sum(sizes) + 8 * asking[0].max_tokens > most
+            assert sum(sizes) + first_bytes(asking[0]) > most
     while running:
-        held.forgotten(running.popleft())
+        room.close(running.popleft()[0])
         take_ready()
     assert not len(held)
-    assert held._promised == 0
+    assert room.num_promised == 0
 
 
 def test_who_finds_no_room_waits_until_others_are_forgotten(make_core, undisturbed) -> None:
@@ -138,7 +146,7 @@ def test_who_waits_for_room_is_asked_for_again_after_an_attach(make_core) -> Non
 
 def test_who_was_accepted_once_waits_for_nobody(make_core) -> None:
     """After a core's death who waited may be heard first."""
-    box = make_core(logprobs_gib=gib(BYTES))
+    box = make_core(logprobs_gib=gib(3 * BYTES // 2))
     worker = box.worker()
     first, second = (worker.admit(PROMPT, 20, logprobs=5) for _ in range(2))
     box.until(lambda: len(first.token_ids) > 3)
@@ -156,12 +164,45 @@ def test_who_was_accepted_once_waits_for_nobody(make_core) -> None:
 
 
 def test_who_is_taken_when_it_asks_again_is_not_held_any_longer() -> None:
-    held = OnHold(NoGrammars(), logprob_bytes=1)  # type: ignore[arg-type]
-    first, second = registration(1, 9, 0), structs.replace(registration(2, 9, 0), was_accepted=True)
+    room = LogprobRoom(1)
+    held = OnHold(NoGrammars(), room)  # type: ignore[arg-type]
+    first, second = registration(1, 0), structs.replace(registration(2, 0), was_accepted=True)
     assert held.promise(first)
+    room.open(0, first_bytes(first))
     assert not held.promise(second)
     held.put(b"w", second)
-    held.forgotten(first)
+    room.close(0)
     assert held.promise(second)  # said again, before anybody looked who is ready
     assert list(held.ready()) == []
     assert len(held) == 0
+
+
+def test_short_answers_leave_room_for_many_though_they_might_have_been_long(make_core) -> None:
+    """A promise is for what is there, not for max_tokens: each of these may have 8 MB."""
+    box = make_core(logprobs_gib=gib(2**22), max_model_len=2**16, num_blocks=2**13)
+    worker = box.worker()
+    held = [worker.admit(PROMPT, 50_000, logprobs=20, seed=n) for n in range(40)]
+    box.until(lambda: all(len(it.token_ids) > 4 for it in held))
+    for it in held:
+        worker.forget(it)
+    box.until(lambda: box.core.desk.num_streams == 0)
+
+
+def test_who_grows_where_there_is_no_room_waits_and_misses_nothing(make_core, undisturbed) -> None:
+    box = make_core(logprobs_gib=gib(4 * BYTES), max_model_len=512)
+    worker = box.worker()
+    held = [worker.admit([5, 6, 7 + n], 200, logprobs=5) for n in range(4)]
+    plain = worker.admit(PROMPT, 200)
+    box.until(lambda: plain.is_over)
+    box.until(lambda: any(it.is_over for it in held))  # all have a page: the first goes beyond
+    done = set()
+    while len(done) < len(held):
+        box.until(lambda: any(it.is_over and it.row not in done for it in held))
+        for it in held:
+            if it.is_over and it.row not in done:
+                done.add(it.row)
+                worker.forget(it)
+    assert all(it.is_whole for it in held)
+    for it in held:
+        alone = undisturbed(it.admit)
+        assert (it.token_ids, it.logprobs) == (alone.token_ids, alone.logprobs)

@@ -169,6 +169,22 @@ class NoNumberByIndex(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Elements(TorchDispatchMode):
+    """Counts the elements that each operator reads and writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[int] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        values = torch.utils._pytree.tree_leaves((args, kwargs, found))
+        self.counts.append(sum(v.numel() for v in values if isinstance(v, torch.Tensor)))
+        return found
+
+
 def test_the_host_hands_no_number_over_by_index() -> None:
     course = Course()
     it = asked(
@@ -325,6 +341,71 @@ def test_lanes_that_a_failed_step_was_to_fill_are_not_looked_for() -> None:
         course.keeper.apply(torch.zeros(20, VOCAB), behind)
     course.columns.leave(range(20))  # all of them compute their tokens anew
     course.step(range(20), torch.randn(20, VOCAB), range(20))
+
+
+def test_a_list_of_allowed_ids_costs_as_much_as_a_set_of_them() -> None:
+    """However long it is and often it names an id: by what a plan brings and a step touches."""
+
+    def cost(allowed: tuple[int, ...]) -> tuple[list[int], list[int]]:
+        course = Course()
+        for row in range(4):
+            course.add(row, asked(allowed_token_ids=allowed))
+        plan = course.plan(range(4))
+        assert plan is not None
+        assert plan.refill is not None
+        sizes = [
+            value.size
+            for part in (plan.rules, plan.refill)
+            for name in part.__dataclass_fields__
+            if isinstance(value := getattr(part, name), np.ndarray)
+        ]
+        course.keeper.apply(torch.zeros(4, VOCAB), plan)
+        with Elements() as touched:
+            course.keeper.apply(torch.zeros(4, VOCAB), plan)
+        return sizes, touched.counts
+
+    assert cost((20,) * 300_000) == cost((20,)) == cost((20, 3, 5, 3))
+
+
+def test_answers_of_a_request_share_what_is_allowed() -> None:
+    course = Course()
+    for row in range(5):
+        course.add(row, asked(allowed_token_ids=(4, 5, 4)))
+    course.add(5, asked(allowed_token_ids=(6,)))
+    assert len({id(course.columns._rules[row].allowed) for row in range(5)}) == 1
+    plan = course.plan(range(6))
+    assert plan is not None
+    assert plan.refill is not None
+    assert plan.rules.allowed_lanes.tolist() == [0, 0, 0, 0, 0, 1]
+    assert plan.refill.allowed_lanes.tolist() == [0, 1]
+    course.keeper.apply(torch.zeros(6, VOCAB), plan)
+    course.step(range(6), torch.randn(6, VOCAB), range(6))
+    course.remove(0)
+    course.remove(5)
+    course.add(6, asked(allowed_token_ids=(7,)))  # gets the lane of 5
+    course.add(7, asked(allowed_token_ids=(5, 4)))  # brings the bits that others have brought
+    plan = course.plan([1, 6, 7])
+    assert plan is not None
+    assert plan.refill is not None
+    assert plan.rules.allowed_lanes.tolist() == [0, 1, 0]
+    assert plan.refill.allowed_lanes.tolist() == [1, 0]
+    course.keeper.apply(torch.zeros(3, VOCAB), plan)
+    course.step([1, 6, 7], torch.randn(3, VOCAB), range(3))
+    for row in (1, 2, 3, 4, 6, 7):
+        course.remove(row)
+    assert not course.columns._allowed._kept
+
+
+def test_ids_that_a_failed_step_was_to_bring_are_brought_by_the_next_row() -> None:
+    """Which may have the same, and is in the step behind it."""
+    course = Course()
+    course.add(0, asked(allowed_token_ids=(4, 5)))
+    failed = course.plan([0])
+    assert failed is not None  # and is never applied
+    course.add(1, asked(allowed_token_ids=(4, 5)))
+    course.step([1], torch.randn(1, VOCAB), [0])
+    course.columns.leave([0])
+    course.step([0, 1], torch.randn(2, VOCAB), [0, 1])
 
 
 def test_a_row_goes_to_another_request() -> None:

@@ -17,6 +17,7 @@ from tests.patience import PATIENCE_S
 from slipstream_ipc.child import (
     BEAT_S,
     CONTROL_FD_VARIABLE,
+    NEWS_S,
     PARENT_PID_VARIABLE,
     STATUS_FD_VARIABLE,
     Activate,
@@ -77,6 +78,20 @@ while not stop.is_set:
 """
 
 FAILS = CHILD.replace("select.select([stop], [], [])", "raise ValueError('no\\nmore')")
+# libraries that talk, and threads that wait, when the interpreter ends
+ENDS = """
+import atexit, sys, threading
+from slipstream_ipc.child import run_child
+
+def main():
+    atexit.register(print, "torn down")
+    threading.Thread(target=threading.Event().wait).start()
+    sys.stdout.write("worked")
+    {end}
+
+run_child(main)
+"""
+
 # it would not end by itself: a thread that waits for ever is in the way
 FAILS_WITH_A_THREAD = FAILS.replace(
     "raise", "import threading; threading.Thread(target=threading.Event().wait).start(); raise"
@@ -150,6 +165,20 @@ def test_config_status_and_stop(statuses: Statuses) -> None:
     child.send_signal(signal.SIGTERM)
     assert statuses.next() == Status(detail="stopped")
     assert child.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("return 0", 0), ("return 3", 3), ("sys.exit(2)", 2), ("sys.exit()", 0)]
+)
+def test_a_child_ends_with_its_work_and_its_code(end: str, code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS.format(end=end)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "worked", "")
 
 
 @pytest.mark.parametrize("config", [b"", b"{", b"{}", b'{"name": 3}', b"\xff"])
@@ -254,6 +283,23 @@ def test_a_spare_prepares_gently_and_who_is_to_serve_at_full_speed(
     os.close(read_fd)
 
 
+def test_what_is_said_with_the_activation_is_heard_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read_fd, write_fd = os.pipe()
+    monkeypatch.setenv(CONTROL_FD_VARIABLE, str(read_fd))
+    commands = Commands()
+    assert commands.read_activation() is None
+    told = [Activate(3), Drain(1.0), Drain(2.0)]
+    os.write(write_fd, b"".join(msgspec.json.encode(each) + b"\n" for each in told))
+    assert commands.read_activation() == told[0]
+    assert commands.any_waiting
+    assert commands.read() == told[1:]
+    assert not commands.any_waiting
+    os.close(write_fd)
+    os.close(read_fd)
+
+
 def test_what_is_no_command_ends_no_child(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -283,6 +329,17 @@ def test_a_child_whose_parent_died_before_it_could_ask_ends(statuses: Statuses) 
     assert statuses.next() is None
 
 
+def test_a_beat_with_news_comes_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_fd, write_fd = os.pipe()
+    monkeypatch.setenv(STATUS_FD_VARIABLE, str(write_fd))
+    beats = Beats()
+    turns = [(0.0, 1), (NEWS_S / 2, 32), (NEWS_S, 32), (2 * NEWS_S, 32), (2.1 * NEWS_S, 31)]
+    assert [beats.beat(now, news=news) for now, news in turns] == [True, False, True, False, True]
+    assert beats.beat(2.1 * NEWS_S + BEAT_S / 2, news=31)
+    os.close(write_fd)
+    os.close(read_fd)
+
+
 def test_beats_are_at_most_half_a_beat_apart_and_never_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -300,7 +357,7 @@ def test_beats_are_at_most_half_a_beat_apart_and_never_wait(
     for number in range(20000):  # far more than a pipe holds
         beats.beat(10.0 + number)
     lines = os.read(read_fd, 2**20).splitlines()
-    assert {msgspec.json.decode(line, type=Status) for line in lines} == {Status(beat=True)}
+    assert [msgspec.json.decode(line, type=Status) for line in set(lines)] == [Status(beat=True)]
     assert len(lines) < 20000
     os.close(read_fd)
     os.close(write_fd)

@@ -166,10 +166,14 @@ class FakeRouter:
         assert option == zmq.EVENTS
         return zmq.POLLIN if self._network.arrived_up else 0
 
-    def recv_multipart(self, _flags: int) -> list[bytes]:
+    def recv(self, _flags: int, *, copy: bool) -> zmq.Frame:
+        assert not copy
         if not self._network.arrived_up:
             raise zmq.Again
-        return list(self._network.arrived_up.popleft())
+        return zmq.Frame(self._network.arrived_up[0][0])
+
+    def recv_multipart(self, _flags: int) -> list[bytes]:
+        return list(self._network.arrived_up.popleft()[1:])
 
     def send_multipart(self, parts: tuple[bytes, bytes], _flags: int) -> None:
         wire = self._network.wire(parts[0])

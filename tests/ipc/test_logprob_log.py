@@ -270,6 +270,23 @@ TestAgainstDict = AgainstDict.TestCase
 TestAgainstDict.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
 
 
+def test_a_width_that_no_row_has_any_more_gives_its_memory_back() -> None:
+    """Else 64 waves, each of another width, would hold 64 times what a wave takes."""
+    log = LogprobLog()
+    for width in range(1, 65):
+        num = 2**23 // (8 * width)  # 8 MiB
+        log.open(0, width - 1, 0)
+        columns = LogprobColumns(
+            width, b"\0" * 4 * num * width, b"\0" * 4 * num * width, b"\0" * 4 * num
+        )
+        log.append_columns(np.array([0]), np.array([num]), columns)
+        log.open(1, width - 1, 0)
+        log.drop(0)
+        assert len(log._by_width) == 1
+        log.drop(1)
+        assert not log._by_width
+
+
 def test_a_row_that_wants_none_is_read_as_none() -> None:
     assert LogprobLog().read(70, 0, 0) is None
 

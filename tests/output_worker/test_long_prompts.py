@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import ChatMessage, PromptReady, Render, Rendered
+from slipstream_ipc.pauses import STEADY_S
 from slipstream_worker import long_prompts
 from slipstream_worker.long_prompts import (
     LONG_CHARS,
@@ -114,6 +115,7 @@ class Mortal:
     """A process that can be killed, as `Popen` shows it."""
 
     returncode: int | None = None
+    pid = 0
 
     def poll(self) -> int | None:
         return self.returncode
@@ -135,6 +137,7 @@ class Played:
         self, context: zmq.Context[zmq.Socket[bytes]], patch: pytest.MonkeyPatch, path: Path
     ) -> None:
         self.children: list[Mortal] = []
+        self.now = 0.0
         patch.setattr(Prompts, "_start", lambda _: self._start())
         self.prompts = Prompts(context, f"ipc://{path}/prompts", {})
         self.socket = context.socket(zmq.PAIR)
@@ -160,10 +163,15 @@ class Played:
         assert not self.socket.poll(50)
         return keys
 
-    def die(self) -> list[int]:
-        """The keys that are refused for it."""
+    def die(self, *rendering: int) -> list[int]:
+        """It dies while it renders these; the keys that are refused for it."""
+        for key in rendering:
+            self.prompts._note.begin(key, is_long=is_long(self.prompts._waiting[key]))
+        self.now += STEADY_S
+        list(self.prompts.beat(self.now))
+        self.now += STEADY_S  # so that the next one is started at once
         self.children[-1].kill()
-        refused = [answer.key for answer in self.prompts.beat()]
+        refused = [answer.key for answer in self.prompts.beat(self.now)]
         self.answer(PromptReady("", ""))
         return refused
 
@@ -200,9 +208,9 @@ def test_a_long_one_that_kills_twice_is_refused_and_the_next_has_its_turn(played
     ask = played.prompts.ask
     killer, other = ask(long(1)), ask(long(2))
     assert played.asked(1) == [killer]
-    assert played.die() == []
+    assert played.die(killer) == []
     assert played.asked(1) == [killer]
-    assert played.die() == [killer]
+    assert played.die(killer) == [killer]
     assert played.asked(1) == [other]
     short = ask(Render(0, "short"))
     assert played.asked(1) == [short]
@@ -215,9 +223,9 @@ def test_where_a_short_one_and_a_long_one_are_suspects_the_short_one_goes_first(
     ask = played.prompts.ask
     innocent, killer, next_one = ask(long(1)), ask(Render(0, "kills")), ask(Render(0, "short"))
     assert played.asked(3) == [innocent, killer, next_one]
-    assert played.die() == []
+    assert played.die(innocent, killer) == []
     assert sorted(played.asked(3)) == [innocent, killer, next_one]
-    assert played.die() == [killer]
+    assert played.die(innocent, killer) == [killer]
     assert sorted(played.asked(2)) == [innocent, next_one]
     played.answer(Rendered(next_one), Rendered(innocent))
     assert played.die() == []
@@ -243,12 +251,21 @@ def test_what_is_withdrawn_while_there_is_no_child_is_not_asked_again(played: Pl
     keys = ask(long(1)), ask(long(2)), ask(Render(0, "short"))
     assert sorted(played.asked(2)) == [keys[0], keys[2]]
     played.children[-1].kill()
-    assert list(played.prompts.beat()) == []
+    assert list(played.prompts.beat(played.now)) == []
     assert withdraw(keys[0])
     assert withdraw(keys[2])
     played.answer(PromptReady("", ""))
     assert played.asked(1) == [keys[1]]
     played.answer(Rendered(keys[1]))
+
+
+def test_what_waits_for_a_child_is_not_to_blame_for_its_death(played: Played) -> None:
+    key = played.prompts.ask(Render(0, "innocent"))
+    assert played.asked(1) == [key]
+    for _ in range(5):
+        assert played.die() == []
+        assert played.asked(1) == [key]
+    played.answer(Rendered(key))
 
 
 # ---- with the process --------------------------------------------------------------------------

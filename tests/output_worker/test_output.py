@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream_ipc.messages import Fault
+from slipstream_ipc.text_log import START
 from slipstream_worker.detokenizer import TableDetokenizerFactory
 from slipstream_worker.output import StreamOutput
 from slipstream_worker.stop_strings import StopStrings
@@ -55,7 +56,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(ids, stops, draw(st.booleans()), min_tokens, max_tokens, cuts)
 
 
-def make(case: Case) -> StreamOutput:
+def make(case: Case, unit_tokens: int = 1000) -> StreamOutput:
     return StreamOutput(
         detokenizer=FACTORY.create([1], skip_special_tokens=True),
         stops=StopStrings(case.stops, case.include) if case.stops else None,
@@ -64,6 +65,7 @@ def make(case: Case) -> StreamOutput:
         min_tokens=case.min_tokens,
         max_tokens=case.max_tokens,
         include_stop=case.include,
+        unit_tokens=unit_tokens,
     )
 
 
@@ -152,6 +154,26 @@ def test_units_do_not_depend_on_how_the_tokens_are_divided(case: Case) -> None:
         for log in (one_by_one.log, at_once.log)
     ]
     assert positions[0] == positions[1]
+
+
+@settings(deadline=None)
+@given(cases(), st.integers(1, 4))
+def test_no_unit_has_more_tokens_than_a_message_takes(case: Case, unit_tokens: int) -> None:
+    whole, cut = make(case), make(case, unit_tokens)
+    for output in (whole, cut):
+        output.push(case.token_ids)
+        output.finish("abort")
+    assert cut.end == whole.end
+    units = [cut.log.advance(START, 0, 0)]
+    while units[-1] != cut.log.end:
+        units.append(cut.log.advance(units[-1], 0, 0))
+    assert all(b.num_tokens - a.num_tokens <= unit_tokens for a, b in pairwise([START, *units]))
+    assert cut.log.text_between(START, units[-1]) == whole.log.text_between(START, whole.log.end)
+    # what was a position is one still, and no token is readable before its text
+    at = START
+    while at != whole.log.end:
+        at = whole.log.advance(at, 0, 0)
+        assert cut.log.find(at.num_chars, at.num_tokens) is not None
 
 
 def test_stop_string_over_three_tokens_leaks_no_ids_or_logprobs() -> None:

@@ -20,6 +20,7 @@ class Child:
     """A process that lives, as `Popen` shows it."""
 
     returncode: int | None = None
+    pid = 0
 
     def poll(self) -> None:
         return
@@ -97,7 +98,7 @@ def test_a_child_that_says_what_is_no_answer_is_replaced_and_asked_again(
     assert arrived() == []
     assert len(started) == 1
     assert started[0].poll() is not None, "it lives on"
-    assert list(prompts.beat()) == []  # once is no proof that it is the prompt's doing
+    assert list(prompts.beat(0.0)) == []  # once is no proof that it is the prompt's doing
     assert len(started) == 2
     socket.send(ready)
     assert len(arrived()) == 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -21,10 +21,15 @@ _PROC = Path("/proc")
 
 
 class Holding(Struct, frozen=True):
-    """What a process holds: resident memory, and open file descriptors."""
+    """What a process holds: resident memory, open file descriptors, and memory of its own.
+
+    own_bytes: anonymous memory, resident or swapped out. Resident memory besides counts pages of
+    files, which come and go with what else the machine does, and leaves out what was swapped.
+    """
 
     rss_bytes: int
     num_fds: int
+    own_bytes: int
 
 
 @contextlib.contextmanager
@@ -69,6 +74,16 @@ def descendants(pid: int) -> set[int]:
     return set(tree)
 
 
+def commands(pids: Iterable[int]) -> dict[int, str]:
+    """The command lines of those that live."""
+    found: dict[int, str] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            command = (_PROC / str(pid) / "cmdline").read_bytes()
+            found[pid] = command.replace(b"\0", b" ").decode().strip()
+    return found
+
+
 def strays(mark: str) -> dict[int, str]:
     """Marked processes that do not descend from this one any more: nobody would end them."""
     ours = descendants(os.getpid())
@@ -82,10 +97,14 @@ def holding(pid: int) -> Holding | None:
         num_fds = sum(1 for _ in (_PROC / str(pid) / "fd").iterdir())
     except OSError:
         return None
-    for line in status.splitlines():
-        if line.startswith("VmRSS:"):
-            return Holding(1024 * int(line.split()[1]), num_fds)
-    return None  # a zombie
+    kib = {
+        name: int(rest.split()[0])
+        for name, _, rest in (line.partition(":") for line in status.splitlines())
+        if name in ("VmRSS", "RssAnon", "VmSwap")
+    }
+    if "VmRSS" not in kib:
+        return None  # a zombie
+    return Holding(1024 * kib["VmRSS"], num_fds, 1024 * (kib["RssAnon"] + kib["VmSwap"]))
 
 
 def holdings(pids: dict[str, int]) -> dict[str, Holding]:

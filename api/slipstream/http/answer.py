@@ -36,8 +36,9 @@ from slipstream.http.shares import Share, at_once
 from slipstream.http.token_texts import TokenTexts
 from slipstream.http.whole import Whole
 from slipstream.http.wire import DONE_EVENT, event, json_part
-from slipstream.outputs import Delta, begin_of, end_of
+from slipstream.outputs import Delta, begin_of, end_of, id_column_of
 from slipstream.stream_state import StreamState
+from slipstream_ipc.log import history_checksum
 
 __all__ = ["Engine", "start"]
 
@@ -113,6 +114,7 @@ class _Streamed:
         self._place = TextPlace(place.text_offset, place.pending)  # where the next token begins
         self._event_ids = running.event_ids
         self._num_chars, self._num_tokens = place.num_chars, place.num_tokens  # told
+        self._checksum = place.checksum  # of the tokens, where events have ids
         self._was_told_end = place.has_ended  # before it came back
         self._has_ended = False  # and the client has been told
         self._line = line = fan_out.join(self.state, self, running.exchange, running.fault)
@@ -154,6 +156,7 @@ class _Streamed:
         text = delta.text
         if self._event_ids is not None:
             self._num_tokens += delta.num_tokens
+            self._checksum = history_checksum(id_column_of(delta), self._checksum)
         if not self._with_logprobs:
             if text:
                 self._say(text, part)
@@ -223,6 +226,8 @@ class _Streamed:
             delta = deltas.popleft()
             texts.append(delta.text)
             self._num_tokens += delta.num_tokens
+            if self._event_ids is not None:
+                self._checksum = history_checksum(id_column_of(delta), self._checksum)
             num_bytes += len(delta.text)
             if self._with_logprobs:
                 more = delta.logprobs or []
@@ -288,7 +293,7 @@ class _Streamed:
         self._num_chars += len(text)
         if self._event_ids is None:
             return b""
-        place, here = self._place, (self._num_chars, self._num_tokens)
+        place, here = self._place, (self._num_chars, self._num_tokens, self._checksum)
         if not has_ended:
             return self._event_ids.move_on(self._index, *here, place.offset, place.pending)
         self._event_ids.move(self._index, Place(*here, place.offset, place.pending, has_ended))

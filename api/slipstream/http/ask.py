@@ -18,7 +18,7 @@ from msgspec import UNSET, Raw, UnsetType
 from slipstream.batch import TokenLogprobs
 from slipstream.http.echo import Echo
 from slipstream.http.errors import bad_field
-from slipstream.http.event_ids import MAX_PLACES, AnswerId, Place
+from slipstream.http.event_ids import MAX_PLACES, AnswerId, Place, checksum_of
 from slipstream.http.logprobs import TextPlace
 from slipstream.http.requests import GenerateRequest, Request, ResponseFormat, StreamOptions
 from slipstream.http.responses import Choice, Logprobs, LogprobsById
@@ -141,6 +141,18 @@ class Ask:
     is_usage_told: bool = False
     is_resumable: bool = False  # the client may come back for the rest: events have ids
     num_prompt_logprobs: int | None = None  # as num_logprobs, of the prompts
+    told_request: int | None = None  # `request_checksum`, as the client's last event has it
+    if_unknown: str = ""  # what to do where its streams are not known any more
+
+    @property
+    def request_checksum(self) -> int | None:
+        """By which the request is known again; None where a stream of it was submitted elsewhere,
+        and nobody has said as what.
+        """
+        submits = [each for state in self.states if (each := state.resubmittable) is not None]
+        if len(submits) < len(self.states):
+            return self.told_request
+        return checksum_of(submits, self.id.num_answers)
 
     @property
     def can_resume(self) -> bool:

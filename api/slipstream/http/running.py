@@ -65,7 +65,8 @@ class Running:
         if ask.is_resumable:
             places = tuple([self.place(index) for index in range(len(ask.states))])
             usage = (ask.with_usage, ask.with_usage_so_far)
-            told = Told(ask.id, ask.created, ask.num_logprobs, *usage, places, ask.is_usage_told)
+            head = (ask.id, ask.created, ask.num_logprobs)
+            told = Told(*head, *usage, places, ask.is_usage_told, ask.request_checksum)
             self.event_ids = EventIds(told)
         self._engine = engine
         exchange.on_gone = self._leave
@@ -92,6 +93,10 @@ class Running:
     def fail(self, failure: BaseException) -> None:
         """The request ends here, with an error."""
         error = error_of(failure, self.ask.param_names)
+        if isinstance(failure, SlipstreamError) and failure.fault.code == "unknown_stream":
+            hint = self.ask.if_unknown
+            message = f"{failure}; {hint}" if hint else str(failure)
+            error = ApiError(error.status, message, code=error.body.error.code)
         if error.status >= 500:
             _logger.warning("%s: %s", self.ask.log_name, error)
         exchange = self.exchange

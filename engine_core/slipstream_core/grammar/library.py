@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from functools import cache
@@ -26,6 +27,12 @@ from slipstream_ipc.messages import StructuredOutputs
 from slipstream_ipc.structured import kind_of
 
 _JSON_DEFAULTS = {"whitespace_pattern": r" |\n[ \t]{0,40}"}
+# What a grammar may cost a step, in the library's own counts: a stream that goes beyond them ends,
+# at the same token on every machine. Only an ambiguous grammar has rows as long as these, and its
+# time grows with their cube: `e: e e e e e | /[a-z]/ | ""` takes 1.5 s to a mask with the library's
+# limits of 2,000 and 50,000, and some 5 ms with these. 650 items are 160 optional properties.
+_MAX_ROW_ITEMS = 650
+_MAX_STEP_ITEMS = 3_000
 _MAX_LEXER_STATES = 50_000  # of one grammar, 1 to 2 KB each
 _WORTH_THREADS = 4  # masks
 _MAX_THREADS = 16
@@ -53,6 +60,7 @@ class Vocabulary:
         import llguidance
 
         self._lib = llguidance
+        self.tokenizer_json = tokenizer_json
         self.vocab_size = vocab_size
         self.eos_ids = frozenset(eos_ids)
         text = tokenizer_json.read_text("utf-8")
@@ -64,13 +72,31 @@ class Vocabulary:
         self.ends = ids_as_mask(self._tokenizer.eos_tokens, vocab_size)
 
     def compile(self, outputs: StructuredOutputs) -> Any:
-        """A matcher at a grammar's start. Raises GrammarError with the library's reason."""
-        kind = kind_of(outputs)
+        """A matcher at a grammar's start. Raises GrammarError with the library's reason.
+
+        A grammar of a request's is tried elsewhere before (`trial`): one that is made for it ends
+        this process, or holds the interpreter's lock for long.
+        """
+        return self.compile_text(self.text_of(outputs))
+
+    def text_of(self, outputs: StructuredOutputs) -> str:
+        """A grammar in the library's own form, which holds the interpreter's lock.
+
+        Raises GrammarError where it has none.
+        """
         try:
-            text = self._text(kind, outputs)
+            return self._text(kind_of(outputs), outputs)
         except (ValueError, RecursionError) as error:
             raise GrammarError(_first_of(error)) from error
-        limits = self._lib.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES)
+
+    def compile_text(self, text: str) -> Any:
+        """A matcher at the start of a grammar in the library's own form. Raises GrammarError."""
+        limits = self._lib.LLParserLimits(
+            max_items_in_row=_MAX_ROW_ITEMS,
+            step_max_items=_MAX_STEP_ITEMS,
+            max_lexer_states=_MAX_LEXER_STATES,
+            verbose_errors=False,  # else they hold what the answer holds
+        )
         matcher = self._lib.LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(_first_of(matcher.get_error()))
@@ -91,7 +117,9 @@ class Vocabulary:
             case "regex":
                 text = lib.LLMatcher.grammar_from_regex(outputs.regex or "")
             case "choice":
-                text = lib.grammar_from("choice", msgspec.json.encode(outputs.choice).decode())
+                # one token of the grammar's: as rules of their own each would be an item of a row
+                texts = " | ".join(map(json.dumps, outputs.choice or ()))
+                text = lib.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
             case _:
                 try:
                     text = lib.grammar_from("grammar", outputs.grammar or "")

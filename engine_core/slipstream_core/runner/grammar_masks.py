@@ -1,4 +1,4 @@
-"""Grammars' bitmasks on the device: what they forbid gets a logit of -inf.
+"""Bitmasks of token ids on the device: what they forbid gets a logit of -inf.
 
 Owns: the layout of the bits, 32 token ids to a word, the lowest id in the lowest bit. Does not
 know: grammars, sampling. Beside the copy that it makes of the logits it takes a bounded amount of
@@ -20,13 +20,28 @@ def apply_masks(logits: torch.Tensor, rows: Int64s, masks: Int32s) -> torch.Tens
 
     `masks` [G, ceil(vocab / 32)] int32, on the host; each allows something.
     """
-    device, vocab_size = logits.device, logits.shape[1]
-    words, index = to_device(masks, device), to_device(rows, device)
-    bits = torch.arange(32, dtype=torch.int32, device=device)
+    words, index = to_device(masks, logits.device), to_device(rows, logits.device)
     result = logits.clone()
+    keep_allowed(result, index, words)
+    return result
+
+
+def keep_allowed(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    masks: torch.Tensor,
+    which: torch.Tensor | None = None,
+) -> None:
+    """Let `rows` [G] of `logits` [S, vocab] keep only what their masks allow, in place.
+
+    `rows` int64 and `masks` int32 [*, ceil(vocab / 32)] are on the logits' device. `which` [G]
+    int64 says which of the masks is a row's; None is one each, in order.
+    """
+    vocab_size = logits.shape[1]
+    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
     step = max(1, _LOGITS_AT_ONCE // vocab_size)
     for begin in range(0, len(rows), step):
-        some, end = index[begin : begin + step], begin + step
-        allowed = (words[begin:end, :, None] >> bits & 1).flatten(1)[:, :vocab_size].bool()
-        result.index_copy_(0, some, logits[some].masked_fill_(~allowed, -torch.inf))
-    return result
+        some, end = rows[begin : begin + step], begin + step
+        words = masks[begin:end] if which is None else masks[which[begin:end]]
+        allowed = (words[:, :, None] >> bits & 1).flatten(1)[:, :vocab_size].bool()
+        logits.index_copy_(0, some, logits[some].masked_fill_(~allowed, -torch.inf))

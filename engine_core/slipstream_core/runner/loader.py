@@ -30,6 +30,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -39,6 +40,7 @@ from transformers.utils.import_utils import is_accelerate_available
 
 from slipstream_core.runner.attention.interface import ATTENTION_NAME, register
 from slipstream_core.runner.geometry import LayerGeometry, read_geometry
+from slipstream_core.runner.host_memory import read_host_memory, refuse_weights, unmapped_bytes
 from slipstream_core.runner.hub import Source, incomplete, locate
 from slipstream_core.runner.probe import check_independence
 from slipstream_core.runner.random_weights import is_random, random_config, random_module
@@ -80,6 +82,7 @@ class LoadedModel:
     default_sampling: SamplingDefaults
     dtype: torch.dtype
     device: torch.device
+    kept_bytes: int = 0  # of its weights on a CPU that are no mapping of the checkpoint
 
 
 def load_model(
@@ -118,6 +121,10 @@ def load_model(
         logger.info("loading %s in %s", name, str(torch_dtype).removeprefix("torch."))
         if target.type == "cuda" and getattr(config, "quantization_config", None) is None:
             refuse_larger(name, num_parameters * torch_dtype.itemsize, target)
+        kept = 0
+        if target.type == "cpu" and getattr(config, "quantization_config", None) is None:
+            kept = _kept_bytes(name, source, config, torch_dtype, num_parameters)
+            refuse_weights(name, kept, read_host_memory())
         if is_random(name):
             module = random_module(config, torch_dtype, target, attn_implementation=ATTENTION_NAME)
         else:
@@ -147,7 +154,22 @@ def load_model(
         default_sampling=_default_sampling(module),
         dtype=torch_dtype,
         device=target,
+        kept_bytes=kept,
     )
+
+
+def _kept_bytes(
+    name: str, source: Source, config: PreTrainedConfig, dtype: torch.dtype, num_parameters: int
+) -> int:
+    """Bytes of the weights that will be memory of this process, and no mapping of a file."""
+    converted = None
+    if not is_random(name):
+        converted = unmapped_bytes(Path(source.path), dtype)
+        if converted is None and config.dtype == dtype:
+            return 0
+    # tied weights lie in a checkpoint twice at times
+    everything = num_parameters * dtype.itemsize
+    return everything if converted is None else min(converted, everything)
 
 
 @contextmanager

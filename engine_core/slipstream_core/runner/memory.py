@@ -27,7 +27,7 @@ from slipstream_core.runner.loader import LoadedModel
 from slipstream_core.runner.penalties import most_bytes
 from slipstream_core.runner.plan import PromptPlan, Runner, StepFailed, StepPlan
 from slipstream_core.runner.refusals import ModelLoadError
-from slipstream_core.runner.rules import RulePlan, Rules
+from slipstream_core.runner.rules import Refill, RulePlan, Rules
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +173,11 @@ def no_room(model: LoadedModel, config: CoreConfig, num_blocks: int) -> ModelLoa
     return ModelLoadError(
         model.name,
         f"a cache of {num_blocks} blocks ({_gib(size)} GiB) and what steps keep do not fit into "
-        "the card's memory; lower num_blocks or gpu_memory_utilization",
+        + (
+            "the card's memory; lower num_blocks or gpu_memory_utilization"
+            if model.device.type == "cuda"
+            else "what memory this process may have; lower kv_cache_gib or num_blocks"
+        ),
     )
 
 
@@ -236,15 +240,14 @@ def dearest(plan: StepPlan, vocab_size: int) -> StepPlan:
     sampled, ids that must not be, and a grammar, for every row; and with more logits, of as many
     positions of its prompts as a step may look at."""
     rows = np.arange(np.count_nonzero(plan.samples))
-    none, last = rows[:0], np.full(len(rows), vocab_size - 1)
+    none = rows[:0]
     numbers = np.empty(0, np.float32)
     rules = Rules(
         bias_places=none,
         bias_ids=none,
         biases=numbers,
         allowed_places=rows,
-        allowed_owners=rows,
-        allowed_ids=last,
+        allowed_lanes=rows,
         banned_places=none,
         banned_ids=none,
         word_places=none,
@@ -260,9 +263,20 @@ def dearest(plan: StepPlan, vocab_size: int) -> StepPlan:
         presences=numbers,
         any_repetition=False,
     )
+    refill = Refill(
+        tail_lanes=none,
+        tails=np.empty((0, 1), np.int64),
+        allowed_lanes=rows,
+        allowed_bits=np.full((len(rows), -(-vocab_size // 32)), -1, np.int32),
+        count_lanes=none,
+        seen=np.empty((0, 1), np.int64),
+        num_seen=none,
+        output_lanes=none,
+        output_ids=none,
+    )
     return replace(
         plan,
-        rules=RulePlan(rows, rules, None),
+        rules=RulePlan(rows, rules, refill),
         masked_rows=rows,
         masked_ids=np.zeros(len(rows), np.int64),
         grammar_rows=rows,

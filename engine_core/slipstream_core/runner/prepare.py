@@ -6,13 +6,16 @@ memory anything takes (`memory`).
 
 from __future__ import annotations
 
+import errno
+import logging
 from contextlib import closing
 from functools import partial
 
 import torch
 
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.loader import load_model
+from slipstream_core.runner.host_memory import HostMemory, read_host_memory, refuse_cache
+from slipstream_core.runner.loader import LoadedModel, load_model
 from slipstream_core.runner.memory import (
     PROFILE_BLOCKS,
     Meter,
@@ -26,6 +29,8 @@ from slipstream_core.runner.recordable import graph_sizes
 from slipstream_core.runner.threads import num_cores
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_ipc.trace import open_tracer
+
+logger = logging.getLogger(__name__)
 
 
 def load_runner(config: CoreConfig) -> TorchRunner:
@@ -66,9 +71,35 @@ def load_runner(config: CoreConfig) -> TorchRunner:
     elif num_blocks is None:
         num_blocks = int(config.kv_cache_gib * 2**30) // block_bytes(model, config.block_size)
     check_length(model, config, num_blocks)
+    packs = True
+    if model.device.type == "cpu":
+        memory = read_host_memory()
+        cache = num_blocks * block_bytes(model, config.block_size)
+        refuse_cache(model.name, model.kept_bytes, cache, memory)
+        packs = packs_weights(model, memory)
     try:
         return make(
-            num_blocks=num_blocks, tracer=open_tracer(config.trace, "device"), graph_sizes=sizes
+            num_blocks=num_blocks,
+            tracer=open_tracer(config.trace, "device"),
+            graph_sizes=sizes,
+            packs=packs,
         )
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, MemoryError) as error:
         raise no_room(model, config, num_blocks) from error
+    except (OSError, RuntimeError) as error:  # a mapping's error, torch's own allocator's
+        if getattr(error, "errno", 0) == errno.ENOMEM or "can't allocate memory" in str(error):
+            raise no_room(model, config, num_blocks) from error
+        raise
+
+
+def packs_weights(model: LoadedModel, memory: HostMemory | None) -> bool:
+    """Whether there is memory to lay weights anew that are a checkpoint's mapping."""
+    mapped = sum(weight.nbytes for weight in model.module.parameters()) - model.kept_bytes
+    if memory is None or mapped <= memory.available:
+        return True
+    logger.warning(
+        "the weights of %s stay in the checkpoint's mapping, as there is no memory for them; "
+        "steps are slower, and read the file again where the system takes its pages",
+        model.name,
+    )
+    return False

@@ -25,7 +25,7 @@ class RuleKeeper:
         self, vocab_size: int, device: torch.device, *, num_lanes: int, max_model_len: int
     ) -> None:
         self._device = device
-        self._constraints = Constraints(device)
+        self._constraints = Constraints(vocab_size, device)
         self._penalties = Penalties(
             vocab_size, device, num_lanes=num_lanes, max_model_len=max_model_len
         )

@@ -10,6 +10,9 @@ Rules:
   where its tokens are counted. A row's first sampled step since it got its slot brings what has
   been there before (`Refill`); from then on the runner adds what it samples, so that a step can be
   planned before the tokens of the one ahead of it are known.
+- Which ids a row may sample is kept there too, as a bit for each id: what a step costs does not
+  depend on how many ids a request lists, nor on how many answers it has. A row's first sampled step
+  brings them even where another row has brought the same: that row's step may have failed.
 - A lane may be given to another row while steps of the one before are in flight: steps run in
   order.
 """
@@ -21,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
 
@@ -36,10 +40,9 @@ class Rules:
     bias_ids: Int64s
     biases: Float32s
 
-    # A rows that may sample certain ids only, and N such ids
+    # A rows that may sample certain ids only
     allowed_places: Int64s  # [A]
-    allowed_owners: Int64s  # [N] in [0, A)
-    allowed_ids: Int64s  # [N]
+    allowed_lanes: Int64s  # [A] where the bits of those ids are; rows with the same ids share one
 
     # K ids that are never sampled
     banned_places: Int64s
@@ -70,6 +73,11 @@ class Refill:
 
     tail_lanes: Int64s  # [F]
     tails: Int64s  # [F, MAX_BAD_WORD_TOKENS - 1] their last outputs, NO_TOKEN in front
+
+    allowed_lanes: Int64s  # [H]
+    allowed_bits: (
+        Int32s  # [H, words] as in `grammar_masks`; ids behind the last word are not allowed
+    )
 
     count_lanes: Int64s  # [G]
     seen: Int64s  # [G, most] the tokens that penalties are about; the first again behind them, or 0

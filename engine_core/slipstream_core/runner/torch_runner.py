@@ -84,11 +84,13 @@ class TorchRunner:
         threads: int | None = None,
         tracer: Tracer | None = None,
         native: bool = True,
+        packs: bool = True,
         graph_sizes: Sequence[int] = (),
         copies: Copies | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """`tracer` is for the device's thread alone; `native` False leaves our own kernels out.
+        """`tracer` is for the device's thread alone; `native` False leaves our own kernels out,
+        `packs` False the weights as they were loaded.
 
         `graph_sizes` are the numbers of rows whose decode steps are recorded. `copies` and
         `recorder` stand in for a card's (tests); given `copies`, a CPU works as a card does.
@@ -141,7 +143,7 @@ class TorchRunner:
             self._whole = whole_draws(model.vocab_size, model.device, model=model.name)
         self._kernels = kernels() if native and is_plain and self._triton is None else None
         self._is_recorded = False
-        self._model = self._forward_of(model)
+        self._model = self._forward_of(model) if packs else eager(model.module)
         self._blocks_per_bucket = scratch_bytes(model.device) // widest
         # [max_num_seqs + 1] int64: by slot, the last token sampled; one for padding rows
         self._last_token = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=model.device)

@@ -47,6 +47,11 @@ class PromptReady(Struct, array_like=True, frozen=True, tag=1):
     table_path: str
     why_not: str = ""
     error: str = ""  # it could not be loaded at all
+    pid: int = 0  # of the process that says so
 
 
-FromPromptProcess = Rendered | PromptReady
+class PromptBeat(Struct, array_like=True, frozen=True, tag=2):
+    """The prompt process' loop goes round."""
+
+
+FromPromptProcess = Rendered | PromptReady | PromptBeat

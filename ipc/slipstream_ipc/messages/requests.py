@@ -5,11 +5,22 @@ Whether it may be asked for is `slipstream_ipc.params`'s business, and that of t
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 
 from msgspec import Meta, Struct
 
 from slipstream_ipc.messages.fields import MAX_TEMPLATE_CHARS, MAX_TOOL_CALLS
+
+
+class StructuredOptions(TypedDict, total=False):
+    """What `StructuredOutputs` is made of, as callers write it."""
+
+    json: str | Mapping[str, Any] | None
+    regex: str | None
+    choice: Sequence[str] | None
+    grammar: str | None
+    json_object: bool | None
 
 
 class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,6 +39,39 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[StructuredOptions]) -> None: ...
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `SamplingParams` as callers write them: lists do as well as tuples."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    max_tokens: int | None
+    min_tokens: int
+    logprobs: int | None
+    skip_special_tokens: bool
+    detokenize: bool
+    stream_interval: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float] | None
+    allowed_token_ids: Sequence[int] | None
+    bad_words: Sequence[str] | None
+    structured_outputs: StructuredOutputs | StructuredOptions | None
+    n: int
+    prompt_logprobs: int | None
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,6 +123,10 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     structured_outputs: StructuredOutputs | None = None
     n: int = 1
     prompt_logprobs: int | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[SamplingOptions]) -> None: ...
 
 
 class FunctionCall(Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated, Literal
 
-from slipstream_ipc.statistics import Numbers
+from msgspec import Meta, Struct
+
+from slipstream_ipc.statistics import Name, Numbers
+
+State = Literal["starting", "ready", "restarting", "silent"]
 
 
 class Status(Struct, frozen=True, omit_defaults=True):
@@ -13,7 +17,8 @@ class Status(Struct, frozen=True, omit_defaults=True):
     ready: it serves. beat: its loop goes round; loading: it does not, as long as that takes.
     drained: nothing is left of what it had when it was told to drain. detail: what it serves, for
     people. error: why it cannot do what it was told; another one could not either. last_words: what
-    it dies of. numbers: what it has counted, with beats.
+    it dies of. numbers: what it has counted, with beats. processes: how the ones are that it keeps
+    itself, by name, in the words of `slipstream_ipc.child.Condition`, with beats.
     """
 
     ready: bool = False
@@ -24,3 +29,4 @@ class Status(Struct, frozen=True, omit_defaults=True):
     error: str = ""
     last_words: str = ""
     numbers: Numbers | None = None
+    processes: Annotated[dict[Name, State], Meta(max_length=16)] = {}

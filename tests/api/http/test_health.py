@@ -10,12 +10,13 @@ import urllib.request
 from importlib.metadata import version
 from typing import Any
 
+import psutil
 import pytest
 from tests.patience import Patience
 
 from slipstream import Stack
 
-ALL = {"core", "worker", "http"}
+ALL = {"core", "worker", "http", "prompts"}
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,20 @@ def get(stack: Stack, path: str) -> tuple[int, dict[str, Any]]:
         return error.code, json.load(error)
 
 
+def pid_of(stack: Stack, name: str) -> int:
+    """The worker keeps the prompt process; the others are the stack's."""
+    if name != "prompts":
+        return stack.pids[name]
+    (child,) = _children(stack)
+    assert "slipstream_worker.prompt_process" in child.cmdline()
+    return child.pid
+
+
+def _children(stack: Stack) -> list[psutil.Process]:
+    """The worker's."""
+    return psutil.Process(stack.pids["worker"]).children()
+
+
 def wait_for(stack: Stack, status: int, **processes: str) -> None:
     """Until it says so; asking is what takes the time."""
     patience = Patience()
@@ -47,13 +62,13 @@ def wait_for(stack: Stack, status: int, **processes: str) -> None:
 
 
 def test_all_is_well(stack):
-    wait_for(stack, 200, core="ready", worker="ready", http="ready")
+    wait_for(stack, 200, **dict.fromkeys(ALL, "ready"))
 
 
-@pytest.mark.parametrize("name", ["core", "worker"])
+@pytest.mark.parametrize("name", ["core", "worker", "prompts"])
 def test_a_process_that_hangs_is_not_healthy(stack, name):
     wait_for(stack, 200, **{name: "ready"})
-    pid = stack.pids[name]
+    pid = pid_of(stack, name)
     os.kill(pid, signal.SIGSTOP)
     try:
         wait_for(stack, 503, **{name: "silent"})
@@ -79,6 +94,23 @@ def test_a_process_that_was_replaced_is_healthy(stack, name):
         except OSError:  # the front is on its way
             continue
         return
+
+
+def test_a_prompt_process_that_was_killed_is_told_and_replaced(stack):
+    wait_for(stack, 200, **dict.fromkeys(ALL, "ready"))
+    before = pid_of(stack, "prompts")
+    os.kill(before, signal.SIGKILL)
+    patience = Patience()
+    while before in (pids := [child.pid for child in _children(stack)]) or not pids:
+        patience.check(pids)
+    os.kill(pids[0], signal.SIGSTOP)  # it stays as long as we look in that it loads
+    try:
+        wait_for(stack, 503, prompts="restarting", worker="ready")
+        assert get(stack, "/ready")[0] == 503
+    finally:
+        os.kill(pids[0], signal.SIGCONT)
+    wait_for(stack, 200, prompts="ready")
+    assert get(stack, "/ready")[0] == 200
 
 
 def test_version(stack):

@@ -22,7 +22,7 @@ _SHOWN = 10  # requests that are not identical
 
 
 class ChaosResult(Struct, frozen=True, kw_only=True):
-    """One run. Requests over HTTP are among the total.
+    """One run. Requests over HTTP are among the total. commit: of the code; None where unknown.
 
     lost, doubled: positions, of tokens and of characters. gap_*: the longest gap of a stream at the
     exit of a worker or a core, or of both. asked_again: streams that both had lost while nobody was
@@ -31,6 +31,7 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
     """
 
     seed: int
+    commit: str | None
     model: str
     identical: int
     total: int
@@ -62,6 +63,7 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
     different: dict[int, list[str]] = {}
     stopped: str | None = None  # why the run broke off
     left: list[str] = []  # the orphans' command lines
+    left_out: list[str] = []  # blows that could not be done here, and why
 
     @property
     def is_good(self) -> bool:
@@ -104,6 +106,7 @@ def lines_of(result: ChaosResult) -> list[str]:
             f"asked again      {result.asked_again}, after {result.double_deaths} deaths of worker "
             f"and core together; without one: {result.unexplained_again}"
         )
+    lines += [f"left out         {what}" for what in result.left_out]
     if result.rounds < result.planned_rounds:
         lines.append(f"the requests were over before {result.planned_rounds} rounds were")
     lines += ["", *table(_gap_rows(result), _GAP_COLUMNS)] if result.gaps else []

@@ -221,7 +221,7 @@ class _PromptsHere:
         self.cpu_s += time.thread_time() - begin_s
         return [*answers]
 
-    def beat(self) -> list[Rendered]:
+    def beat(self, now: float) -> list[Rendered]:
         return []
 
     def _ids(self, render: Render) -> list[int]:

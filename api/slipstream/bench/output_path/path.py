@@ -217,7 +217,7 @@ class _NoPrompts:
     def receive(self) -> tuple[Rendered, ...]:
         return ()
 
-    def beat(self) -> tuple[Rendered, ...]:
+    def beat(self, now: float) -> tuple[Rendered, ...]:
         return ()
 
 

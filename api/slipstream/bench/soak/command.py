@@ -1,8 +1,8 @@
 """`slipstream bench soak`: does anything grow over many short requests?
 
 Owns: when the processes are looked at, and what counts as flat: at half and at the end, each
-process's memory within TOLERANCE of what it was after a tenth, its file descriptors within that
-or two of them. Exit code 0 where all are, and no request failed.
+process's own memory (anonymous, swapped out or not) within TOLERANCE of what it was after a tenth,
+its file descriptors within that or two of them. Exit code 0 where all are, and no request failed.
 
 Processes are looked at when nothing runs and the grace time is over: what is held then is kept.
 """
@@ -50,9 +50,9 @@ class Growth(Struct, frozen=True):
     """One process at the three moments. growth: the largest change from the first, relative."""
 
     process: str
-    rss_bytes: list[int]
+    own_bytes: list[int]
     num_fds: list[int]
-    rss_growth: float
+    own_growth: float
     fds_growth: float
     is_flat: bool
 
@@ -155,16 +155,16 @@ def growths(samples: list[dict[str, Holding]]) -> list[Growth]:
     found: list[Growth] = []
     for name in first:
         held = [sample[name] for sample in samples if name in sample]
-        rss, fds = [one.rss_bytes for one in held], [one.num_fds for one in held]
-        rss_growth = max(abs(one / rss[0] - 1) for one in rss)
+        own, fds = [one.own_bytes for one in held], [one.num_fds for one in held]
+        own_growth = max(abs(one / own[0] - 1) for one in own)
         fds_growth = max(abs(one / fds[0] - 1) for one in fds)
         are_few = max(abs(one - fds[0]) for one in fds) <= _FEW_FDS
         is_flat = (
             len(held) == len(samples)
-            and rss_growth <= TOLERANCE
+            and own_growth <= TOLERANCE
             and (fds_growth <= TOLERANCE or are_few)
         )
-        found.append(Growth(name, rss, fds, round(rss_growth, 4), round(fds_growth, 4), is_flat))
+        found.append(Growth(name, own, fds, round(own_growth, 4), round(fds_growth, 4), is_flat))
     return found
 
 
@@ -174,10 +174,10 @@ def lines_of(result: SoakResult) -> list[str]:
     rows: list[Row] = []
     for one in result.processes:
         row: Row = {"process": one.process}
-        for share, rss, fds in zip(result.shares, one.rss_bytes, one.num_fds, strict=False):
-            row[f"mib_at_{share:.0%}"] = round(rss / 2**20, 2)
+        for share, own, fds in zip(result.shares, one.own_bytes, one.num_fds, strict=False):
+            row[f"mib_at_{share:.0%}"] = round(own / 2**20, 2)
             row[f"fds_at_{share:.0%}"] = fds
-        row["growth_percent"] = round(100 * one.rss_growth, 2)
+        row["growth_percent"] = round(100 * one.own_growth, 2)
         row["is_flat"] = one.is_flat
         rows.append(row)
     load = f"{result.num_requests} requests after {_num_warm_up(result.num_requests)} to warm up"

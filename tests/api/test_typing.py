@@ -1,0 +1,145 @@
+"""What type checkers say of users' programs, from outside the repository."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_type_hints
+
+import msgspec
+import pytest
+
+from slipstream.settings import StackOptions, StackSettings
+from slipstream_ipc.messages import (
+    SamplingOptions,
+    SamplingParams,
+    StructuredOptions,
+    StructuredOutputs,
+)
+
+REPOSITORY = Path(__file__).parents[2]
+CHECKERS = {
+    "mypy": ["mypy", "--check-untyped-defs", "--no-incremental"],
+    "pyright": ["basedpyright", "--level", "error"],
+}
+
+RIGHT = """
+from collections.abc import Sequence
+
+from slipstream import LLM, AsyncClient, Client, SamplingParams, Stack, StructuredOutputs
+from slipstream import TextPrompt, TokensPrompt
+
+params = SamplingParams(temperature=0.5, stop=["x"], stop_token_ids=[1, 2], bad_words=["no"])
+SamplingParams(stop="x", allowed_token_ids=[3], logit_bias={4: -1.0}, stream_interval=4)
+SamplingParams(stop=None, structured_outputs=StructuredOutputs(choice=["yes", "no"]))
+prompts: list[TextPrompt] = [{"prompt": "a text"}]
+tokens: TokensPrompt = {"prompt_token_ids": [1, 2, 3]}
+messages = [{"role": "user", "content": "What is a list?"}]
+
+with LLM("simulated:", max_num_seqs=4, api_key=["a"], verbose=True) as llm:
+    first: str = llm.generate("a text", params)[0].outputs[0].text
+    llm.generate(prompts, [params], use_tqdm=False)
+    llm.generate(tokens)
+    llm.generate([[1, 2], [3]])
+    llm.chat(messages, params)
+    llm.chat([messages, messages])
+
+with Stack("simulated:", runtime_dir="/tmp/x", http_port=0) as stack, stack.client() as client:
+    for delta in client.stream("Once", max_tokens=100, stop=["x"]):
+        ids: Sequence[int] = delta.token_ids
+    text: str = client.generate(messages, params).text
+    client.generate_many(["a", [1, 2], messages], logprobs=2)
+    for index, delta in client.stream_many(["a", "b"], seed=1):
+        print(index + 1, delta.text)
+
+
+async def main() -> None:
+    async with AsyncClient() as client:
+        async for delta in client.stream("Once", top_p=0.9, prompt_logprobs=1):
+            print(delta.text)
+        print((await client.generate("Once", n=2)).choices[0].text)
+"""
+
+WRONG = (
+    'client.stream("Once", max_token=100)',
+    'client.generate("Once", temprature=0)',
+    'client.generate("Once", stop=5)',
+    'SamplingParams(max_tokens="many")',
+    "SamplingParams(stops=[])",
+    'LLM("simulated:", max_seqs=4)',
+    'LLM("simulated:", dtype="float8")',
+    'Stack("simulated:", http_prt=0)',
+)
+
+
+def _complaints(checker: str, folder: Path, program: str) -> str:
+    """What it says of a program that lies in `folder`; empty where it finds nothing wrong."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "program.py"
+    path.write_text(program)
+    name, *options = CHECKERS[checker]
+    if checker == "pyright":
+        options += ["--pythonpath", sys.executable]
+        (folder / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')
+    done = subprocess.run(
+        [Path(sys.executable).with_name(name), *options, path.name],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return done.stdout if done.returncode else ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_checkers_accept_users_programs(checker: str, tmp_path: Path) -> None:
+    assert _complaints(checker, tmp_path, RIGHT) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_checkers_accept_the_readmes_programs(checker: str, tmp_path: Path) -> None:
+    readme = (REPOSITORY / "README.md").read_text()
+    programs = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert programs
+    for index, program in enumerate(programs):
+        assert _complaints(checker, tmp_path / str(index), program) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_checkers_find_each_mistake(checker: str, tmp_path: Path) -> None:
+    head = "from slipstream import LLM, Client, SamplingParams, Stack\n\nclient = Client()\n"
+    told = _complaints(checker, tmp_path, head + "\n".join(WRONG) + "\n")
+    found = {int(line) for line in re.findall(r"program\.py:(\d+):[^\n]*error", told)}
+    first = head.count("\n") + 1
+    assert found == set(range(first, first + len(WRONG))), told
+
+
+@pytest.mark.parametrize(
+    ("options", "struct", "without"),
+    [
+        (SamplingOptions, SamplingParams, set()),
+        (StructuredOptions, StructuredOutputs, set()),
+        (StackOptions, StackSettings, {"model"}),
+    ],
+)
+def test_options_are_the_fields(options: type, struct: type, without: set[str]) -> None:
+    fields = {field.name for field in msgspec.structs.fields(struct)}
+    assert set(get_type_hints(options)) == fields - without
+
+
+def test_a_folder_of_that_name_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "slipstream").mkdir()  # as a clone's parent folder has it
+    done = subprocess.run(
+        [sys.executable, "-c", "import slipstream; print(slipstream.__file__)"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(done.stdout.strip()).name == "__init__.py"
