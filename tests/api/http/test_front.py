@@ -94,15 +94,20 @@ def test_a_chat_says_its_role_first_and_its_usage_last(played, raw):
     assert done == "[DONE]"
 
 
-def usages_of(raw: Raw) -> list[tuple[list[int], list[int] | None]]:
-    """Of each chunk of a stream: its choices, and prompt, output and all tokens."""
-    told = []
+Told = tuple[list[int], list[int] | None]
+
+
+def usage_of(event: dict) -> Told:
+    """Of a chunk of a stream: its choices, and prompt, output and all tokens."""
+    usage = event.get("usage")
+    return [each["index"] for each in event["choices"]], usage and [*usage.values()]
+
+
+def usages_of(raw: Raw) -> list[Told]:
+    """The same of a whole stream."""
     *events, done = raw.read().events
     assert done == "[DONE]"
-    for event in events:
-        usage = event.get("usage")
-        told.append(([each["index"] for each in event["choices"]], usage and [*usage.values()]))
-    return told
+    return [usage_of(event) for event in events]
 
 
 def test_each_chunk_tells_the_usage_of_its_choice_so_far_where_it_is_asked_to(played, raw):
@@ -111,15 +116,16 @@ def test_each_chunk_tells_the_usage_of_its_choice_so_far_where_it_is_asked_to(pl
     one = played.accept(played.expect(Submit), prompt_ids=[1, 2, 3])
     two = played.accept(played.expect(Submit), prompt_ids=[4])
     played.send(deltas(Entry(one, "ab"), Entry(two, "c")))
+    raw.read_until(b"\r\n\r\n")
+    # each is read before more is said: a front that is late puts messages together
+    assert usage_of(raw.read_event()) == ([0], [3, 2, 5])
+    assert usage_of(raw.read_event()) == ([1], [1, 1, 2])
     say(played, one, "de", 2, "stop")
+    assert usage_of(raw.read_event()) == ([0], [3, 4, 7])
     say(played, two, "", 1, "stop")
-    assert usages_of(raw) == [
-        ([0], [3, 2, 5]),
-        ([1], [1, 1, 2]),
-        ([0], [3, 4, 7]),
-        ([1], [1, 1, 2]),
-        ([], [4, 5, 9]),
-    ]
+    assert usage_of(raw.read_event()) == ([1], [1, 1, 2])
+    last, done = events_of(raw.read_chunk())
+    assert (usage_of(last), done) == (([], [4, 5, 9]), "[DONE]")
 
 
 @pytest.mark.parametrize("is_wanted", [False, True])
