@@ -22,6 +22,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -49,6 +50,7 @@ from slipstream_ipc.messages import (
     End,
     Fault,
     Forget,
+    Forgotten,
     Hello,
     ModelCard,
     Positions,
@@ -68,6 +70,8 @@ logger = logging.getLogger(__name__)
 Int64s = npt.NDArray[np.int64]
 
 _MAY_OWE = WINDOW // 4  # messages of a worker
+_MAX_FORGOTTEN = 2**14  # ids that outlive the worker, about 1 MB
+_FORGOTTEN_A_MESSAGE = 4096
 
 
 class Desk:
@@ -106,6 +110,7 @@ class Desk:
         self._lives = Lives(
             *(scheduler, tokens, logprobs), grammars=grammars, room=room, counters=counters
         )
+        self._forgotten: deque[bytes] = deque(maxlen=_MAX_FORGOTTEN)
         self._streams = self._lives.streams
         self._ports = self._lives.ports
 
@@ -213,6 +218,8 @@ class Desk:
                     stream = self._owned(session.identity, stream_id)
                     if stream is not None:
                         self._lives.forget(stream)
+                if body.has_been:
+                    self._forgotten.extend(body.stream_ids)
             case Positions():
                 self._resume(session.identity, body)
             case _:
@@ -245,6 +252,9 @@ class Desk:
             # outputs that it was admitted with are in its registration
             num_outputs = len(stream.registration.output_ids) // 4
             self._lives.send_from(stream, stream.prompt_len + num_outputs)
+        forgotten = tuple(self._forgotten)
+        for begin in range(0, len(forgotten), _FORGOTTEN_A_MESSAGE):
+            port.state(Forgotten(forgotten[begin : begin + _FORGOTTEN_A_MESSAGE]))
         port.state(SyncDone())
 
     def _admit(self, worker: bytes, admit: Admit) -> None:
@@ -323,6 +333,8 @@ class Desk:
         if positions.last:
             for stream in self._streams.of_worker(worker):
                 if stream.registration.stream_id not in stated:
+                    if stream.is_over:
+                        self._forgotten.append(stream.registration.stream_id)
                     self._lives.forget(stream)  # the word of it was lost with the link
             port.stated = None
             port.state(SyncDone())

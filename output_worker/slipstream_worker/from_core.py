@@ -26,6 +26,7 @@ from slipstream_ipc.messages import (
     Admitted,
     CoreToWorker,
     Forget,
+    Forgotten,
     ModelCard,
     Positions,
     PromptScores,
@@ -100,6 +101,8 @@ class FromCore:
                 self._readmit(message)
             case PromptScores():
                 self._prompt(message)
+            case Forgotten():
+                lives.keeping.bury(message.stream_ids)
             case Suspects():
                 lives.suspect(message.incarnation, message.stream_ids)
             case SyncDone():

@@ -8,13 +8,15 @@ Rules:
   One that has not ended by then is to be aborted.
 - Where ended streams together take too much memory, the oldest of those that nobody waits for go
   at once.
-- The id of a forgotten stream is remembered for long: what has ended is not run again. So is the id
-  of one that was aborted before it was accepted.
+- The id of a forgotten stream is remembered for long: what has ended is not run again. The core
+  knows it, too, and tells the next worker. So is the id of one that was aborted before it was
+  accepted, by this worker alone.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from math import inf
 
 from slipstream_ipc.messages import Fault
@@ -82,6 +84,11 @@ class Keeping:
                 self._tombstones.add(stream.stream_id)
                 due.append(stream)
         return due
+
+    def bury(self, stream_ids: Iterable[bytes]) -> None:
+        """These have been, in a life before this one."""
+        for stream_id in stream_ids:
+            self._tombstones.add(stream_id)
 
     def aborted(self, stream_id: bytes) -> None:
         """A stream was aborted before it was accepted; it is not kept."""

@@ -306,7 +306,7 @@ class Lives:
                 self.abort(stream)
             self._remove(stream)
         if gone:
-            self._core.state(Forget(tuple(stream.stream_id for stream in gone)))
+            self._core.state(Forget(tuple(stream.stream_id for stream in gone), has_been=True))
 
     def clear(self) -> None:
         """Forget everything: the core will tell it anew."""

@@ -64,9 +64,13 @@ class Withdraw(Struct, array_like=True, frozen=True, tag=tags.WITHDRAW):
 
 
 class Forget(Struct, array_like=True, frozen=True, tag=tags.FORGET):
-    """No reader will ask for these ended streams again."""
+    """No reader will ask for these ended streams again.
+
+    has_been: they were kept until nobody could want them, and are not to be run again.
+    """
 
     stream_ids: StreamIds
+    has_been: bool = False
 
 
 class Positions(Struct, array_like=True, frozen=True, tag=tags.POSITIONS):
@@ -146,6 +150,12 @@ class PromptScores(Struct, array_like=True, gc=False, frozen=True, tag=tags.PROM
     logprobs: LogprobColumns
 
 
+class Forgotten(Struct, array_like=True, frozen=True, tag=tags.FORGOTTEN):
+    """The latest streams that are not to be run again, told to a worker that knows of none."""
+
+    stream_ids: StreamIds
+
+
 WorkerToCore = Hello | Ping | Admit | Report | Withdraw | Forget | Positions
 CoreToWorker = (
     Welcome
@@ -160,4 +170,5 @@ CoreToWorker = (
     | SyncDone
     | Suspects
     | PromptScores
+    | Forgotten
 )
