@@ -49,3 +49,38 @@ def test_whom_a_stream_is_for_outlives_everybody(make_stack) -> None:
     stack.until(lambda: len(stack.worker.lives.streams) == 3)
     found = sorted(it.registration.tenant for it in stack.worker.lives.streams.all())
     assert found == expected
+
+
+def test_a_client_that_lives_and_acknowledges_nothing_is_dismissed(make_stack) -> None:
+    stack = make_stack(client_timeout_s=5.0, grace_s=20.0)
+    bad, good = stack.client(), stack.client()
+    stack.until(lambda: bad.hop.is_attached)
+    link = bad.hop._link
+    control, numbered = link.control_header, link.next_header
+    link.control_header = lambda: control()._replace(ack=0)
+    link.next_header = lambda: numbered()._replace(ack=0)
+    streams = [bad.submit(f"number {n}", max_tokens=400) for n in range(4)]
+    own = good.submit("just this", max_tokens=400)
+    stack.until(lambda: own.is_over)
+    (session,) = [
+        each for each in stack.worker._front.sessions if each.identity == bad.hop._identity
+    ]
+    assert session.link.num_unacked
+    assert len(stack.worker.lives.streams) == 5
+    for _ in range(20):  # it answers each ping
+        stack.pass_time(1.0)
+        for _ in range(3):
+            stack.step()
+    assert session.is_open
+    assert bad.hop.epoch == link.epoch
+    stack.pass_time(10.0)
+    with pytest.raises(AssertionError, match="nothing was acknowledged for 30 s"):
+        stack.until(lambda: False)  # who speaks by hand is not prepared for a Refusal
+    bad.is_reading = False
+    assert not session.is_open
+    assert session.link.num_unacked == 0  # nothing is kept of what was under way
+    assert not stack.worker.lives.num_running
+    later = good.submit("and this", max_tokens=20)
+    stack.until(lambda: later.is_over)
+    assert later.end.reason == "length"
+    stack.until(lambda: not any(stack.worker.lives.streams.get(it.stream_id) for it in streams))
