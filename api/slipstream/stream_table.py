@@ -141,11 +141,26 @@ class StreamTable:
         num_tokens = len(state.prompt_ids) // 4 - 1
         return state.prompt_logprobs.take(message.start, message.logprobs, num_tokens)
 
-    def reject(self, message: Rejected) -> None:
-        """The stream does not run, or not on."""
+    def reject(self, message: Rejected) -> StreamState | None:
+        """The stream does not run, or not on. The stream, where it runs all the same: it was
+        computed again for this reader, whose copy is another one, and is to be ended.
+        """
         state = self._streams.get(message.handle)
-        if state is not None:
-            self._fail(state, error_from(message.fault))
+        if state is None:
+            return None
+        self._fail(state, error_from(message.fault))
+        if message.fault.code != "diverged" or not state.was_resubmitted:
+            return None
+        self._abandoned[state.handle] = state
+        return state
+
+    def turn_away(self, message: Rejected) -> None:
+        """The stream does not run there, and is asked for again over the next attach."""
+        state = self._streams.get(message.handle)
+        if state is not None and (state.is_abort_wanted or not isinstance(state.request, Submit)):
+            self.reject(message)
+        elif state is not None:
+            state.was_sent = False
 
     def supersede(self, message: Superseded) -> None:
         """Somebody else reads the stream now."""

@@ -164,10 +164,12 @@ class Acceptor(Generic[Out, In, Receipt]):
         self._send_control(session, cast(Out, Reattach()))
         self._lose(session)
 
-    def refuse_all(self, fault: Fault) -> None:
-        """Tell every peer that it is served no longer."""
+    def refuse_all(self, fault: Fault, *, is_leaving: bool = False) -> None:
+        """Tell every peer that it is served no longer. `is_leaving`: see `Refusal`."""
         for session in self.sessions:
-            self._send_control(session, cast(Out, Refusal(fault)))
+            self._send_control(session, cast(Out, Refusal(fault, is_leaving)))
+            if is_leaving:
+                self.close(session)
 
     def beat(self, now: float) -> None:
         """Ping silent peers, give up those that stay silent. Call it now and then."""
@@ -215,12 +217,15 @@ class Acceptor(Generic[Out, In, Receipt]):
             if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return  # to be told so by an exception takes several times longer
             try:
-                first = self._socket.recv(zmq.NOBLOCK, copy=False)
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                if self._connections is None:
+                    first = None
+                    route, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                else:  # an uncopied frame knows which connection it came over
+                    first = self._socket.recv(zmq.NOBLOCK, copy=False)
+                    route, parts = first.bytes, self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            route = first.bytes
-            num_bytes += sum(len(part) for part in parts)
+            num_bytes += sum(map(len, parts))
             if len(parts) != 1:
                 self._refuse(route, "a message of one part expected")
                 continue
@@ -229,7 +234,8 @@ class Acceptor(Generic[Out, In, Receipt]):
             except ProtocolError as error:
                 self._refuse(route, str(error), field=error.field)
                 continue
-            if self._connections is not None and isinstance(frame.body, Hello):
+            if first is not None and isinstance(frame.body, Hello):
+                assert self._connections is not None
                 self._connections.heard(int(first.get(zmq.SRCFD)))
             yield route, frame
 

@@ -66,8 +66,12 @@ class FromClients:
         lives: Lives,
         prompts: PromptSource,
         detokenizers: DetokenizerFactory,
+        *,
+        may_return: bool = False,
     ) -> None:
+        """`may_return`: what is turned away while this one drains may be asked for again, later."""
         self._front = front
+        self._may_return = may_return
         self._lives = lives
         self._detokenizers = detokenizers
         self._questions = Questions(lives, prompts)
@@ -160,7 +164,7 @@ class FromClients:
             return
         if self.is_draining and not submit.was_accepted:
             fault = Fault("overloaded", "the server is shutting down")
-            self._reject(session, submit.handle, fault)
+            self._reject(session, submit.handle, fault, is_leaving=self._may_return)
             return
         try:
             check_answer(submit)
@@ -229,9 +233,11 @@ class FromClients:
             port.state_prompt(stream, resume.handle)
         lives.readers.read(stream, session.identity, resume.handle, position)
 
-    def _reject(self, session: Session[Receipt], handle: int, fault: Fault) -> None:
+    def _reject(
+        self, session: Session[Receipt], handle: int, fault: Fault, *, is_leaving: bool = False
+    ) -> None:
         self._lives.counters.rejected(fault.code)
-        self._lives.readers.port(session.identity).state(Rejected(handle, fault))
+        self._lives.readers.port(session.identity).state(Rejected(handle, fault, is_leaving))
 
 
 def _read(submit: Submit) -> Submission | Fault:

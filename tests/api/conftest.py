@@ -149,9 +149,9 @@ class FakeWorker:
         self._control(Reattach())
         self._acceptor.close(self._acceptor.sessions[-1])
 
-    def refuse(self, fault: Fault) -> None:
+    def refuse(self, fault: Fault, *, is_leaving: bool = False) -> None:
         """Answer something with a Refusal."""
-        self.do(lambda: self._control(Refusal(fault)))
+        self.do(lambda: self._control(Refusal(fault, is_leaving)))
 
     def acknowledged(self) -> bool:
         """Whether the client has acknowledged everything."""

@@ -23,7 +23,9 @@ from slipstream_ipc.messages import (
     Abort,
     Accepted,
     ClientToWorker,
+    Fault,
     Frame,
+    Rejected,
     Resume,
     SamplingParams,
     Submit,
@@ -207,6 +209,31 @@ def test_a_resumed_stream_whose_submission_is_known_is_submitted_where_it_is_los
     ]
     assert table.lose(UnknownStreams((state.handle,))) == []  # once over an attach
     assert isinstance(state.error, StreamLostError)
+
+
+def test_what_was_computed_again_and_is_another_text_is_ended() -> None:
+    """Nobody would read it to its end."""
+    table = StreamTable()
+    outbox = attached(table)
+    submit = new_submit("x", SamplingParams(), stream_id="0f" * 16)
+    state = StreamState(
+        Resume(0, submit.stream_id, 7, 3, checksum=1), wants_whole=False, resubmittable=submit
+    )
+    table.add(state)
+    outbox.ask(state)
+    hop = Hop()
+    outbox.flush(hop.send)
+    for lost in table.lose(UnknownStreams((state.handle,))):
+        outbox.ask(lost)
+    outbox.flush(hop.send)
+    unread = table.reject(Rejected(state.handle, Fault("diverged", "other tokens")))
+    assert unread is state
+    assert isinstance(state.error, StreamLostError)
+    outbox.abort(unread)
+    outbox.refill()  # until it is acknowledged
+    outbox.flush(hop.send)
+    assert hop.sent[-1] == Abort(submit.stream_id, state.handle)
+    assert hop.receipts[-1] is state
 
 
 def test_a_resumed_stream_is_resumed_again_and_never_submitted() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from slipstream_ipc.messages import Fault, Resume, Suspects
+from slipstream_ipc.messages import Resume, Suspects
 
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(6)]
 
@@ -174,7 +174,7 @@ def test_buffered_text_is_flushed_before_the_end_reaches_the_client(
     elif how == "error":
         stack.worker.lives.fail(stream, "a test's fault")
     elif how == "shutdown":
-        stack.worker.end_all(Fault("engine", "the server is shutting down"))
+        stack.worker.end_drain()
     else:  # the core ends the stream, as it does where a forward pass raises
         row = stack.core.desk._streams.get(it.stream_id).row
         stack.core.desk.end_by_fault([row], "a test's fault")

@@ -27,7 +27,7 @@ from typing import Protocol, cast
 from slipstream.http import wire
 from slipstream.http.config import Limits
 from slipstream.http.counters import GONE, Counters
-from slipstream.http.errors import ApiError, too_much_unread
+from slipstream.http.errors import ApiError, overloaded
 from slipstream.http.parsing import Request, RequestParser
 from slipstream.http.wire import Response
 
@@ -189,6 +189,7 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._is_paused = self._is_closing = False
         self.deadline = inf  # of the loop's clock; the server looks at it now and then
+        self.idle_since = 0.0  # when it was opened, or its last answer complete
         self._num_unsent = 0  # when it was set; where less is then, the reader has as long again
         self.write: Callable[[bytes], None]  # to the transport
 
@@ -199,6 +200,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.write = self._transport.write
         self._transport.set_write_buffer_limits(self._limits.write_buffer_bytes)
+        self.idle_since = time.monotonic()
         self._host.connected(self)
         self._set_deadline(self._limits.header_s)
 
@@ -260,11 +262,20 @@ class Connection(asyncio.Protocol):
         else:
             self._close()
 
-    def give_up(self) -> None:
-        """What has come and has not been begun is refused, as all connections hold too much."""
+    def make_way(self) -> None:
+        """Another connection takes the place of this one, which has no exchange."""
+        if self._is_closing:
+            self.abort()
+        elif self._parser.phase in ("head", "body"):
+            self.give_up(overloaded("the server has as many connections as it may have"))
+        else:
+            self._close()
+
+    def give_up(self, refusal: ApiError) -> None:
+        """What has come and has not been begun is refused, as there is no room for it."""
         self._waiting.clear()
         self._unread = b""
-        self._waiting += self._parser.refuse(too_much_unread())
+        self._waiting += self._parser.refuse(refusal)
         self._go_on()
         self._tell_held()
 
@@ -296,6 +307,7 @@ class Connection(asyncio.Protocol):
         """The answer is complete."""
         exchange, self._exchange = self._exchange, None
         assert exchange is not None
+        self.idle_since = time.monotonic()
         self._host.answered()
         if exchange.request.refusal is not None or (self._parser.has_surplus and not keep_alive):
             self._linger()

@@ -101,10 +101,9 @@ def is_draining() -> ApiError:
     return ApiError(503, what, code="draining", headers=_RETRY_SOON)
 
 
-def too_much_unread() -> ApiError:
-    """This connection's unfinished request is the largest of too many."""
-    what = "the server holds too much of requests that are not complete: send it again later"
-    return ApiError(503, what, code="overloaded", headers=_RETRY_SOON)
+def overloaded(what: str) -> ApiError:
+    """There is no room for a request, for now."""
+    return ApiError(503, f"{what}: send it again later", code="overloaded", headers=_RETRY_SOON)
 
 
 def error_of(error: BaseException, param_names: dict[str, str]) -> ApiError:
@@ -132,6 +131,8 @@ def error_of(error: BaseException, param_names: dict[str, str]) -> ApiError:
             return not_ready("the server is shutting down")
         case StreamLostError(fault=Fault(code="diverged")):
             return ApiError(409, str(error), code="diverged")
+        case StreamLostError():
+            return ApiError(500, str(error), code="unknown_stream")
         case SlipstreamError():
             return ApiError(500, str(error), code="engine_error")
         case _:

@@ -89,7 +89,12 @@ async def _serve(
         beats.beat(time.monotonic(), server.numbers)
         loop.call_later(BEAT_S, beat)
 
-    io = LoopIO(config.client_address, config.timeout_s, open_tracer(config.trace, "http"))
+    io = LoopIO(
+        config.client_address,
+        config.timeout_s,
+        open_tracer(config.trace, "http"),
+        outlives_server=False,  # they stop together
+    )
     cors = Cors(config.allowed_origins)
     hosts = hosts_of(
         config.host,
@@ -101,9 +106,10 @@ async def _serve(
     server = Server(app, config.limits)
     loop.add_reader(stop.fileno(), stopped.set)
     loop.add_reader(commands.fileno(), on_command)
+    on_command()  # what came with the activation
     beat()
     try:
-        port = listeners.port or config.port  # none: while the stack drains
+        port = listeners.port or config.port  # none: the stack stops
         server.listen(listeners)
         if not config.api_keys and not is_loopback(config.host):
             _logger.warning("listening on %s without an API key: anybody may ask", config.host)

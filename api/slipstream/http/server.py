@@ -7,6 +7,8 @@ Rules:
 - New requests take a share of a turn of the loop (`shares`), the rest waits for the next one: a
   thousand that come at once do not keep what streams say from their readers.
 - Idle connections, however many, leave this process descriptors of its own.
+- Where there are as many connections as there may be, a new one takes the place of the one that has
+  asked for nothing for longest: those that are only held keep nobody away.
 - What all connections hold of requests that have not been begun is bounded (`requests_bytes`):
   where there is more, the connection that holds most is refused.
 - While it drains, it takes connections and answers on all of them, for those that ask how it is;
@@ -24,7 +26,7 @@ from slipstream.http.app import App
 from slipstream.http.config import Limits
 from slipstream.http.connection import Connection, Exchange
 from slipstream.http.counters import Counters
-from slipstream.http.errors import ApiError
+from slipstream.http.errors import ApiError, overloaded
 from slipstream.http.parsing import Request
 from slipstream.http.shares import Share
 from slipstream.listening import Listeners, Taker
@@ -47,6 +49,7 @@ class Server:
         self._is_empty = asyncio.Event()
         self.is_draining = self.is_stopping = False
         self._is_quiet = asyncio.Event()  # while it drains: no answer is on its way
+        self._ending: Connection | None = None  # to make room for another
         self._num_held = 0  # bytes of requests that have not been begun
         self._is_making_room = False
         self._loop = asyncio.get_running_loop()
@@ -60,7 +63,7 @@ class Server:
     def listen(self, listeners: Listeners) -> None:
         """Take connections from these, which are ours from now on."""
         most = min(self.limits.connections, max(1, raise_file_limit() - _RESERVED_DESCRIPTORS))
-        self._taker = Taker(listeners, partial(Connection, self), most)
+        self._taker = Taker(listeners, partial(Connection, self), most, self._end_one)
 
     def connected(self, connection: Connection) -> None:
         """There is a new connection."""
@@ -135,11 +138,21 @@ class Server:
         self._num_held -= num_bytes
         return False  # that was all of it
 
+    def _end_one(self) -> bool:
+        """End the connection that has been without an exchange for longest; whether one ends."""
+        if self._ending in self._connections:
+            return True
+        idle = [each for each in self._connections if not each.is_busy]
+        self._ending = min(idle, key=attrgetter("idle_since"), default=None)
+        if self._ending is not None:
+            self._ending.make_way()
+        return self._ending is not None
+
     def _make_room(self) -> None:
         while self._num_held > self.limits.requests_bytes and self._connections:
             largest = max(self._connections, key=attrgetter("num_held"))
             before = largest.num_held
-            largest.give_up()
+            largest.give_up(overloaded("the server holds too much of incomplete requests"))
             if largest.num_held >= before:
                 break  # the rest is about to be begun
 

@@ -131,10 +131,14 @@ class Accepted(Struct, array_like=True, frozen=True, tag=tags.ACCEPTED):
 
 
 class Rejected(Struct, array_like=True, frozen=True, tag=tags.REJECTED):
-    """The stream was never accepted, or what was asked of it cannot be done."""
+    """The stream was never accepted, or what was asked of it cannot be done.
+
+    is_leaving: it would be, but the server stops; another may come to its address.
+    """
 
     handle: U32
     fault: Fault
+    is_leaving: bool = False
 
 
 class Deltas(Struct, array_like=True, gc=False, frozen=True, tag=tags.DELTAS):

@@ -672,16 +672,17 @@ def test_without_a_worker_it_lives_but_is_not_ready(address):
 def test_more_connections_than_there_may_be_wait_for_one_to_end(worker):
     """They would take the last descriptors, and libzmq ends a process that has none."""
     front = Front(worker.address, limits=Limits(connections=3))
-    idle = [Raw(front.port) for _ in range(3)]
-    for one in idle:
-        assert one.get("/health").status == 200
+    busy = [Raw(front.port) for _ in range(3)]
+    handles = [begun(worker, one) for one in busy]
     with Raw(front.port) as late:
         late.send("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        for one in 5 * idle:
-            assert one.get("/health").status == 200
+        for at in range(5):
+            for one, handle in zip(busy, handles, strict=True):
+                say(worker, handle, "b", 1 + at)
+                assert one.read_event()["choices"][0]["text"] == "b"
         assert not select.select([late.socket], [], [], 0)[0]
-        idle.pop().socket.close()
+        busy.pop().socket.close()
         assert late.read().status == 200
-    for one in idle:
+    for one in busy:
         one.socket.close()
     assert "there are as many as there may be" in front.stop()

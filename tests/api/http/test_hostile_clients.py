@@ -283,6 +283,36 @@ def test_a_body_sent_behind_a_stream_is_left_unread(crowded, worker):
         assert raw.read().status == 200
 
 
+HALVES = ["", "GET /health HT", head("POST", COMPLETIONS, "Content-Length: 9")]
+
+
+@pytest.mark.parametrize("sent", HALVES)
+def test_who_only_holds_connections_keeps_nobody_away(worker, sent):
+    """The one that has asked for nothing for longest makes way; what runs does not."""
+    front = Front(worker.address, limits=Limits(connections=4, linger_s=0.1))
+    try:
+        with ExitStack() as stack:
+            running = stack.enter_context(Raw(front.port))
+            running.post(COMPLETIONS, {"prompt": "x", "stream": True})
+            handle = worker.expect_and_accept()
+            worker.send(deltas(Entry(handle, "a")))
+            assert running.read_until(b"\r\n\r\n").startswith(b"HTTP/1.1 200")
+            holders = [stack.enter_context(Raw(front.port)) for _ in range(3)]
+            for raw in holders:
+                assert raw.get("/health").status == 200
+                raw.send(sent)
+            for raw in holders:
+                late = stack.enter_context(Raw(front.port))
+                assert late.get("/health").status == 200
+                if sent:
+                    assert raw.read().status == 503
+                assert raw.read_to_end() == b""
+            worker.send(deltas(Entry(handle, "b", 1, end=End("stop", 2))))
+            assert [running.read_event()["choices"][0]["text"] for _ in "ab"] == ["a", "b"]
+    finally:
+        front.stop()
+
+
 # ---- how long they may take --------------------------------------------------------------------
 
 
