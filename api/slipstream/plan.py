@@ -50,6 +50,7 @@ _CORE_OPTIONS = (
     "threads",
     "native",
     "max_waiting",
+    "max_waiting_tokens",
     "max_logprobs",
     "logprobs_gib",
     "step_timeout_s",

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from slipstream.bells import Bell, LoopBell
 from slipstream.errors import SlipstreamError
 from slipstream.group import Together
@@ -53,6 +55,14 @@ class StreamState:
     def __post_init__(self) -> None:
         if isinstance(self.request, Submit):
             self.resubmittable = self.request
+
+    def ask_for(self, tenant: bytes) -> None:
+        """Whoever submits it does so for this tenant."""
+        if self.resubmittable is not None:
+            is_first = self.request is self.resubmittable
+            self.resubmittable = replace(self.resubmittable, tenant=tenant)
+            if is_first:
+                self.request = self.resubmittable
 
     @property
     def stream_id(self) -> bytes:

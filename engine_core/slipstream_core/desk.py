@@ -28,7 +28,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.admission import Admission, is_same
+from slipstream_core.admission import Admission, Waiting, is_same
 from slipstream_core.counters import Counters
 from slipstream_core.grammar.rows import GrammarRows
 from slipstream_core.in_flight import InFlightNote
@@ -276,8 +276,7 @@ class Desk:
             fault = Fault("conflict", "this stream id is taken by another request")
             port.state(Refused(admit.stream_id, fault))
             return
-        num_waiting = self._scheduler.num_waiting + len(self._on_hold)
-        fault_or_none = self._admission.objection(admit, num_waiting)
+        fault_or_none = self._admission.objection(admit, self._waiting(admit.tenant))
         if fault_or_none is not None:
             self._on_hold.drop(admit.stream_id)
             port.state(Refused(admit.stream_id, fault_or_none))
@@ -285,6 +284,17 @@ class Desk:
             self._lives.take(worker, admit, None, self._now)
         else:
             self._on_hold.put(worker, admit)
+
+    def _waiting(self, tenant: bytes) -> Waiting:
+        scheduler, on_hold = self._scheduler, self._on_hold
+        num, num_tokens = scheduler.waiting_of(tenant)
+        num_held, held_tokens = on_hold.of_tenant(tenant)
+        return Waiting(
+            scheduler.num_waiting + len(on_hold),
+            scheduler.num_waiting_tokens + on_hold.num_tokens,
+            num + num_held,
+            num_tokens + held_tokens,
+        )
 
     def _is_ahead_of(self, stream: Stream, admit: Admit) -> bool:
         """Whether a worker has all that we have of a running stream, and more."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Generic, TypeVar, cast
 
 import zmq
@@ -73,19 +74,25 @@ class Acceptor(Generic[Out, In, Receipt]):
         window: int,
         ping_after_s: float = 2.0,
         dead_after_s: float = 8.0,
+        stalled_after_s: float = inf,
         connections: Connections | None = None,
     ) -> None:
-        """`connections`: to be told which of the socket's connections have said Hello."""
+        """`stalled_after_s`: for how long a peer that lives may acknowledge nothing of what it was
+        sent; then its session ends (`take_stalled`). `connections`: to be told which of the
+        socket's connections have said Hello.
+        """
         self._connections = connections
         self._socket = socket
         self._codec = codec
         self._window = window
         self._ping_after_s = ping_after_s
         self._dead_after_s = dead_after_s
+        self._stalled_after_s = stalled_after_s
         self._routes: dict[bytes, Session[Receipt]] = {}
         self._identities: dict[bytes, Session[Receipt]] = {}
         self._heard: set[Session[Receipt]] = set()
         self._lost: list[Session[Receipt]] = []
+        self._stalled: list[Session[Receipt]] = []
         self._held: dict[bytes, tuple[bytes, int, Hello]] = {}  # by identity: route, epoch, Hello
 
     @property
@@ -173,11 +180,21 @@ class Acceptor(Generic[Out, In, Receipt]):
                 self._send_control(session, cast(Out, Ping()))
             elif beat is Beat.DEAD:
                 self._lose(session)
+            elif beat is Beat.STALLED:
+                why = f"nothing was acknowledged for {self._stalled_after_s:g} s"
+                self._send_control(session, cast(Out, Refusal(Fault("bad_request", why))))
+                self.close(session)
+                self._stalled.append(session)
 
     def take_lost(self) -> list[Session[Receipt]]:
         """Sessions that ended by themselves since the last call, unless they were replaced."""
         lost, self._lost = self._lost, []
         return [s for s in lost if s.identity not in self._identities]
+
+    def take_stalled(self) -> list[Session[Receipt]]:
+        """Sessions that ended since the last call as their peers acknowledged nothing."""
+        stalled, self._stalled = self._stalled, []
+        return stalled
 
     def close(self, session: Session[Receipt]) -> None:
         """Forget a session; what it sent last is acknowledged still. Idempotent."""
@@ -272,6 +289,7 @@ class Acceptor(Generic[Out, In, Receipt]):
             window=self._window,
             ping_after_s=self._ping_after_s,
             dead_after_s=self._dead_after_s,
+            stalled_after_s=self._stalled_after_s,
         )
         session = Session(route, hello.identity, link, hello.fresh)
         self._routes[route] = self._identities[hello.identity] = session

@@ -54,6 +54,7 @@ def assemble_worker(
         window=WINDOW,
         ping_after_s=config.client_timeout_s,
         dead_after_s=config.client_timeout_s,
+        stalled_after_s=2 * config.client_timeout_s + config.grace_s,  # as long as one is missed
         connections=connections,
     )
     core = CoreHop(

@@ -10,7 +10,7 @@ Rules:
   So has one whose client is lost: when the client is gone for good.
 - A reader that is ahead of us is sent nothing until we have come to where its copy ends.
 - A client that is lost may come back within the grace time; then it is gone for good, and whoever
-  drives us hears of it by `take_gone`.
+  drives us hears of it by `take_gone`. One that is there and takes nothing in is gone at once.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Readers:
         now = self._keeping.now
         for session in self._front.take_lost():
             self._vanished.append((now + self._keeping.grace_s, session))
-        gone = []
+        gone = [session.identity for session in self._front.take_stalled()]
         while self._vanished and self._vanished[0][0] <= now:
             _, session = self._vanished.pop(0)
             port = self._clients.get(session.identity)

@@ -165,6 +165,7 @@ def register(
         priority=submit.priority,
         label=submit.label,
         owner=client,
+        tenant=submit.tenant or client,
         handle=submit.handle,
         fingerprint=known_as,
         output_ids=submit.output_ids,

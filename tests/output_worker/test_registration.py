@@ -68,3 +68,12 @@ def test_a_prompt_is_hashed_once_for_all_of_its_answers(monkeypatch: pytest.Monk
     all_of_them = Submission(asked)
     assert len({all_of_them.fingerprint(answer) for answer in answers_of(asked)}) == 128
     assert num_bytes < 1.1 * 2**20
+
+
+def test_whom_a_stream_is_for_is_registered_and_part_of_no_fingerprint() -> None:
+    submit = submission()
+    claimed = structs.replace(submit, tenant=b"t")
+    assert len({Submission(one).fingerprint(one) for one in (submit, claimed)}) == 1
+    for one, tenant in ((submit, b"c"), (claimed, b"t")):
+        params = Submission(one).params(one)
+        assert register(one, PROMPT, b"c", CARD, params=params, known_as=b"").tenant == tenant

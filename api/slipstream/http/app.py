@@ -290,6 +290,10 @@ class App:
     def _start(self, ask: Ask, request: Request, exchange: Exchange) -> None:
         if wants_events(request) and ask.can_resume:
             ask = replace(ask, is_resumable=True)
+        tenant = self._keys.tenant(request.headers.get(b"authorization"))
+        if tenant:
+            for state in ask.states:
+                state.ask_for(tenant)
         if ask.is_resumable:
             self._remember(ask)
         where = (self._io, self._texts, self._limits, self._fan_out, self._share)

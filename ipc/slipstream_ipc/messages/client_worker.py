@@ -17,6 +17,7 @@ from slipstream_ipc.messages.fields import (
     U64,
     CancelledState,
     Count,
+    Identity,
     LongText,
     StreamId,
 )
@@ -64,6 +65,7 @@ class Submit(Struct, array_like=True, frozen=True, tag=tags.SUBMIT):
     checksum: U32 | None = None  # `history_checksum` of those
     seed: I64 | None = None  # in the place of the one in `params`
     others: Annotated[tuple[OtherAnswer, ...], Meta(max_length=MAX_OTHERS)] = ()
+    tenant: Identity = b""  # for whom it is asked; by default for the client itself
 
 
 class Resume(Struct, array_like=True, frozen=True, tag=tags.RESUME):

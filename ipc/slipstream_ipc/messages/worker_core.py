@@ -46,6 +46,7 @@ class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
     bad_word_counts: bytes = b""  # tokens of each
     # of the prompt, its first token left out, as one entry; None: not asked for, or yet to compute
     prompt_logprobs: LogprobColumns | None = None
+    tenant: Identity = b""  # requests of equal priority run in turns of these
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=tags.REPORT):

@@ -577,6 +577,23 @@ def test_who_is_too_slow_is_not_waited_for(worker):
 # ---- keys, and the process's life --------------------------------------------------------------
 
 
+def test_requests_with_a_key_are_for_their_own_tenant(played):
+    front = Front(played.address, api_keys=("right", "also"))
+    try:
+        found = []
+        for key in ("right", "also", "right"):
+            with Raw(front.port) as raw:
+                raw.post(COMPLETIONS, {"prompt": "x"}, f"Authorization: Bearer {key}")
+                submit = played.expect(Submit)
+                found.append(submit.tenant)
+                played.reject(submit, Fault("overloaded", "no"))
+                assert raw.read().status == 503
+        assert found[0] == found[2] != found[1]
+        assert {len(tenant) for tenant in found} == {16}
+    finally:
+        front.stop()
+
+
 def test_keys(worker):
     front = Front(worker.address, api_keys=("right", "also"))
     try:
