@@ -22,7 +22,7 @@ from slipstream_core.grammar.compiler import GrammarCompiler
 from slipstream_core.grammar.library import Vocabulary
 from slipstream_core.grammar.rows import GrammarRows
 from slipstream_core.grammar.tokenizer_file import find_tokenizer
-from slipstream_core.in_flight import InFlightNote, read_note
+from slipstream_core.in_flight import InFlightNote, begin_note, read_note
 from slipstream_core.logprob_room import LogprobRoom
 from slipstream_core.on_hold import OnHold
 from slipstream_core.port import CoreAcceptor
@@ -52,6 +52,7 @@ class Core:
     scheduler: Scheduler
     tokens: PagedLog
     logprobs: LogprobLog
+    room: LogprobRoom
     runner: Runner
     socket: zmq.Socket[bytes]
     tracer: Tracer | None
@@ -62,6 +63,11 @@ class Core:
     def numbers(self) -> CoreNumbers:
         """What it has counted, as of now."""
         return self.counters.numbers(self.scheduler, self.desk.num_on_hold, time.monotonic())
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Requests that run, and that wait."""
+        return self.scheduler.num_running, self.scheduler.num_waiting + self.desk.num_on_hold
 
     def close(self, *, keeps_runner: bool = False) -> None:
         """Leave the address; stop the device, unless it is kept for another core."""
@@ -91,7 +97,7 @@ def assemble_core(
         directory = Path(config.runtime_dir)
         if config.died_within:
             suspects = read_note(directory)
-        note = InFlightNote(directory, config.max_num_seqs)
+        note = begin_note(directory, config.max_num_seqs)
     info = runner.info
     tokens = PagedLog(np.uint32)
     logprobs = LogprobLog()
@@ -164,6 +170,7 @@ def assemble_core(
         scheduler,
         tokens,
         logprobs,
+        room,
         runner,
         socket,
         tracer,

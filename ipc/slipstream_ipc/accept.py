@@ -10,7 +10,7 @@ Rules:
 - What cannot be read is answered with a Refusal to whoever sent it, and touches nobody else.
 - Who cannot serve yet calls `hold` in the place of `receive`: Hellos are kept, the newest of each
   party, and their peers are told that somebody is there. Nothing else is heard.
-- `receive` reads a bounded number of messages, so that a flood starves nobody.
+- `receive` reads a bounded number of messages and of bytes, so that a flood starves nobody.
 - What has arrived is acknowledged at once, unless the user says that something leaves soon which
   will say it: then a few messages may wait for that, up to the next `beat`.
 - An identity is a name, not a secret: whoever may open the socket may take another's place by a
@@ -42,7 +42,7 @@ from slipstream_ipc.messages import (
     Starting,
     Welcome,
 )
-from slipstream_ipc.sockets import MAX_READ_AT_ONCE, is_numbered
+from slipstream_ipc.sockets import MAX_READ_AT_ONCE, MAX_READ_BYTES_AT_ONCE, is_numbered
 
 Out = TypeVar("Out")
 In = TypeVar("In")
@@ -191,15 +191,22 @@ class Acceptor(Generic[Out, In, Receipt]):
 
     def _frames(self) -> Iterator[tuple[bytes, Frame[In]]]:
         """What has arrived, with its routes; what cannot be read is answered here."""
+        num_bytes = 0
         for _ in range(MAX_READ_AT_ONCE):
+            if num_bytes >= MAX_READ_BYTES_AT_ONCE:
+                return
             if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return  # to be told so by an exception takes several times longer
             try:
-                first = self._socket.recv(zmq.NOBLOCK, copy=False)
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                if self._connections is None:
+                    first = None
+                    route, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                else:  # an uncopied frame knows which connection it came over
+                    first = self._socket.recv(zmq.NOBLOCK, copy=False)
+                    route, parts = first.bytes, self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            route = first.bytes
+            num_bytes += sum(map(len, parts))
             if len(parts) != 1:
                 self._refuse(route, "a message of one part expected")
                 continue
@@ -208,7 +215,8 @@ class Acceptor(Generic[Out, In, Receipt]):
             except ProtocolError as error:
                 self._refuse(route, str(error), field=error.field)
                 continue
-            if self._connections is not None and isinstance(frame.body, Hello):
+            if first is not None and isinstance(frame.body, Hello):
+                assert self._connections is not None
                 self._connections.heard(int(first.get(zmq.SRCFD)))
             yield route, frame
 

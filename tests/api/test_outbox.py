@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from tests.api.conftest import Entry, deltas
 
 from slipstream.errors import StreamLostError
 from slipstream.outbox import Outbox
-from slipstream.requests import new_submit
+from slipstream.requests import new_submit, new_submits, params_of_answers
 from slipstream.stream_state import StreamState
 from slipstream.stream_table import StreamTable
+from slipstream_ipc.codec import client_codec
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.log import history_checksum, history_digest
 from slipstream_ipc.messages import (
@@ -22,12 +24,14 @@ from slipstream_ipc.messages import (
     Accepted,
     ClientToWorker,
     Fault,
+    Frame,
     Rejected,
     Resume,
     SamplingParams,
     Submit,
     UnknownStreams,
 )
+from slipstream_worker.registration import Submission, answers_of
 
 
 class Hop:
@@ -249,3 +253,73 @@ def test_a_resumed_stream_is_resumed_again_and_never_submitted() -> None:
     outbox.abort(state)
     outbox.flush(hop.send)
     assert hop.sent[-1] == Abort(b"i" * 16, state.handle)
+
+
+def answers(table: StreamTable, num: int, **params: Any) -> list[StreamState]:
+    submits = new_submits(
+        "x" * 10_000, params_of_answers(SamplingParams(n=num, **params)), stream_ids=[None] * num
+    )
+    states = [StreamState(submit, wants_whole=False) for submit in submits]
+    for state in states:
+        table.add(state)
+    return states
+
+
+def test_a_prompt_travels_once_for_all_of_its_answers() -> None:
+    table = StreamTable()
+    outbox = attached(table)
+    single = submitted(table, outbox)
+    states = [*answers(table, 128, seed=7), *answers(table, 3)]
+    for state in states:
+        outbox.ask(state)
+    hop = Hop()
+    outbox.flush(hop.send)
+    assert [len(body.others) for body in hop.sent if isinstance(body, Submit)] == [0, 127, 2]
+    assert sum(len(client_codec().encode(Frame(1, 1, 1, body))) for body in hop.sent) < 40_000
+    asked = [each for body in hop.sent if isinstance(body, Submit) for each in answers_of(body)]
+    assert [each.stream_id for each in asked] == [s.stream_id for s in (single, *states)]
+    assert [each.handle for each in asked] == [s.handle for s in (single, *states)]
+    assert [Submission(each).params(each).seed for each in asked] == [
+        *(None, *range(7, 135), None, None, None)
+    ]
+    assert all(state.was_sent for state in states)
+
+
+def test_answers_are_asked_for_again_alone_where_they_were_accepted() -> None:
+    """The others of them still travel together."""
+    table = StreamTable()
+    outbox = attached(table)
+    states = answers(table, 5)
+    for state in states:
+        outbox.ask(state)
+    hop = Hop(credit=0)
+    outbox.flush(hop.send)
+    assert not any(state.was_sent for state in states)
+    hop.credit = 100
+    outbox.flush(hop.send)
+    assert kinds(hop) == [Submit]
+    table.accept(Accepted(states[2].handle, pack_u32([1])))
+    outbox.refill()
+    outbox.flush(hop.send)
+    assert kinds(hop)[1:] == [Submit, Resume, Submit]
+    assert [len(body.others) for body in hop.sent if isinstance(body, Submit)] == [4, 1, 1]
+    for state in table.lose(UnknownStreams((states[2].handle,))):
+        outbox.ask(state)
+    outbox.flush(hop.send)
+    again = hop.sent[-1]
+    assert isinstance(again, Submit)
+    assert (again.was_accepted, again.others) == (True, ())
+    assert again.text == "x" * 10_000
+
+
+def test_answers_that_differ_in_more_than_their_seeds_travel_apart() -> None:
+    """The first alone has its prompt's log-probabilities."""
+    table = StreamTable()
+    outbox = attached(table)
+    for state in answers(table, 4, prompt_logprobs=1):
+        outbox.ask(state)
+    for state in (*answers(table, 2), *answers(table, 2)):
+        outbox.ask(state)
+    hop = Hop()
+    outbox.flush(hop.send)
+    assert [len(body.others) for body in hop.sent if isinstance(body, Submit)] == [0, 2, 1, 1]

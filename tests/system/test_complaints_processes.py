@@ -23,8 +23,9 @@ from tests.stacks import spareless_stack
 from tests.system.pickles import payloads
 
 from slipstream import Stack
+from slipstream.bench import census
 from slipstream.demo import MODEL_PATH
-from slipstream.events import Event, ProcessEnded, ProcessRestarted
+from slipstream.events import Event, ProcessEnded, ProcessRestarted, SpareReady
 from slipstream_ipc.messages import Status
 
 HANG_TIMEOUT_S = 4  # of which other work on the machine may take a part
@@ -336,3 +337,73 @@ def test_pickles_to_any_socket_run_nothing_cve_2024_11041_2025_32444_2026_3059_3
     assert ask(connection, prompt="a", max_tokens=3).status == 200
     assert stack.pids == pids
     assert not made.exists()
+
+
+def wake_ups(pid: int) -> int:
+    """Times that a process's threads have left the processor to wait for something, all of them."""
+    num = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for line in (task / "status").read_text().splitlines():
+            if line.startswith("voluntary_ctxt_switches:"):
+                num += int(line.split()[1])
+    return num
+
+
+AT_REST_S = 5
+MOST_WAKE_UPS = (
+    40  # a second and process, of all threads; beats are about ten, a poller 100 or more
+)
+
+
+def woken(stack: Stack) -> dict[str, float]:
+    """Wake-ups a second of each process of a stack, over a span in which nothing happens to any."""
+    names = {pid: name for name, pid in stack.pids.items()}
+    pids = census.tree_pids(stack.pids["supervisor"], names)
+    before = {name: wake_ups(pid) for name, pid in pids.items()}
+    begin = time.monotonic()
+    assert stack.next_event(AT_REST_S) is None
+    span_s = time.monotonic() - begin
+    return {name: (wake_ups(pid) - before[name]) / span_s for name, pid in pids.items()}
+
+
+@pytest.mark.slow
+def test_a_stack_at_rest_wakes_up_rarely_vllm_41964() -> None:
+    """With its spares, a client that is attached, and a connection that is kept alive."""
+    with Stack("simulated:step_ms=1", http_port=0) as stack, stack.client() as client:
+        client.generate([5], max_tokens=3)
+        connection = connect(stack)
+        with ask(connection, prompt=[5], max_tokens=3) as response:
+            assert response.status == 200
+            response.read()
+        spares = set()
+        while len(spares) < 2:
+            spares.add(wait_for_spare(stack).name)
+        rates = woken(stack)
+        connection.close()
+    assert {"supervisor", "core", "worker", "http"} < set(rates)
+    assert len(rates) >= 8, rates
+    assert max(rates.values()) < MOST_WAKE_UPS, rates
+
+
+@pytest.mark.slow
+def test_a_stack_whose_requests_wait_for_room_wakes_up_rarely() -> None:
+    """One that waits, or is kept for its reader, is no reason to look again and again."""
+    settings = {"logprobs_gib": 1e-6, "max_num_seqs": 4, "http_port": 0}
+    with (
+        spareless_stack("simulated:step_ms=1", **settings) as stack,
+        stack.client() as client,
+        client.stream([5], max_tokens=100, logprobs=5, ignore_eos=True) as first,
+        client.stream([6], max_tokens=100, logprobs=5, ignore_eos=True) as second,
+    ):
+        assert sum(len(delta.token_ids) for delta in first) == 100
+        rates = woken(stack)
+        second.abort()
+        assert not any(delta.token_ids for delta in second), "there was room"
+    assert max(rates.values()) < MOST_WAKE_UPS, rates
+
+
+def wait_for_spare(stack: Stack) -> SpareReady:
+    while event := stack.next_event(PATIENCE_S):
+        if isinstance(event, SpareReady):
+            return event
+    raise AssertionError("no spare")

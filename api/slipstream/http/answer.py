@@ -18,8 +18,9 @@ Rules:
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, structs
 
 from slipstream.batch import TokenLogprobs
 from slipstream.errors import SlipstreamError
@@ -248,17 +249,26 @@ class _Streamed:
             self._index, self._place, text, [entries], reason, is_first=self._is_first
         )
         text, logprobs, reason = at_once(parts)
-        self._is_first = False
+        is_first, self._is_first = self._is_first, False
         self._is_plain = self._may_be_plain and (ask.echo is None or not self._with_logprobs)
         self._set_way()
         if not self._exchange.has_begun:
             self._begin()
         end = self.state.end if reason is not None else None
         said = Said(ids, None if end is None else end.stop_reason)
+        if self._has_ids:
+            said = self._with_ids(said, is_first)
         choice = ask.shape.chunk(self._index, text, logprobs, reason, said)
         mark = self._move(text, has_ended=reason is not None)
         usage = self._running.usage_so_far(self._index, self._num_tokens)
         self._exchange.write(mark + event(self._answer(choice, usage)))
+
+    def _with_ids(self, said: Said, is_first: bool) -> Said:
+        running = self._running
+        ids = running.shown_ids(self._index, said.token_ids, is_first=is_first)
+        if is_first and running.ask.shape.has_many_prompts:
+            return replace(said, token_ids=ids, prompt_ids=running.prompt_ids(self._index))
+        return replace(said, token_ids=ids)
 
     def _finish(self) -> None:
         """What follows the end of the last stream."""
@@ -284,7 +294,10 @@ class _Streamed:
             if first is not None and not self._running.place(index).has_begun:
                 if self._event_ids is not None:
                     self._event_ids.move(index, Place())
-                events += [self._mark(), event(self._answer(first, usage))]
+                told = self._answer(first, usage)
+                if self._has_ids and not events:
+                    told = structs.replace(told, prompt_token_ids=self._running.prompt_ids())
+                events += [self._mark(), event(told)]
         if events:
             self._exchange.write(b"".join(events))
 

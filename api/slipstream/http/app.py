@@ -54,7 +54,7 @@ from slipstream.http.served import served_model
 from slipstream.http.shares import Share
 from slipstream.http.static import PAGE, page_handlers
 from slipstream.http.token_texts import TokenTexts
-from slipstream.http.tokenizing import detokenize, tokenize
+from slipstream.http.tokenizing import detokenize, tokenize, tokenizer_info
 from slipstream.http.wire import Response, json_response
 from slipstream.loop_io import LoopIO
 from slipstream.stream_state import StreamState
@@ -111,6 +111,7 @@ class App:
             "/abort": {"POST": partial(abort, io)},
             "/tokenize": {"POST": partial(tokenize, io)},
             "/detokenize": {"POST": partial(detokenize, io)},
+            "/tokenizer_info": {"GET": partial(tokenizer_info, texts)},
             "/openapi.json": {"GET": self._openapi},
         }
         self._pages = page_handlers()

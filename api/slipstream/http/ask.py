@@ -35,6 +35,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.security import short_id
 
+WITH_IDS = "gen"  # answers of this kind always have token ids
 WHOLE_INTERVAL = 64  # tokens to a delta where nobody looks at it before the end
 _FEW_LOGPROBS = 20  # to a token
 MAX_SHOWN = 2**20  # log-probabilities in an answer with more than few to a token
@@ -70,6 +71,7 @@ class Said:
     token_ids: list[int]  # where the shape has them
     stop_reason: int | str | None = None
     prompt_logprobs: list[LogprobsById | None] | UnsetType | None = UNSET
+    prompt_ids: list[int] | UnsetType = UNSET  # where the shape has them: in a choice's first part
 
 
 class Shape(Protocol):
@@ -81,8 +83,10 @@ class Shape(Protocol):
 
     whole_object: str
     chunk_object: str
-    has_ids: bool
     has_many_prompts: bool
+
+    @property
+    def has_ids(self) -> bool: ...
 
     def whole(
         self, index: int, text: str, logprobs: Logprobs | None, reason: str, said: Said
@@ -157,7 +161,8 @@ class Ask:
     @property
     def can_resume(self) -> bool:
         """Whether the ids of its events can say all there is to know."""
-        return self.is_stream and self.echo is None and self.id.num_streams <= MAX_PLACES
+        is_usual = self.echo is None and self.shape.has_ids == (self.id.kind == WITH_IDS)
+        return self.is_stream and is_usual and self.id.num_streams <= MAX_PLACES
 
     @property
     def log_name(self) -> str:

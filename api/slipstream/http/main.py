@@ -101,9 +101,10 @@ async def _serve(
     server = Server(app, config.limits)
     loop.add_reader(stop.fileno(), stopped.set)
     loop.add_reader(commands.fileno(), on_command)
+    on_command()  # what came with the activation
     beat()
     try:
-        port = listeners.port or config.port  # none: while the stack drains
+        port = listeners.port or config.port  # none: the stack stops
         server.listen(listeners)
         if not config.api_keys and not is_loopback(config.host):
             _logger.warning("listening on %s without an API key: anybody may ask", config.host)

@@ -17,8 +17,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from msgspec import UNSET, UnsetType
-
 from slipstream.batch import TokenLogprobs
 from slipstream.errors import SlipstreamError, SupersededError
 from slipstream.http.ask import Ask
@@ -176,16 +174,24 @@ class Running:
             num_output = 0
         return Usage(num_prompt, num_output, num_prompt + num_output)
 
-    def prompt_ids(self) -> list[int]:
-        """Of the first stream."""
-        ids: list[int] = u32(self.ask.states[0].prompt_ids or b"").tolist()
+    def prompt_ids(self, index: int = 0) -> list[int]:
+        """Of the prompt of a choice."""
+        ids: list[int] = u32(self.ask.states[index].prompt_ids or b"").tolist()
         return ids
 
-    def prompt_logprobs(self, index: int) -> Parts[list[LogprobsById | None] | UnsetType | None]:
-        """Of the prompt of a choice; UNSET where they were not asked for."""
+    def shown_ids(self, index: int, ids: list[int], *, is_first: bool) -> list[int]:
+        """Of a part of a choice: where the prompt is shown in front, so are its ids."""
+        echo = self.ask.echo
+        if echo is None:
+            return ids
+        before = self.prompt_ids(index) if is_first else []
+        return before if echo.is_all else before + ids
+
+    def prompt_logprobs(self, index: int) -> Parts[list[LogprobsById | None] | None]:
+        """Of the prompt of a choice; None where they were not asked for."""
         k = self.ask.num_prompt_logprobs
         if k is None:
-            return UNSET
+            return None
         state = self.ask.states[index - index % self.ask.id.num_answers]  # its prompt's first
         found = _prompt_logprobs(state)
         if found is None:

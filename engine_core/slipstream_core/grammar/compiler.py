@@ -9,7 +9,7 @@ Rules:
 - A job is answered once, whatever happens. Answers come in the order of the jobs.
 - The library gives the interpreter's lock up while it compiles and while it fills masks, so the
   engine's loop goes on; it does not while it reads the vocabulary, once in a core's life.
-- A compiled grammar is never moved on: streams get copies, which share its tables.
+- A compiled grammar is never moved on: streams get copies, which share a lexer (`state`).
 - What is kept is bounded by number and by the size of the grammars' sources. A refusal is kept like
   a grammar, as the same one may come again with each of a request's answers.
 """
@@ -23,11 +23,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from slipstream_core.grammar.library import GrammarError, Vocabulary, grammar_key, ids_as_mask
-from slipstream_core.grammar.state import GrammarBroken, GrammarState
+from slipstream_core.grammar.state import GrammarBroken, GrammarState, LexerFull, SharedGrammar
 from slipstream_core.grammar.trial import GrammarTrial
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import Admit, Fault, StructuredOutputs
@@ -58,7 +58,8 @@ class GrammarCompiler:
         self._load = vocabulary
         self._vocabulary: Vocabulary | None = None
         self._trial: GrammarTrial | None = None
-        self._kept: OrderedDict[bytes, Any] = OrderedDict()  # matchers, refusals; latest last
+        # what is compiled, and refusals; latest last
+        self._kept: OrderedDict[bytes, SharedGrammar | GrammarError] = OrderedDict()
         self._num_kept_bytes = 0
         self._jobs: SimpleQueue[Admit | None] = SimpleQueue()
         self._done: SimpleQueue[Compiled] = SimpleQueue()
@@ -135,16 +136,20 @@ class GrammarCompiler:
             except (ValueError, OSError) as error:
                 raise GrammarError(f"{_FIELD}: not served for this model: {error}") from error
             self._trial = GrammarTrial(self._vocabulary)
-        matcher = self._compiled(self._vocabulary, outputs).deep_copy()
+        grammar = self._compiled(self._vocabulary, outputs)
         # where a request ignores the model's own ends, those that it names itself end its answer
         end_ids = self._vocabulary.eos_ids.intersection(admit.stop_token_ids)
         end_ids = end_ids or frozenset(admit.stop_token_ids)
         end_mask = ids_as_mask(end_ids, self._vocabulary.vocab_size)
-        state = GrammarState(matcher, end_ids, end_mask, self._vocabulary.ends)
-        state.take(u32(admit.output_ids).tolist())
+        state = GrammarState(grammar, end_ids, end_mask, self._vocabulary.ends)
+        token_ids = u32(admit.output_ids).tolist()
+        try:
+            state.take(token_ids)
+        except LexerFull:
+            state.renew(token_ids)
         return state
 
-    def _compiled(self, vocabulary: Vocabulary, outputs: StructuredOutputs) -> Any:
+    def _compiled(self, vocabulary: Vocabulary, outputs: StructuredOutputs) -> SharedGrammar:
         key = grammar_key(outputs)
         kept = self._kept.get(key)
         if kept is None:
@@ -159,10 +164,12 @@ class GrammarCompiler:
             raise kept
         return kept
 
-    def _compile(self, vocabulary: Vocabulary, outputs: StructuredOutputs) -> Any:
-        """A matcher, or the GrammarError that refuses it."""
+    def _compile(
+        self, vocabulary: Vocabulary, outputs: StructuredOutputs
+    ) -> SharedGrammar | GrammarError:
+        """The grammar, or the error that refuses it."""
         assert self._trial is not None
         try:
-            return vocabulary.compile_text(self._trial.ask(outputs))
+            return SharedGrammar(partial(vocabulary.compile_text, self._trial.ask(outputs)))
         except GrammarError as error:
             return GrammarError(f"{_FIELD}.{kind_of(outputs)}: {error}")

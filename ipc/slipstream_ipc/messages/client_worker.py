@@ -9,8 +9,10 @@ from msgspec import Meta, Raw, Struct
 from slipstream_ipc.messages import tags
 from slipstream_ipc.messages.attaching import Hello, Ping, Reattach, Refusal, Starting, Welcome
 from slipstream_ipc.messages.fields import (
+    I64,
     MAX_CANCELLED,
     MAX_CHAT_TURNS,
+    MAX_OTHERS,
     U32,
     U64,
     CancelledState,
@@ -24,6 +26,14 @@ from slipstream_ipc.messages.shared import End, Fault, LogprobColumns
 # ---- client -> worker ----------------------------------------------------------------------
 
 
+class OtherAnswer(Struct, array_like=True, frozen=True):
+    """A stream that differs from the Submit which asks for it in no more than this."""
+
+    handle: U32
+    stream_id: StreamId
+    seed: I64 | None = None
+
+
 class Submit(Struct, array_like=True, frozen=True, tag=tags.SUBMIT):
     """Ask for a stream. One of `text`, `token_ids`, `messages` is the prompt.
 
@@ -31,6 +41,9 @@ class Submit(Struct, array_like=True, frozen=True, tag=tags.SUBMIT):
     with what its reader has of it: `output_ids`, whose text is `num_chars` long. A reader that has
     not kept the ids states `num_tokens` and their `checksum`: the stream is computed from its
     beginning, and sent from there on.
+
+    Several answers to a prompt are asked for at once, so that it travels once: `others` are streams
+    of their own from there on, each of which its own Submit may ask for again.
     """
 
     handle: U32  # the client's number for the stream within this session
@@ -49,6 +62,8 @@ class Submit(Struct, array_like=True, frozen=True, tag=tags.SUBMIT):
     template: TemplateOptions = TemplateOptions()  # of `messages`
     num_tokens: U32 = 0  # that the reader has, where `output_ids` does not hold them
     checksum: U32 | None = None  # `history_checksum` of those
+    seed: I64 | None = None  # in the place of the one in `params`
+    others: Annotated[tuple[OtherAnswer, ...], Meta(max_length=MAX_OTHERS)] = ()
 
 
 class Resume(Struct, array_like=True, frozen=True, tag=tags.RESUME):

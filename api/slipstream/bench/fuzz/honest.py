@@ -73,6 +73,11 @@ class HonestClient:
             if index not in self._running and (self._expected or index not in self._round):
                 self._start(index, prompt, params)
 
+    @property
+    def stream_ids(self) -> list[bytes]:
+        """Of those that it has asked for and that are not over."""
+        return [state.stream_id for state in self._running.values()]
+
     def stop(self) -> None:
         """Ask for nothing more."""
         self._requests = []

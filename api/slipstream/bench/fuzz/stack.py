@@ -56,8 +56,8 @@ _MAX_ERRORS_KEPT = 20
 class FuzzStack:
     """One core and one worker."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder`: a private one, for the sockets."""
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        """`folder`: a private one, for the sockets. `settings`: the core's, where not as here."""
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.client_address = f"ipc://{folder}/client"
         self.core_address = f"ipc://{folder}/core"
@@ -65,9 +65,8 @@ class FuzzStack:
         self._beat_at = 0.0
         self.longest_turn_s = 0.0  # of this thread's CPU, tokenising apart: it is another process's
         tokenizer = Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
-        core = CoreConfig(
-            model=MODEL, address=self.core_address, max_num_seqs=256, max_model_len=512
-        )
+        own = {"max_num_seqs": 256, "max_model_len": 512} | settings
+        core = CoreConfig(model=MODEL, address=self.core_address, **own)
         worker = WorkerConfig(
             tokenizer=str(MODEL_PATH),
             client_address=self.client_address,
