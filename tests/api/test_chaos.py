@@ -310,7 +310,8 @@ CARD = ModelCard("fake", "/nowhere", vocab_size=50, max_model_len=2048, eos_toke
 def admit_of(**params):
     chosen = SamplingParams(seed=5, max_tokens=20, **params)
     prompt = pack_u32([1, 2, 3])
-    return register(new_submit([1, 2, 3], chosen), prompt, b"", CARD)
+    submit = new_submit([1, 2, 3], chosen)
+    return register(submit, prompt, b"", CARD, params=chosen, known_as=b"")
 
 
 def test_a_greedy_token_has_no_margin_and_another_has_its_distance():

@@ -327,7 +327,9 @@ def test_another_text_is_never_put_behind_the_one_that_was_read(stack):
     assert "another request" in refused.error["message"]
 
 
-@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    "method", ["GET", "POST", pytest.param("POST at another front", marks=pytest.mark.slow)]
+)
 def test_a_stream_that_was_come_back_to_outlives_worker_and_core(stack, method):
     """Its front submits it again; of a GET it knows the request from the one that began it."""
     path, body = DEATHS["chat"]
@@ -337,8 +339,12 @@ def test_a_stream_that_was_come_back_to_outlives_worker_and_core(stack, method):
     with Raw(port_of(stack)) as raw:
         raw.post(path, body, EVENTS)
         events = events_of(read_some(raw, 10))
+        if method == "POST at another front":
+            front = stack.pids["http"]
+            kill(stack, "http")
+            wait_until_another_answers(stack, front)
     with Raw(port_of(stack)) as raw:
-        if method == "POST":
+        if method != "GET":
             raw.post(path, body, after(events[-1]))
         else:
             raw.send(
