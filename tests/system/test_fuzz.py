@@ -17,7 +17,7 @@ from slipstream.bench.fuzz.client_attacker import ClientSpeech
 from slipstream.bench.fuzz.run import FuzzFailed, fuzz
 from slipstream.bench.fuzz.worker_attacker import WorkerSpeech
 from slipstream.cli import main
-from slipstream_worker.registration import check_submit
+from slipstream_worker.registration import Submission
 
 MESSAGES = 20_000
 MIB = 2**20
@@ -98,9 +98,9 @@ def test_an_error_that_the_worker_survives_is_told(
     def failing(submit: object) -> object:
         if ErrorOnce.is_due():
             raise KeyError("made up")
-        return check_submit(submit)  # type: ignore[arg-type]
+        return Submission(submit)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("slipstream_worker.from_clients.check_submit", failing)
+    monkeypatch.setattr("slipstream_worker.from_clients.Submission", failing)
     ErrorOnce.num = 0
     assert main(["bench", "fuzz", "--messages", "3000", "--seed", "2"]) == 1
     shown = capsys.readouterr().out
