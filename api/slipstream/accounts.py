@@ -21,6 +21,7 @@ from slipstream.cpu_use import Use, use_of
 from slipstream.processes import Child
 from slipstream.roles import Role
 from slipstream_ipc.statistics import (
+    CoreNumbers,
     Numbers,
     ProcessStatistics,
     Statistics,
@@ -29,6 +30,7 @@ from slipstream_ipc.statistics import (
 )
 
 STATISTICS_S = 0.5  # between two
+NEWS_S = 0.1  # the same, where another number of requests runs or waits
 SUPERVISOR = "supervisor"
 _NONE = Use(0.0, 0)
 
@@ -48,14 +50,24 @@ class Accounts:
         self._roles = roles
         self._before = {name: _Before() for name in roles}
         self._uses: dict[int, Use] = {}  # of those that have places, by process id, when last seen
-        self._due_at = 0.0
+        self._due_at = self._news_due_at = 0.0
+        self._told: list[tuple[int, int]] = []
 
     def due(self, now: float) -> bytes:
         """The command that tells the statistics, encoded, if it is time; else nothing."""
-        if now < self._due_at:
+        loads = self._loads()
+        if now < (self._due_at if loads == self._told else self._news_due_at):
             return b""
-        self._due_at = now + STATISTICS_S
+        self._due_at, self._news_due_at = now + STATISTICS_S, now + NEWS_S
+        self._told = loads
         return msgspec.json.encode(self.statistics(now))
+
+    def _loads(self) -> list[tuple[int, int]]:
+        """Requests that run and that wait, of each core."""
+        children = [role.active for role in self._roles.values()]
+        told = [child.numbers for child in children if child is not None]
+        gauges = [each.gauges for each in told if isinstance(each, CoreNumbers)]
+        return [(each.num_running, each.num_waiting) for each in gauges]
 
     def statistics(self, now: float) -> Statistics:
         """Everybody's, as of now."""

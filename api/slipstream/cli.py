@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from slipstream.bench.beside.options import add_beside
 from slipstream.bench.chaos.command import add_chaos
 from slipstream.bench.front.options import add_front
 from slipstream.bench.fuzz.command import add_fuzz
@@ -96,6 +97,7 @@ def _parser() -> Parser:
     add_protocol(_command(benchmarks, "protocol", "deltas against whole histories"))
     add_interval(_command(benchmarks, "interval", "what a stream interval is worth"))
     add_front(_command(benchmarks, "front", "what a streamed event costs the HTTP front"))
+    add_beside(_command(benchmarks, "beside", "a CPU engine beside other processes"))
     add_step(_command(benchmarks, "step", "the core's parts of a decode step, and a model's"))
     add_gc(_command(benchmarks, "gc", "what the shape of a step's ids costs the collector"))
     return parser

@@ -10,6 +10,8 @@ Rules:
 - Deltas are acknowledged when they lie in their streams' queues, and pings are answered here: a
   reader's pause is no death of the client, and delays nobody. What nobody reads is merged
   (`unread`), so it costs what the answer costs.
+- A server that says goodbye is away from then on, as one that died: what it had accepted goes on
+  with the one that comes to its address, and what it has turned away is asked for again there.
 - A server that is away for `timeout_s` ends whatever waits, and is waited for anew by whatever
   comes next. A stream that it has accepted waits six times as long: it has something to lose, and
   a server that ran is being replaced.
@@ -88,7 +90,11 @@ class ClientSession:
         now: float,
         *,
         access: Access | None = None,
+        outlives_server: bool = True,
     ) -> None:
+        """`outlives_server`: another one is waited for when the server says goodbye."""
+        self._outlives_server = outlives_server
+        self._has_left = False  # the server, with a word
         self.address = address
         self.timeout_s = timeout_s
         self.model: ModelCard | None = None  # as the server said last
@@ -206,8 +212,12 @@ class ClientSession:
                     case PromptLogprobs():
                         if not table.take_prompt(body):
                             self._attacher.attach(now)
+                    case Rejected() if body.is_leaving and self._outlives_server:
+                        table.turn_away(body)
                     case Rejected():
-                        table.reject(body)
+                        unread = table.reject(body)
+                        if unread is not None:
+                            self._outbox.abort(unread)
                     case Superseded():
                         table.supersede(body)
                     case UnknownStreams():
@@ -218,6 +228,10 @@ class ClientSession:
                         self._num_breaches = 0
                     case Welcome():
                         self._greet(body.model)
+                    case Refusal() if body.is_leaving and self._outlives_server:
+                        self._has_left = True
+                        if self._attacher.is_attached:
+                            self._attacher.attach(now)
                     case Refusal():
                         self._fail_waiting(partial(SlipstreamError, body.fault))
                         if self._attacher.is_attached:  # else `beat` tries again, without haste
@@ -243,6 +257,7 @@ class ClientSession:
 
     def _greet(self, model: ModelCard) -> None:
         self.model = model
+        self._has_left = False
         callers, self._callers = self._callers, []
         for caller in callers:
             caller.future.set_result(model)
@@ -265,6 +280,8 @@ class ClientSession:
         what = (
             "the Slipstream server has been gone from" if was_there else "no Slipstream server at"
         )
+        if self._has_left:
+            what = "the Slipstream server has shut down, and none has come in its place at"
         trouble = self._attacher.trouble  # somebody is there, but not as we expect it
         why = f"{what} {self.address} for {now - self._lost_at:.3g} s: {trouble or _WHAT_TO_DO}"
         error = partial(ConnectionLostError, Fault("engine", why))

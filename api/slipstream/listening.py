@@ -22,6 +22,7 @@ import errno
 import logging
 import mmap
 import os
+import select
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -175,6 +176,13 @@ def _listen_at(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
+def _is_waited_at(listener: socket.socket) -> bool:
+    """Whether a connection could be taken."""
+    polled = select.poll()
+    polled.register(listener, select.POLLIN)
+    return bool(polled.poll(0))
+
+
 def _close_all(sockets: Sequence[socket.socket]) -> None:
     for one in sockets:
         one.close()
@@ -185,16 +193,21 @@ class Taker:
 
     most: connections to have at a time; those that find no room wait in the system's queue, for
     another front or for one of ours to end. Whoever gets one from `new_protocol` says by `release`
-    when it has ended.
+    when it has ended. make_room: ends one that has nothing to do; whether one is ending.
     """
 
     def __init__(
-        self, listeners: Listeners, new_protocol: Callable[[], asyncio.Protocol], most: int
+        self,
+        listeners: Listeners,
+        new_protocol: Callable[[], asyncio.Protocol],
+        most: int,
+        make_room: Callable[[], bool] = bool,
     ) -> None:
         self._listeners = listeners
         self._shares = listeners.shares()
         self._new_protocol = new_protocol
         self._most = most
+        self._make_room = make_room
         self._num_held = 0  # or being opened
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
@@ -226,7 +239,12 @@ class Taker:
     def _take_some(self, listener: socket.socket) -> None:
         for _ in range(_AT_ONCE):
             if self._num_held >= self._most:
-                self._give_up(listener, "there are as many as there may be")
+                if not _is_waited_at(listener):
+                    return  # another front has it
+                if self._make_room():
+                    self._pause(listener, _LEAVE_S)
+                else:
+                    self._give_up(listener, "there are as many as there may be")
                 return
             try:
                 connection, _ = listener.accept()

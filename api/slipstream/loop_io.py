@@ -31,13 +31,22 @@ from slipstream_ipc.trace import Span, Tracer
 class LoopIO:
     """Serves streams over one connection, in the running event loop, until it is closed."""
 
-    def __init__(self, address: str, timeout_s: float, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float,
+        tracer: Tracer | None = None,
+        *,
+        outlives_server: bool = True,
+    ) -> None:
+        """`outlives_server`: see `ClientSession`."""
         self._tracer = tracer
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = _LoopPoller(self._loop, self._turn)
         self._session = ClientSession(
-            self._context, address, timeout_s, self._poller, time.monotonic()
+            *(self._context, address, timeout_s, self._poller, time.monotonic()),
+            outlives_server=outlives_server,
         )
         self._is_turn_due = False
         self._is_closed = False

@@ -8,26 +8,31 @@ Rules:
   submission: Resume, from what was received. To be ended: Abort, until the server has acknowledged
   it.
 - While no server is there nothing is due, and what nobody waits for any more is kept by nobody.
-- Of an accepted stream that the server does not know: Submit again, with what was received.
+- Of a stream that was asked for and that the server does not know: Submit again, with the ids that
+  were received, or, where the first of them are not kept, with their number and checksum.
+- Answers to one prompt that were asked for together are so in one message, and the prompt is in it
+  once. Each is asked for again alone.
 - A body is made when it leaves, so it says what is true then; what an end has made idle is skipped.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from itertools import islice
 
 from msgspec.structs import replace
 
-from slipstream.requests import fits_message
+from slipstream.requests import can_join, fits_message, joined
 from slipstream.stream_state import StreamState
 from slipstream.stream_table import StreamTable
 from slipstream_ipc.columns import u32
 from slipstream_ipc.log import history_digest
-from slipstream_ipc.messages import Abort, ClientToWorker, Resume, Submit
+from slipstream_ipc.messages import MAX_OTHERS, Abort, ClientToWorker, Resume, Submit
 
 Send = Callable[[ClientToWorker, StreamState | None], bool]
+_Ask = tuple[StreamState, Submit]
 
 
 class _Due(Enum):
@@ -74,44 +79,80 @@ class Outbox:
         """Send what is due, until `send` says no. A receipt names a stream to be forgotten."""
         while self._due:
             due, state = self._due[0]
-            if not self._send(due, state, send):
+            others = self._others(state) if due is _Due.ASK else []
+            if not self._send(due, state, others, send):
                 return
-            self._due.popleft()
+            for _ in range(1 + len(others)):
+                self._due.popleft()
 
     def _add(self, due: _Due, state: StreamState) -> None:
         if self._is_attached:
             self._due.append((due, state))
 
-    def _send(self, due: _Due, state: StreamState, send: Send) -> bool:
-        """Whether the message is dealt with: sent, or idle."""
+    def _others(self, first: StreamState) -> list[_Ask]:
+        """The streams next in line that one Submit may ask for together with `first`."""
+        submit, others = first.request, list[_Ask]()
+        if not isinstance(submit, Submit) or not self._is_new(first):
+            return others
+        for due, state in islice(self._due, 1, 1 + MAX_OTHERS):
+            request = state.request
+            if due is not _Due.ASK or not isinstance(request, Submit) or not self._is_new(state):
+                break
+            if not can_join(submit, request):
+                break
+            others.append((state, request))
+        return others
+
+    def _is_new(self, state: StreamState) -> bool:
+        """Whether the server has yet to accept it, and nothing of it is here."""
+        is_over = state.is_over or state.prompt_ids is not None
+        return not is_over and self._table.position(state) == (0, 0)
+
+    def _send(
+        self,
+        due: _Due,
+        state: StreamState,
+        others: Sequence[_Ask],
+        send: Send,
+    ) -> bool:
+        """Whether the message is dealt with: sent, or idle. `others` are asked for with it."""
         if due is _Due.ABORT:
             abort = Abort(state.stream_id, state.handle)
             return not state.was_sent or send(abort, state if state.is_over else None)
         if state.is_over:
             return True
-        if due is _Due.ASK and isinstance(state.request, Submit):
-            submit = self._submit(state, state.request)
+        is_submit = isinstance(state.request, Submit) or state.was_resubmitted
+        if due is _Due.ASK and is_submit and state.resubmittable is not None:
+            submit = self._submit(state, state.resubmittable)
             if submit.was_accepted and not fits_message(submit):
                 self._table.fail_lost(state)
                 return True
+            if others:
+                submit = joined(submit, [self._submit(*each) for each in others])
             is_sent = send(submit, None)
+            for other, _ in others:
+                other.was_sent |= is_sent
         else:
             is_sent = send(self._resume(state), None)
         state.was_sent |= is_sent
         return is_sent
 
     def _submit(self, state: StreamState, submit: Submit) -> Submit:
-        if state.prompt_ids is None:
-            return replace(submit, handle=state.handle)
-        ids = self._table.token_ids(state)
-        assert ids is not None  # of our own submission all of them are kept
-        num_chars, _ = self._table.position(state)
-        return replace(
-            submit, handle=state.handle, was_accepted=True, output_ids=ids, num_chars=num_chars
+        num_chars, num_tokens = self._table.position(state)
+        submit = replace(
+            submit,
+            handle=state.handle,
+            was_accepted=state.prompt_ids is not None,
+            num_chars=num_chars,
         )
+        ids = self._table.token_ids(state)
+        if ids is not None:
+            return replace(submit, output_ids=ids)
+        return replace(submit, num_tokens=num_tokens, checksum=self._table.checksum(state))
 
     def _resume(self, state: StreamState) -> Resume:
         num_chars, num_tokens = self._table.position(state)
         ids = self._table.token_ids(state)
         digest = None if ids is None else history_digest(u32(ids))
-        return Resume(state.handle, state.stream_id, num_chars, num_tokens, digest)
+        checksum = self._table.checksum(state) if digest is None else None
+        return Resume(state.handle, state.stream_id, num_chars, num_tokens, digest, checksum)

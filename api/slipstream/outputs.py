@@ -150,6 +150,11 @@ class Completion(Struct, frozen=True, eq=False):
         )
 
 
+def id_column_of(delta: Delta) -> bytes:
+    """A delta's token ids, a u32 column."""
+    return delta._batch.id_column(delta._entry, delta._skip)
+
+
 def begin_of(delta: Delta) -> Position:
     """Where in its stream a delta begins."""
     num_chars, num_tokens = end_of(delta)

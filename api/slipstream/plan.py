@@ -50,6 +50,7 @@ _CORE_OPTIONS = (
     "threads",
     "native",
     "max_waiting",
+    "max_waiting_tokens",
     "max_logprobs",
     "logprobs_gib",
     "step_timeout_s",
@@ -61,9 +62,13 @@ _WORKER_OPTIONS = (
 
 
 def plan_stack(
-    settings: StackSettings, runtime_dir: Path, parent_pid: int | None = None
+    settings: StackSettings,
+    runtime_dir: Path,
+    parent_pid: int | None = None,
+    *,
+    may_return: bool = True,
 ) -> SupervisorConfig:
-    """The supervisor's config.
+    """The supervisor's config. `may_return`: another stack may come to `runtime_dir` afterwards.
 
     Raises: BadRequestError, for a model, tokenizer, trace or listener that cannot be, or a
     `runtime_dir` whose path is too long for a socket.
@@ -105,6 +110,7 @@ def plan_stack(
                 "listen": settings.listen,
                 "keys": None if keys is None else str(keys),
                 "insecure": settings.insecure,
+                "may_return": may_return or settings.listen is not None,
                 "trace": trace,
                 **{name: getattr(settings, name) for name in _WORKER_OPTIONS},
             },

@@ -13,6 +13,10 @@ Rules:
 - A parent never waits for a child to read. What a child must hear is kept until there is room for
   it; statistics are offered only to who has read everything before, and the next ones say more.
 - What a child says that cannot be read is a line in the log, which names the child, and no more.
+- Where a child's end comes from is known, not guessed: a fatal signal or an exit code of its own is
+  from within; so is a hang in which it used processor time without being stopped, and a SIGKILL
+  since whose last beat the kernel has counted a process of ours killed for want of memory.
+  Everything else is from outside, and charged to no request.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from typing import Literal
 
 import msgspec
 
+from slipstream.cpu_use import is_stopped, num_oom_kills, use_of
 from slipstream.lines import LineReader, LineWriter
 from slipstream.listening import LISTENERS_VARIABLE, Listeners
 from slipstream.statuses import status_of
@@ -48,6 +53,7 @@ _PR_SET_PDEATHSIG = 1
 _STANDARD_ERROR = 2
 # what a process gets for its own doing; anything else somebody sends
 _FATAL = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+_IS_BUSY = 0.1  # of a processor; one that spins gets as much on a machine ten times overloaded
 _libc = ctypes.CDLL(None)
 _logger = logging.getLogger(__name__)
 
@@ -107,9 +113,13 @@ class Child:
         self.numbers: Numbers | None = None  # the last that it told
         self.processes: dict[str, State] = {}  # how those are that it keeps itself, as it told
         self._condition: Condition | None = None  # that it was told
+        self._has_beats = False  # or will have, when it is ready
         self._num_bad_lines = 0
         self._last_words = ""
         self._killed_for = ""
+        self._was_within = False  # of what it was killed for
+        self._silence: tuple[float, float] | None = None  # since when it is watched, its CPU time
+        self._num_oom_kills = num_oom_kills()  # at its last beat
         with contextlib.ExitStack() as on_error:
             status_fd, status_end = _pipe(on_error)
             control_end, control_fd = _pipe(on_error)
@@ -177,16 +187,21 @@ class Child:
             self.numbers = status.numbers or self.numbers
             if status.beat:
                 self.heard_at = time.monotonic()
+                self._silence = None
+                self._num_oom_kills = num_oom_kills()
                 self.processes = status.processes
                 if not self.is_active:
                     self.settled_at = self.settled_at or self.heard_at
             elif status.loading:
                 self.heard_at = None
+            self._has_beats = self._has_beats or status.beat or status.loading
             if status.ready and not self.is_active:
                 self.error = self.error or "it serves before it was told to"
             elif status.ready and self.state == "starting":
                 self.state = "ready"
                 self.settled_at = time.monotonic()
+                if self._has_beats:  # it may hang in its very first turn
+                    self.heard_at = self.settled_at
 
     def _note_bad_line(self, why: str) -> None:
         """In the log: the first, the second, the fourth, …, as there may be very many."""
@@ -212,9 +227,28 @@ class Child:
         if self.state != "gone":
             self._process.send_signal(signal.SIGTERM)
 
-    def kill(self, reason: str = "") -> None:
-        """End it and all it started, now."""
-        self._killed_for = self._killed_for or reason
+    @property
+    def is_watched(self) -> bool:
+        """Whether `watch` was called since its last beat."""
+        return self._silence is not None
+
+    def watch(self, now: float) -> None:
+        """It is silent: what it does from now on tells whether that is its own doing."""
+        use = use_of(self.pid, with_children=False)
+        self._silence = now, 0.0 if use is None else use.cpu_s
+
+    def is_busy(self, now: float) -> bool:
+        """Whether it has used the processor since it is watched, and is not stopped."""
+        use = use_of(self.pid, with_children=False)
+        if self._silence is None or use is None or is_stopped(self.pid):
+            return False
+        since, cpu_s = self._silence
+        return now > since and use.cpu_s - cpu_s >= _IS_BUSY * (now - since)
+
+    def kill(self, reason: str = "", *, within: bool = False) -> None:
+        """End it and all it started, now. within: the reason is its own doing."""
+        if reason and not self._killed_for:
+            self._killed_for, self._was_within = reason, within
         if self.state != "gone":
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -227,7 +261,9 @@ class Child:
         self._commands.close()
         self.state = "gone"
         if self._killed_for:
-            return Exit(self._killed_for, within=False)
+            return Exit(self._killed_for, within=self._was_within)
+        if code == -signal.SIGKILL and num_oom_kills() > self._num_oom_kills:
+            return Exit("signal SIGKILL, the kernel's: out of memory", within=True)
         if code < 0:
             return Exit(f"signal {_signal_name(-code)}", within=-code in _FATAL)
         words = f" ({self._last_words})" if self._last_words else ""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 import msgspec
@@ -30,6 +30,7 @@ from slipstream_ipc.messages import (
     ClientToWorker,
     Frame,
     ModelCard,
+    OtherAnswer,
     Resume,
     SamplingParams,
     StructuredOutputs,
@@ -71,6 +72,7 @@ _KINDS = (
     "a string, a sequence of token ids, a list of chat messages with role and content, "
     '{"prompt": TEXT} or {"prompt_token_ids": IDS}'
 )
+_OTHER_BYTES = 64  # of an answer besides the first, at most
 _codec = client_codec()
 
 
@@ -156,6 +158,8 @@ def new_submits(
 ) -> list[Submit]:
     """The same for each of a prompt's answers: it is looked at once, however long it is.
 
+    What answers have in common is the same objects in each Submit, by which `joined` knows it.
+
     Raises: BadRequestError.
     """
     try:
@@ -180,45 +184,79 @@ def new_submits(
             cache_salt=_utf8("cache_salt", cache_salt or ""),
             template=template or TemplateOptions(),
         )
-        num_plain_bytes = _num_bytes(plain)
-        submits = []
+        num_plain_bytes = _num_bytes(plain) + _OTHER_BYTES * (len(answers) - 1)
+        submits: list[Submit] = []
+        shared = None  # params of the answer before, without their seed
         for params, stream_id in zip(answers, stream_ids, strict=True):
-            if params.n != 1:
-                allowed = "1 for a stream; `generate`, `generate_many` and `stream_many` take more"
-                raise BadRequest("n", params.n, allowed)
-            if token_ids and model is not None:
-                check_prompt(u32(token_ids), params, model)
-            if model is not None:
-                check_num_logprobs(params, model)
-            encoded = _encoded(params)
-            num_bytes = num_plain_bytes + memoryview(encoded).nbytes
-            if num_bytes > MAX_MESSAGE_BYTES:
-                given = f"a request of {num_bytes} bytes"
-                raise BadRequest("prompt", given, f"at most {MAX_MESSAGE_BYTES}")
+            seed = params.seed
+            if len(answers) > 1:
+                params = msgspec.structs.replace(params, seed=None)
+            if params != shared:
+                _check_answer(params, token_ids, model)
+                encoded = _encoded(params)
+                num_bytes = num_plain_bytes + memoryview(encoded).nbytes
+                if num_bytes > MAX_MESSAGE_BYTES:
+                    given = f"a request of {num_bytes} bytes"
+                    raise BadRequest("prompt", given, f"at most {MAX_MESSAGE_BYTES}")
+                shared = params
+                plain = msgspec.structs.replace(plain, params=encoded)
             own_id = secrets.token_bytes(16) if stream_id is None else _stream_id(stream_id)
-            submits.append(msgspec.structs.replace(plain, stream_id=own_id, params=encoded))
+            own = plain if len(answers) == 1 else msgspec.structs.replace(plain, seed=seed)
+            submits.append(msgspec.structs.replace(own, stream_id=own_id))
     except BadRequest as error:
         raise bad_request(error) from None
     return submits
 
 
-def new_resume(stream_id: str, num_chars: int, num_tokens: int) -> Resume:
-    """A Resume, its handle for the I/O thread to set.
+def new_resume(
+    stream_id: str, num_chars: int, num_tokens: int, checksum: int | None = None
+) -> Resume:
+    """A Resume, its handle for the I/O thread to set. checksum: `history_checksum` of the tokens.
 
     Raises: BadRequestError.
     """
     try:
-        for field, value in (("num_chars", num_chars), ("num_tokens", num_tokens)):
+        for field, value in (
+            ("num_chars", num_chars),
+            ("num_tokens", num_tokens),
+            ("checksum", 0 if checksum is None else checksum),
+        ):
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**32:
                 raise BadRequest(field, value, "an integer in [0, 2**32)")
-        return Resume(0, _stream_id(stream_id), num_chars, num_tokens)
+        return Resume(0, _stream_id(stream_id), num_chars, num_tokens, checksum=checksum)
     except BadRequest as error:
         raise bad_request(error) from None
+
+
+def joined(submit: Submit, others: Iterable[Submit]) -> Submit:
+    """One Submit that asks for all of these: answers that `can_join`."""
+    own = tuple(OtherAnswer(other.handle, other.stream_id, other.seed) for other in others)
+    return msgspec.structs.replace(submit, others=own)
+
+
+def can_join(submit: Submit, other: Submit) -> bool:
+    """Whether both are answers to one prompt that `new_submits` has made, alike but for seeds."""
+    return (
+        submit.params is other.params
+        and submit.text is other.text
+        and submit.token_ids is other.token_ids
+        and submit.messages is other.messages
+    )
 
 
 def fits_message(body: ClientToWorker) -> bool:
     """Whether it is no larger than a message may be."""
     return _num_bytes(body) <= MAX_MESSAGE_BYTES
+
+
+def _check_answer(params: SamplingParams, token_ids: bytes, model: ModelCard | None) -> None:
+    if params.n != 1:
+        allowed = "1 for a stream; `generate`, `generate_many` and `stream_many` take more"
+        raise BadRequest("n", params.n, allowed)
+    if token_ids and model is not None:
+        check_prompt(u32(token_ids), params, model)
+    if model is not None:
+        check_num_logprobs(params, model)
 
 
 def _num_bytes(body: ClientToWorker) -> int:

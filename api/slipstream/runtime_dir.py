@@ -70,8 +70,16 @@ class RuntimeDirectory:
     def _remove_traces(self) -> None:
         (self.path / _NOTE_NAME).unlink(missing_ok=True)
         for path in self.path.iterdir():
-            if stat.S_ISSOCK(path.lstat().st_mode):
-                path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # its own process may be faster
+                if stat.S_ISSOCK(path.lstat().st_mode):
+                    path.unlink()
+
+
+def remove_traces(path: Path) -> None:
+    """What a stack has left in its folder that could not do so itself; not where another runs."""
+    if path.is_dir():
+        with contextlib.suppress(RuntimeDirectoryInUse, OSError), RuntimeDirectory(path):
+            pass
 
 
 def _lock(path: Path) -> int:

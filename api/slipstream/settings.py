@@ -58,6 +58,10 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_waiting: Annotated[
         int, Meta(ge=1), _about("requests that may wait; more are turned away")
     ] = 16384
+    max_waiting_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        _about("tokens of requests that may wait; default: what fits into 1/16 of memory"),
+    ] = None
     max_logprobs: Annotated[
         int,
         Meta(ge=-1, le=2**31 - 1),

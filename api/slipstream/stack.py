@@ -45,12 +45,13 @@ from slipstream.events import (
 )
 from slipstream.lines import LineReader
 from slipstream.plan import is_front, plan_stack
+from slipstream.runtime_dir import remove_traces
 from slipstream.settings import StackOptions, settings_from
 from slipstream.tracing.parts import checked_trace, discard_parts, merge_parts
 from slipstream_ipc.messages import Fault
 
 LOG_LEVEL_VARIABLE = "SLIPSTREAM_LOG_LEVEL"
-_STOP_S = 4.5  # the supervisor takes at most 4
+_END_S = 14.0  # the supervisor takes at most 13
 _MAX_UNREAD = 1000  # events; older ones are dropped
 
 
@@ -93,8 +94,11 @@ class Stack:
         **settings: Unpack[StackOptions],
     ) -> None:
         checked = settings_from({**settings, "model": None if model is None else os.fspath(model)})
+        is_given = runtime_dir is not None
         folder = _fresh_folder() if runtime_dir is None else Path(runtime_dir).absolute()
-        config = plan_stack(checked, folder, parent_pid=os.getpid())
+        config = plan_stack(
+            checked, folder, parent_pid=os.getpid(), may_return=runtime_dir is not None
+        )
         self._trace = checked_trace(checked.trace)
         if self._trace is not None:
             discard_parts(self._trace)
@@ -114,9 +118,8 @@ class Stack:
         assert self._process.stdout is not None
         self._events = LineReader(os.dup(self._process.stdout.fileno()))
         self._process.stdout.close()
-        to_remove = folder if runtime_dir is None else None
         self._finalizer = weakref.finalize(
-            self, _end, self._process, self._events, to_remove, os.getpid(), self._trace
+            self, _end, self._process, self._events, folder, is_given, os.getpid(), self._trace
         )
         try:
             self._send(config)
@@ -183,7 +186,11 @@ class Stack:
         threading.Thread(target=wait, args=(self._process,), name=name, daemon=True).start()
 
     def stop(self) -> None:
-        """End the stack, within 5 seconds. Does nothing where that has been done."""
+        """End the stack. Does nothing where that has been done.
+
+        Its processes have 3 s to end; then they are killed, which takes as long as the kernel takes
+        for it, 10 s at most.
+        """
         self._finalizer()
 
     def __enter__(self) -> Stack:
@@ -246,7 +253,8 @@ def _fresh_folder() -> Path:
 def _end(
     process: subprocess.Popen[bytes],
     events: LineReader,
-    folder: Path | None,
+    folder: Path,
+    is_given: bool,
     owner: int,
     trace: str | None,
 ) -> None:
@@ -255,14 +263,16 @@ def _end(
     assert process.stdin is not None
     try:
         process.stdin.close()  # the supervisor's sign to stop
-        process.wait(_STOP_S)
+        process.wait(_END_S)
     except (subprocess.TimeoutExpired, BrokenPipeError):
         pass
     finally:
         process.kill()  # its children die with it
         process.wait()
         events.close()
-        if folder is not None:
+        if not is_given:
             shutil.rmtree(folder, ignore_errors=True)
+        elif process.returncode < 0:  # it could not tidy up itself
+            remove_traces(folder)
         if trace is not None:
             merge_parts(trace)

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from slipstream.bells import Bell, LoopBell
 from slipstream.errors import SlipstreamError
 from slipstream.group import Together
@@ -20,9 +22,13 @@ from slipstream.prompt_pieces import PromptPieces
 from slipstream_ipc.messages import End, Resume, Submit
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class StreamState:
-    """One stream, between its reader and the I/O thread."""
+    """One stream, between its reader and the I/O thread.
+
+    resubmittable: what the stream is submitted as where the server no longer has it; None where
+    that is not known.
+    """
 
     request: Submit | Resume  # as it was asked for at first
     wants_whole: bool  # the reader is woken by the end alone
@@ -44,6 +50,19 @@ class StreamState:
     is_abort_wanted: bool = False
     group: Together | None = None  # which reads it, with others
     index: int = 0  # in the group
+    resubmittable: Submit | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.request, Submit):
+            self.resubmittable = self.request
+
+    def ask_for(self, tenant: bytes) -> None:
+        """Whoever submits it does so for this tenant."""
+        if self.resubmittable is not None:
+            is_first = self.request is self.resubmittable
+            self.resubmittable = replace(self.resubmittable, tenant=tenant)
+            if is_first:
+                self.request = self.resubmittable
 
     @property
     def stream_id(self) -> bytes:

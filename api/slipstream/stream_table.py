@@ -12,7 +12,8 @@ Rules:
 - A stream is over exactly once: by its End, by a fault, or because its client gave up. Only then
   does it leave the table. Its handle is free when the server knows, too.
 - Until then its submission and its ids are kept: with them it can be asked for again, from where it
-  is, by whoever has lost it.
+  is, by whoever has lost it. Of a stream that began later than at zero the first ids are not there:
+  their checksum is, and the stream is computed anew up to where it is.
 - Streams of one group are handed over a message at a time (`group`), all others a delta at a time.
 - The I/O thread alone writes here, and says that a stream is over last of all (`stream_state`).
 """
@@ -37,6 +38,7 @@ from slipstream.stream_state import StreamState
 from slipstream.unread import LOOK_EVERY, MOST_UNREAD, MOST_UNREAD_AT_END, merge
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
 from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.log import history_checksum
 from slipstream_ipc.messages import (
     Accepted,
     Deltas,
@@ -91,7 +93,7 @@ class StreamTable:
             begin = (request.num_chars, request.num_tokens)
         party = self._party(state.group) if state.group is not None else 0
         self._received.open(handle, state, *begin, party=party, number=state.index)
-        if self._received.position(handle) == (0, 0):
+        if begin == (0, 0) or (isinstance(request, Resume) and request.checksum is not None):
             self._kept.open(handle)
 
     def _party(self, group: Together) -> int:
@@ -107,7 +109,16 @@ class StreamTable:
 
     def token_ids(self, state: StreamState) -> bytes | None:
         """All token ids of a stream that is not over, a u32 column; None where it began later."""
-        return self._kept.of(state.handle)
+        return self._kept.of(state.handle) if _begins_at_zero(state) else None
+
+    def checksum(self, state: StreamState) -> int | None:
+        """`history_checksum` of a stream that is not over; None where it began without one."""
+        ids = self._kept.of(state.handle)
+        if ids is None:
+            return None
+        request = state.request
+        before = request.checksum if isinstance(request, Resume) else None
+        return history_checksum(ids, before or 0)
 
     # ---- what the server says ----------------------------------------------------------------
 
@@ -130,11 +141,26 @@ class StreamTable:
         num_tokens = len(state.prompt_ids) // 4 - 1
         return state.prompt_logprobs.take(message.start, message.logprobs, num_tokens)
 
-    def reject(self, message: Rejected) -> None:
-        """The stream does not run, or not on."""
+    def reject(self, message: Rejected) -> StreamState | None:
+        """The stream does not run, or not on. The stream, where it runs all the same: it was
+        computed again for this reader, whose copy is another one, and is to be ended.
+        """
         state = self._streams.get(message.handle)
-        if state is not None:
-            self._fail(state, error_from(message.fault))
+        if state is None:
+            return None
+        self._fail(state, error_from(message.fault))
+        if message.fault.code != "diverged" or not state.was_resubmitted:
+            return None
+        self._abandoned[state.handle] = state
+        return state
+
+    def turn_away(self, message: Rejected) -> None:
+        """The stream does not run there, and is asked for again over the next attach."""
+        state = self._streams.get(message.handle)
+        if state is not None and (state.is_abort_wanted or not isinstance(state.request, Submit)):
+            self.reject(message)
+        elif state is not None:
+            state.was_sent = False
 
     def supersede(self, message: Superseded) -> None:
         """Somebody else reads the stream now."""
@@ -150,7 +176,7 @@ class StreamTable:
             state = self._streams.get(handle)
             if state is None:
                 continue
-            can_ask = isinstance(state.request, Submit) and not state.was_resubmitted
+            can_ask = state.resubmittable is not None and not state.was_resubmitted
             if can_ask and not state.is_abort_wanted:
                 state.was_resubmitted = True
                 again.append(state)
@@ -371,6 +397,11 @@ class StreamTable:
                 self._groups.pop(state.group.party, None)
         state.is_over = True  # last of all: the reader looks here first
         self._woken.append(state)
+
+
+def _begins_at_zero(state: StreamState) -> bool:
+    request = state.request
+    return isinstance(request, Submit) or not (request.num_chars or request.num_tokens)
 
 
 def _numbers(column: bytes) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ Rules:
   to all that listen, SIGKILL to the others, and to all after STOP_S. Each further signal goes one
   stage on. Nothing is left: no process, no socket, no folder that was made here.
 - The sockets that fronts listen at are ours (`listening`), from before anybody is started until
-  nothing new is to be taken.
+  the stack stops. While it drains, fronts take connections to say so.
 - Failures before ready are told through `report` alone (whoever started us shows them), later
   ones in the log too.
 """
@@ -38,6 +38,7 @@ import msgspec
 
 from slipstream.accounts import Accounts
 from slipstream.bulletin import Bulletin
+from slipstream.cpu_use import state_of
 from slipstream.endpoints import http_address
 from slipstream.events import (
     Event,
@@ -62,7 +63,9 @@ from slipstream_ipc.child import SILENT_S
 
 STOP_S = 3.0  # from SIGTERM to SIGKILL
 _FLUSH_S = 1.0  # after `drain_s`, for the last words to leave
-_GIVE_UP_S = 1.0  # from SIGKILL until we leave a child that even that does not end
+# from SIGKILL until we leave a child: the kernel may need seconds to take its memory apart, more on
+# a busy machine; only one that waits for a broken device takes for ever
+GIVE_UP_S = 10.0
 _logger = logging.getLogger(__name__)
 
 
@@ -157,7 +160,7 @@ class Supervisor:
         if not self._is_ending:
             moments += [role.due_at for role in self._roles.values() if role.due_at is not None]
             moments += [
-                child.heard_at + self._config.hang_timeout_s
+                child.heard_at + self._config.hang_timeout_s / (1 if child.is_watched else 2)
                 for child in self._children
                 if child.heard_at is not None
             ]
@@ -196,12 +199,19 @@ class Supervisor:
 
     def _check_beats(self, child: Child, now: float) -> None:
         timeout_s = self._config.hang_timeout_s
-        if child.heard_at is None or now < child.heard_at + timeout_s:
+        if child.heard_at is None or now < child.heard_at + timeout_s / 2:
+            return
+        if not child.is_watched:
+            child.watch(now)
+        if now < child.heard_at + timeout_s:
             return
         self._on_status(child)  # where we ourselves were stopped, its beats lie unread
         if child.heard_at is not None and now >= child.heard_at + timeout_s:
             child.heard_at = None
-            child.kill(f"hung: no sign of life for {timeout_s:g} s")
+            is_busy = child.is_busy(now)
+            what = "it is busy" if is_busy else "it is stopped, or waits"
+            _logger.warning("%s (process %d) hangs: %s", child.name, child.pid, what)
+            child.kill(f"hung: no sign of life for {timeout_s:g} s", within=is_busy)
 
     @property
     def _is_calm(self) -> bool:
@@ -328,7 +338,6 @@ class Supervisor:
         within_s = self._config.drain_s
         _logger.info("draining (%s): what runs may take %g s", reason, within_s)
         self._phase = "draining"
-        self._stop_listening()
         self._deadline = time.monotonic() + within_s + _FLUSH_S
         self._report(StackDraining(within_s))
         for role in self._roles.values():
@@ -350,8 +359,9 @@ class Supervisor:
                 child.kill()  # it serves nobody yet, and may not listen until it has loaded
 
     def _kill(self, reason: str) -> None:
+        if self._phase != "killing":
+            self._deadline = time.monotonic() + GIVE_UP_S
         self._phase = "killing"
-        self._deadline = time.monotonic() + _GIVE_UP_S
         for child in self._children:
             _logger.warning("killing %s (process %d): %s", child.name, child.pid, reason)
             child.kill()
@@ -363,7 +373,8 @@ class Supervisor:
     def _abandon(self) -> None:
         self._exit_code = 1
         for child in self._children:
-            _logger.error("%s (process %d) survives SIGKILL", child.name, child.pid)
+            what = f"{child.name} (process {child.pid}, state {state_of(child.pid)})"
+            _logger.error("%s has not ended %g s after SIGKILL; it is left", what, GIVE_UP_S)
 
     # ---- what to look at -----------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from slipstream_core.columns import NewRequest
 from slipstream_core.in_flight import ID_BYTES
@@ -31,17 +32,32 @@ _STRIKES_TO_PROBATION = 2
 _OTHER_BYTES = 2**23  # of a registration, besides its columns: its settings
 
 
+class Waiting(NamedTuple):
+    """How many requests and tokens wait, of all tenants and of one."""
+
+    num: int
+    num_tokens: int
+    own_num: int
+    own_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The limits. `fits(n)`: whether the cache could ever hold a request of n tokens."""
+    """The limits. `fits(n)`: whether the cache could ever hold a request of n tokens.
+
+    Of those that wait a tenant may have as much as is left to all others: alone it may have
+    `max_waiting` requests and `max_waiting_tokens` tokens, and there is always room for another.
+    """
 
     card: ModelCard
     fits: Callable[[int], bool]
-    max_waiting: int
-    max_readmitted: int  # that wait, where the next one was accepted once
+    max_waiting: int  # of a tenant that is alone
+    max_readmitted: int  # the same where the next one was accepted once
+    max_waiting_tokens: int
+    max_readmitted_tokens: int
 
-    def objection(self, admit: Admit, num_waiting: int) -> Fault | None:
-        """Why a stream cannot be taken while `num_waiting` wait; ProtocolError for bad columns."""
+    def objection(self, admit: Admit, waiting: Waiting) -> Fault | None:
+        """Why a stream cannot be taken while so much waits; ProtocolError for bad columns."""
         if len(admit.stream_id) != ID_BYTES:
             why = f"{len(admit.stream_id)} bytes, allowed: {ID_BYTES}"
             return Fault("bad_request", why, "stream_id")
@@ -79,7 +95,7 @@ class Admission:
             )
         except BadRequest as error:
             return error.fault
-        return self._logprobs_objection(admit, total) or self._overload(admit, num_waiting)
+        return self._logprobs_objection(admit, total) or self._overload(admit, waiting)
 
     def _logprobs_objection(self, admit: Admit, total: int) -> Fault | None:
         params, num_prompt = admit.params, len(admit.prompt_ids) // 4
@@ -111,11 +127,28 @@ class Admission:
             return Fault("bad_request", why, "logprobs" if width else "prompt")
         return None
 
-    def _overload(self, admit: Admit, num_waiting: int) -> Fault | None:
-        most = self.max_readmitted if admit.was_accepted else self.max_waiting
-        if num_waiting < most:
-            return None
-        return Fault("overloaded", f"{most} requests wait already")
+    def _overload(self, admit: Admit, waiting: Waiting) -> Fault | None:
+        most, most_tokens = self.max_waiting, self.max_waiting_tokens
+        if admit.was_accepted:
+            most, most_tokens = self.max_readmitted, self.max_readmitted_tokens
+        # as much as is left to all others: twice that much waits at most
+        if waiting.own_num >= 2 * most - waiting.num:
+            return Fault("overloaded", _full(waiting.own_num, waiting.num, "requests"))
+        num_tokens = waiting.own_tokens + num_tokens_of(admit)
+        if num_tokens > 2 * most_tokens - waiting.num_tokens:
+            return Fault("overloaded", _full(waiting.own_tokens, waiting.num_tokens, "tokens"))
+        return None
+
+
+def num_tokens_of(admit: Admit) -> int:
+    """Tokens that have to be computed before its next output."""
+    return (len(admit.prompt_ids) + len(admit.output_ids)) // 4
+
+
+def _full(own: int, num: int, what: str) -> str:
+    if own == num:
+        return f"{num} {what} wait already"
+    return f"{own} {what} of this tenant wait already, {num} in all"
 
 
 def is_same(one: Admit, other: Admit) -> bool:
@@ -155,4 +188,5 @@ def new_request(stream: Stream) -> NewRequest:
         num_prompt_logprobs=(params.prompt_logprobs or 0) if wants_prompt(admit) else -1,
         rules=token_rules(params, unpack_words(admit.bad_word_ids, admit.bad_word_counts)),
         has_grammar=params.structured_outputs is not None,
+        tenant=admit.tenant,
     )

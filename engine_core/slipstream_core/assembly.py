@@ -22,10 +22,11 @@ from slipstream_core.grammar.compiler import GrammarCompiler
 from slipstream_core.grammar.library import Vocabulary
 from slipstream_core.grammar.rows import GrammarRows
 from slipstream_core.grammar.tokenizer_file import find_tokenizer
-from slipstream_core.in_flight import InFlightNote, read_note
+from slipstream_core.in_flight import InFlightNote, begin_note, read_note
 from slipstream_core.logprob_room import LogprobRoom
 from slipstream_core.on_hold import OnHold
 from slipstream_core.port import CoreAcceptor
+from slipstream_core.runner.host_memory import read_host_memory
 from slipstream_core.runner.plan import Runner
 from slipstream_core.scheduler import Scheduler
 from slipstream_ipc.accept import Acceptor
@@ -41,6 +42,13 @@ from slipstream_ipc.trace import Tracer, open_tracer
 # What was accepted once may wait beyond `max_waiting`, but not without bound: that many times what
 # all cores before this one can have held.
 _READMITTED_FACTOR = 16
+
+
+# What a token that waits takes: in the core's history and its registration, and the same in the
+# worker. Together they may take a part of the machine's memory.
+_WAITING_TOKEN_BYTES = 16
+_WAITING_SHARE = 16
+_UNKNOWN_MEMORY = 16 * 2**30  # bytes, where the machine does not say what it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,11 @@ class Core:
     def numbers(self) -> CoreNumbers:
         """What it has counted, as of now."""
         return self.counters.numbers(self.scheduler, self.desk.num_on_hold, time.monotonic())
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Requests that run, and that wait."""
+        return self.scheduler.num_running, self.scheduler.num_waiting + self.desk.num_on_hold
 
     def close(self, *, keeps_runner: bool = False) -> None:
         """Leave the address; stop the device, unless it is kept for another core."""
@@ -92,7 +105,7 @@ def assemble_core(
         directory = Path(config.runtime_dir)
         if config.died_within:
             suspects = read_note(directory)
-        note = InFlightNote(directory, config.max_num_seqs)
+        note = begin_note(directory, config.max_num_seqs)
     info = runner.info
     tokens = PagedLog(np.uint32)
     logprobs = LogprobLog()
@@ -108,6 +121,7 @@ def assemble_core(
         model_salt=config.served_model_name or info.name,
         room=room,
     )
+    waiting_tokens = _max_waiting_tokens(config, info.max_model_len)
     codec = core_codec()
     socket = bind_router(context, config.address, max_message_bytes=codec.max_message_bytes)
     poller.register(socket, zmq.POLLIN)
@@ -139,6 +153,8 @@ def assemble_core(
             fits=lambda num_tokens: -(-num_tokens // info.block_size) < runner.num_blocks,
             max_waiting=config.max_waiting,
             max_readmitted=_READMITTED_FACTOR * (config.max_waiting + config.max_num_seqs),
+            max_waiting_tokens=waiting_tokens,
+            max_readmitted_tokens=_READMITTED_FACTOR * waiting_tokens,
         ),
         grammars=grammars,
         on_hold=OnHold(compiler, room),
@@ -173,3 +189,13 @@ def assemble_core(
         compiler,
         counters,
     )
+
+
+def _max_waiting_tokens(config: CoreConfig, max_model_len: int) -> int:
+    """Tokens that may wait: as set, or what fits into a part of this machine's memory."""
+    given = config.max_waiting_tokens
+    if given is None:
+        memory = read_host_memory()
+        total = _UNKNOWN_MEMORY if memory is None else memory.total
+        given = total // _WAITING_SHARE // _WAITING_TOKEN_BYTES
+    return max(given, max_model_len)

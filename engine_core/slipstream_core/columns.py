@@ -71,6 +71,7 @@ class NewRequest:
     num_prompt_logprobs: int = -1  # as num_logprobs, of the prompt's tokens
     rules: TokenRules | None = None
     has_grammar: bool = False  # what it may sample next hangs on its history
+    tenant: bytes = b""  # those of equal priority take turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,8 @@ class RequestColumns:
         self.slot = np.full(rows, NO_SLOT, np.int64)  # NO_SLOT while it waits
         self.priority = np.zeros(rows, np.int64)
         self.arrival = np.zeros(rows, np.int64)
+        self.turn = np.zeros(rows, np.int64)  # among tenants of equal priority; see `waiting`
+        self.tenants: dict[int, bytes] = {}  # by row, of those alive
         self.prompt_len = np.zeros(rows, np.int64)
         self.limit = np.zeros(rows, np.int64)  # tokens, prompt included, that it may grow to
         self.run_ahead = np.zeros(rows, np.int64)  # outputs that may be unacknowledged
@@ -135,6 +138,8 @@ class RequestColumns:
         self.slot[row] = NO_SLOT
         self.priority[row] = request.priority
         self.arrival[row] = self._arrivals
+        self.turn[row] = 0
+        self.tenants[row] = request.tenant
         self._arrivals += 1
         self.prompt_len[row] = request.prompt_len
         self.limit[row] = limit
@@ -172,9 +177,9 @@ class RequestColumns:
         if self._num_grammars:
             self._num_grammars -= int(self.has_grammar[rows].sum())
             self.has_grammar[rows] = False
-        if self._stop_ids:
-            for row in rows.tolist():
-                self._stop_ids.pop(row, None)
+        for row in rows.tolist():
+            self.tenants.pop(row, None)
+            self._stop_ids.pop(row, None)
         if self.rules:
             self.rules.remove(rows.tolist())
 
@@ -188,8 +193,8 @@ class RequestColumns:
         return 0 <= row < len(self.alive) and bool(self.alive[row])
 
     def in_order(self, rows: Int64s) -> Int64s:
-        """`rows`, those that run first first: by priority, then by arrival."""
-        return rows[np.lexsort((self.arrival[rows], self.priority[rows]))]
+        """`rows`, those that run first first: by priority, then by turn, then by arrival."""
+        return rows[np.lexsort((self.arrival[rows], self.turn[rows], self.priority[rows]))]
 
     def may_run(self, rows: Int64s, acked: Acked) -> Bools:
         """Whether each row may sample one more: below its limit, with room for its

@@ -26,6 +26,10 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reads what that one noted. None: nothing is noted.
     `trace` is the file that a timeline is to become; this process leaves its part beside it.
     `step_timeout_s` is how long a step may take before the device counts as stuck.
+    `max_waiting` and `max_waiting_tokens` are how many requests, and tokens of theirs, a tenant may
+    have waiting while it is the only one. Of several each may have as much as is left to the
+    others; all together have at most twice that. By default the tokens are what fits into a
+    sixteenth of the machine's memory.
     `max_logprobs` is how many log-probabilities to a token a request may have; -1 is no limit.
     `logprobs_gib` is what the log-probabilities of all requests may take together; those that find
     no room wait.
@@ -47,6 +51,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     threads: Positive | None = None
     native: bool = True
     max_waiting: Positive = 16384
+    max_waiting_tokens: Positive | None = None
     max_logprobs: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 20
     logprobs_gib: Annotated[float, Meta(gt=0)] = 2.0
     step_timeout_s: Annotated[float, Meta(gt=0)] = 600.0

@@ -22,12 +22,13 @@ Rules:
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.admission import Admission, is_same
+from slipstream_core.admission import Admission, Waiting, is_same
 from slipstream_core.counters import Counters
 from slipstream_core.grammar.rows import GrammarRows
 from slipstream_core.in_flight import InFlightNote
@@ -49,6 +50,7 @@ from slipstream_ipc.messages import (
     End,
     Fault,
     Forget,
+    Forgotten,
     Hello,
     ModelCard,
     Positions,
@@ -68,6 +70,8 @@ logger = logging.getLogger(__name__)
 Int64s = npt.NDArray[np.int64]
 
 _MAY_OWE = WINDOW // 4  # messages of a worker
+_MAX_FORGOTTEN = 2**14  # ids that outlive the worker, about 1 MB
+_FORGOTTEN_A_MESSAGE = 4096
 
 
 class Desk:
@@ -106,6 +110,7 @@ class Desk:
         self._lives = Lives(
             *(scheduler, tokens, logprobs), grammars=grammars, room=room, counters=counters
         )
+        self._forgotten: deque[bytes] = deque(maxlen=_MAX_FORGOTTEN)
         self._streams = self._lives.streams
         self._ports = self._lives.ports
 
@@ -213,6 +218,8 @@ class Desk:
                     stream = self._owned(session.identity, stream_id)
                     if stream is not None:
                         self._lives.forget(stream)
+                if body.has_been:
+                    self._forgotten.extend(body.stream_ids)
             case Positions():
                 self._resume(session.identity, body)
             case _:
@@ -245,6 +252,9 @@ class Desk:
             # outputs that it was admitted with are in its registration
             num_outputs = len(stream.registration.output_ids) // 4
             self._lives.send_from(stream, stream.prompt_len + num_outputs)
+        forgotten = tuple(self._forgotten)
+        for begin in range(0, len(forgotten), _FORGOTTEN_A_MESSAGE):
+            port.state(Forgotten(forgotten[begin : begin + _FORGOTTEN_A_MESSAGE]))
         port.state(SyncDone())
 
     def _admit(self, worker: bytes, admit: Admit) -> None:
@@ -266,8 +276,7 @@ class Desk:
             fault = Fault("conflict", "this stream id is taken by another request")
             port.state(Refused(admit.stream_id, fault))
             return
-        num_waiting = self._scheduler.num_waiting + len(self._on_hold)
-        fault_or_none = self._admission.objection(admit, num_waiting)
+        fault_or_none = self._admission.objection(admit, self._waiting(admit.tenant))
         if fault_or_none is not None:
             self._on_hold.drop(admit.stream_id)
             port.state(Refused(admit.stream_id, fault_or_none))
@@ -275,6 +284,17 @@ class Desk:
             self._lives.take(worker, admit, None, self._now)
         else:
             self._on_hold.put(worker, admit)
+
+    def _waiting(self, tenant: bytes) -> Waiting:
+        scheduler, on_hold = self._scheduler, self._on_hold
+        num, num_tokens = scheduler.waiting_of(tenant)
+        num_held, held_tokens = on_hold.of_tenant(tenant)
+        return Waiting(
+            scheduler.num_waiting + len(on_hold),
+            scheduler.num_waiting_tokens + on_hold.num_tokens,
+            num + num_held,
+            num_tokens + held_tokens,
+        )
 
     def _is_ahead_of(self, stream: Stream, admit: Admit) -> bool:
         """Whether a worker has all that we have of a running stream, and more."""
@@ -323,6 +343,8 @@ class Desk:
         if positions.last:
             for stream in self._streams.of_worker(worker):
                 if stream.registration.stream_id not in stated:
+                    if stream.is_over:
+                        self._forgotten.append(stream.registration.stream_id)
                     self._lives.forget(stream)  # the word of it was lost with the link
             port.stated = None
             port.state(SyncDone())

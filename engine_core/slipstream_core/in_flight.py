@@ -9,13 +9,18 @@ Rules:
 - A step is noted before it is launched and struck out when it has been collected. So what stands
   there after a death was being computed, or was about to be.
 - A page's count is written behind its ids and struck out alone: at any moment the note is true.
-- What cannot be read is no note, never an error: a core starts without it.
+- What cannot be read is no note, never an error: a core starts without it. So it does where there
+  is no room for its own.
+- The file is given its room before it is mapped: a write to memory whose file system is full would
+  end the core (SIGBUS).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
+import os
 from pathlib import Path
 
 import numpy as np
@@ -37,10 +42,13 @@ class InFlightNote:
     """The note of one core. `close` leaves what stands there."""
 
     def __init__(self, directory: Path, max_num_seqs: int) -> None:
-        """Begin an empty note; `read_note` must have read the one before."""
+        """Begin an empty note; `read_note` must have read the one before.
+
+        Raises: OSError where there is no room for it.
+        """
         words = _num_words(max_num_seqs)
         with open(directory / _NAME, "w+b") as file:
-            file.truncate(8 * words)
+            os.posix_fallocate(file.fileno(), 0, 8 * words)
             self._map = mmap.mmap(file.fileno(), 8 * words)
         self._words: UInt64s | None = np.frombuffer(self._map, np.uint64)
         self._words[1] = max_num_seqs
@@ -65,6 +73,19 @@ class InFlightNote:
             del self._ids, self._pages
             self._words = None
             self._map.close()
+
+
+def begin_note(directory: Path, max_num_seqs: int) -> InFlightNote | None:
+    """An empty note; None, and a line in the log, where there can be none."""
+    try:
+        return InFlightNote(directory, max_num_seqs)
+    except OSError as error:
+        logger.error(
+            "no note is kept of what is computed: %s; a request that ends cores is not found", error
+        )
+        with contextlib.suppress(OSError):
+            (directory / _NAME).unlink()  # what stands there is of another core
+        return None
 
 
 def read_note(directory: Path) -> tuple[bytes, ...]:

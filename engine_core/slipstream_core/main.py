@@ -75,7 +75,10 @@ def _serve(core: Core, stop: StopSignal, beats: Beats, step_timeout_s: float) ->
     while not stop.is_set:
         core.engine.run_once()
         now = time.monotonic()
-        if beats.beat(now, core.numbers) and core.engine.running_s(now) > step_timeout_s:
+        if (
+            beats.beat(now, core.numbers, news=core.load)
+            and core.engine.running_s(now) > step_timeout_s
+        ):
             words = f"a step has not ended within {step_timeout_s:g} s (step_timeout_s)"
             logger.error("%s; this core gives up", words)
             report(Status(last_words=words))

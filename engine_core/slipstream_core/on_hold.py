@@ -13,9 +13,11 @@ Rules:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from slipstream_core.admission import num_tokens_of
 from slipstream_core.grammar.compiler import GrammarCompiler
 from slipstream_core.grammar.state import GrammarState
 from slipstream_core.logprob_room import LogprobRoom, first_bytes
@@ -39,10 +41,21 @@ class OnHold:
         self._compiler = compiler
         self._room = room
         self._held: dict[bytes, tuple[bytes, Admit]] = {}  # worker and registration
+        self._nums: Counter[bytes] = Counter()  # of them by tenant
+        self._num_tokens: Counter[bytes] = Counter()
         self._asking: dict[bytes, Ready] = {}  # those of them that lack room alone, in order
 
     def __len__(self) -> int:
         return len(self._held)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that they have to compute."""
+        return self._num_tokens.total()
+
+    def of_tenant(self, tenant: bytes) -> tuple[int, int]:
+        """How many of them are a tenant's, and their tokens."""
+        return self._nums[tenant], self._num_tokens[tenant]
 
     def get(self, stream_id: bytes) -> tuple[bytes, Admit] | None:
         """The worker and the registration that is on hold, if one is."""
@@ -53,7 +66,10 @@ class OnHold:
 
         It has a grammar, or finds no room (`promise`).
         """
+        self._let_go(admit.stream_id)
         self._held[admit.stream_id] = worker, admit
+        self._nums[admit.tenant] += 1
+        self._num_tokens[admit.tenant] += num_tokens_of(admit)
         if admit.params.structured_outputs is not None:
             self._asking.pop(admit.stream_id, None)
             self._compiler.submit(admit)
@@ -62,7 +78,7 @@ class OnHold:
 
     def drop(self, stream_id: bytes) -> None:
         """Nothing is asked for any more. Idempotent."""
-        self._held.pop(stream_id, None)
+        self._let_go(stream_id)
         self._asking.pop(stream_id, None)
 
     def drop_of(self, worker: bytes, stream_ids: Iterable[bytes] | None = None) -> None:
@@ -100,6 +116,14 @@ class OnHold:
             return False
         self.drop(admit.stream_id)
         return True
+
+    def _let_go(self, stream_id: bytes) -> None:
+        _, admit = self._held.pop(stream_id, (b"", None))
+        if admit is not None:
+            self._nums[admit.tenant] -= 1
+            self._num_tokens[admit.tenant] -= num_tokens_of(admit)
+            if not self._nums[admit.tenant]:
+                del self._nums[admit.tenant], self._num_tokens[admit.tenant]
 
     def _promise(self, admit: Admit) -> bool:
         return self._room.promise(first_bytes(admit), was_accepted=admit.was_accepted)

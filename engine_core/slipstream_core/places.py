@@ -4,7 +4,7 @@ Owns: the queue of those that wait, the slots, the moves between the two. Does n
 steps, acknowledgements, why somebody goes.
 
 Rules:
-- Where somebody finds no free block, the one that is last in order (by priority, then by arrival)
+- Where somebody finds no free block, the one that is last in order (see `waiting`)
   gives up all of its blocks and waits again in its old place; it computes its tokens anew later.
   Nobody gives way to one behind him.
 - Who runs out of room for its log-probabilities gives up its blocks as well, and waits apart from
@@ -54,7 +54,7 @@ class Places:
 
     def enter(self, row: int, shared: Int32s) -> None:
         """Who waits gets a slot and blocks, of which it shares some: RequestBlocks.find_room."""
-        self.waiting.remove(row)
+        self.waiting.begin(row)
         self._entered.append(row)
         self._blocks.admit(row, shared)
 

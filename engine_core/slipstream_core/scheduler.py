@@ -10,7 +10,8 @@ unread, from the runner into the history.
 Rules:
 - `known` counts the tokens in the history and those still in flight, so a step can be planned
   before the one ahead of it is collected, and a length limit is never overrun.
-- Requests run by priority, then by arrival. Who decodes comes first, then who prefills (`prefill`);
+- Requests run by priority; those of equal priority by turns of their tenants, then by arrival
+  (`waiting`). Who decodes comes first, then who prefills (`prefill`);
   who finds no block gives way (`places`). In a step in which somebody did nobody is admitted.
 - Tokens reach the row that they were sampled for, or nobody: a plan remembers generations.
 - Room for log-probabilities is given as rows grow, in their order (`logprob_room`). Who finds none
@@ -125,8 +126,13 @@ class Scheduler:
     @property
     def num_waiting_tokens(self) -> int:
         """Tokens that the waiting requests have to compute before their next output."""
-        rows = [*self._places.waiting.rows, *self._room.waiting]
-        return int(self._requests.known[rows].sum()) if rows else 0
+        rows = list(self._room.waiting)
+        lacking = int(self._requests.known[rows].sum()) if rows else 0
+        return self._places.waiting.num_tokens + lacking
+
+    def waiting_of(self, tenant: bytes) -> tuple[int, int]:
+        """How many of a tenant's requests wait, and how many tokens they have to compute."""
+        return self._places.waiting.of_tenant(tenant)
 
     @property
     def num_blocks(self) -> int:
@@ -183,7 +189,7 @@ class Scheduler:
         if request.num_prompt_logprobs >= 0:
             self._prompts.add(row, request.prompt_len, request.num_prompt_logprobs)
         self._probation.came(row)
-        self._places.waiting.add(row)
+        self._places.waiting.join(row)
 
     def remove(self, row: int) -> None:
         """Forget a request, wherever it is. Removing one that is not here does nothing."""

@@ -10,7 +10,7 @@ Rules:
 - What cannot be read is answered with a Refusal to whoever sent it, and touches nobody else.
 - Who cannot serve yet calls `hold` in the place of `receive`: Hellos are kept, the newest of each
   party, and their peers are told that somebody is there. Nothing else is heard.
-- `receive` reads a bounded number of messages, so that a flood starves nobody.
+- `receive` reads a bounded number of messages and of bytes, so that a flood starves nobody.
 - What has arrived is acknowledged at once, unless the user says that something leaves soon which
   will say it: then a few messages may wait for that, up to the next `beat`.
 - An identity is a name, not a secret: whoever may open the socket may take another's place by a
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Generic, TypeVar, cast
 
 import zmq
@@ -42,7 +43,7 @@ from slipstream_ipc.messages import (
     Starting,
     Welcome,
 )
-from slipstream_ipc.sockets import MAX_READ_AT_ONCE, is_numbered
+from slipstream_ipc.sockets import MAX_READ_AT_ONCE, MAX_READ_BYTES_AT_ONCE, is_numbered
 
 Out = TypeVar("Out")
 In = TypeVar("In")
@@ -73,19 +74,25 @@ class Acceptor(Generic[Out, In, Receipt]):
         window: int,
         ping_after_s: float = 2.0,
         dead_after_s: float = 8.0,
+        stalled_after_s: float = inf,
         connections: Connections | None = None,
     ) -> None:
-        """`connections`: to be told which of the socket's connections have said Hello."""
+        """`stalled_after_s`: for how long a peer that lives may acknowledge nothing of what it was
+        sent; then its session ends (`take_stalled`). `connections`: to be told which of the
+        socket's connections have said Hello.
+        """
         self._connections = connections
         self._socket = socket
         self._codec = codec
         self._window = window
         self._ping_after_s = ping_after_s
         self._dead_after_s = dead_after_s
+        self._stalled_after_s = stalled_after_s
         self._routes: dict[bytes, Session[Receipt]] = {}
         self._identities: dict[bytes, Session[Receipt]] = {}
         self._heard: set[Session[Receipt]] = set()
         self._lost: list[Session[Receipt]] = []
+        self._stalled: list[Session[Receipt]] = []
         self._held: dict[bytes, tuple[bytes, int, Hello]] = {}  # by identity: route, epoch, Hello
 
     @property
@@ -157,10 +164,12 @@ class Acceptor(Generic[Out, In, Receipt]):
         self._send_control(session, cast(Out, Reattach()))
         self._lose(session)
 
-    def refuse_all(self, fault: Fault) -> None:
-        """Tell every peer that it is served no longer."""
+    def refuse_all(self, fault: Fault, *, is_leaving: bool = False) -> None:
+        """Tell every peer that it is served no longer. `is_leaving`: see `Refusal`."""
         for session in self.sessions:
-            self._send_control(session, cast(Out, Refusal(fault)))
+            self._send_control(session, cast(Out, Refusal(fault, is_leaving)))
+            if is_leaving:
+                self.close(session)
 
     def beat(self, now: float) -> None:
         """Ping silent peers, give up those that stay silent. Call it now and then."""
@@ -171,11 +180,21 @@ class Acceptor(Generic[Out, In, Receipt]):
                 self._send_control(session, cast(Out, Ping()))
             elif beat is Beat.DEAD:
                 self._lose(session)
+            elif beat is Beat.STALLED:
+                why = f"nothing was acknowledged for {self._stalled_after_s:g} s"
+                self._send_control(session, cast(Out, Refusal(Fault("bad_request", why))))
+                self.close(session)
+                self._stalled.append(session)
 
     def take_lost(self) -> list[Session[Receipt]]:
         """Sessions that ended by themselves since the last call, unless they were replaced."""
         lost, self._lost = self._lost, []
         return [s for s in lost if s.identity not in self._identities]
+
+    def take_stalled(self) -> list[Session[Receipt]]:
+        """Sessions that ended since the last call as their peers acknowledged nothing."""
+        stalled, self._stalled = self._stalled, []
+        return stalled
 
     def close(self, session: Session[Receipt]) -> None:
         """Forget a session; what it sent last is acknowledged still. Idempotent."""
@@ -191,15 +210,22 @@ class Acceptor(Generic[Out, In, Receipt]):
 
     def _frames(self) -> Iterator[tuple[bytes, Frame[In]]]:
         """What has arrived, with its routes; what cannot be read is answered here."""
+        num_bytes = 0
         for _ in range(MAX_READ_AT_ONCE):
+            if num_bytes >= MAX_READ_BYTES_AT_ONCE:
+                return
             if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return  # to be told so by an exception takes several times longer
             try:
-                first = self._socket.recv(zmq.NOBLOCK, copy=False)
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                if self._connections is None:
+                    first = None
+                    route, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                else:  # an uncopied frame knows which connection it came over
+                    first = self._socket.recv(zmq.NOBLOCK, copy=False)
+                    route, parts = first.bytes, self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            route = first.bytes
+            num_bytes += sum(map(len, parts))
             if len(parts) != 1:
                 self._refuse(route, "a message of one part expected")
                 continue
@@ -208,7 +234,8 @@ class Acceptor(Generic[Out, In, Receipt]):
             except ProtocolError as error:
                 self._refuse(route, str(error), field=error.field)
                 continue
-            if self._connections is not None and isinstance(frame.body, Hello):
+            if first is not None and isinstance(frame.body, Hello):
+                assert self._connections is not None
                 self._connections.heard(int(first.get(zmq.SRCFD)))
             yield route, frame
 
@@ -262,6 +289,7 @@ class Acceptor(Generic[Out, In, Receipt]):
             window=self._window,
             ping_after_s=self._ping_after_s,
             dead_after_s=self._dead_after_s,
+            stalled_after_s=self._stalled_after_s,
         )
         session = Session(route, hello.identity, link, hello.fresh)
         self._routes[route] = self._identities[hello.identity] = session

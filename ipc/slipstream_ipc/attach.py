@@ -15,7 +15,7 @@ Rules:
   is told as a Refusal, the others lie in `trouble` for whoever reports the server's absence.
 - An ipc:// peer is trusted for its folder, which is looked at before the first attach and again
   at each Welcome: nothing but a Hello is ever said to somebody else's server.
-- `receive` reads a bounded number of messages, so that a flood starves nobody.
+- `receive` reads a bounded number of messages and of bytes, so that a flood starves nobody.
 """
 
 from __future__ import annotations
@@ -42,7 +42,13 @@ from slipstream_ipc.messages import (
     Welcome,
 )
 from slipstream_ipc.security import check_socket_folder
-from slipstream_ipc.sockets import MAX_READ_AT_ONCE, DisconnectWatch, is_numbered, new_dealer
+from slipstream_ipc.sockets import (
+    MAX_READ_AT_ONCE,
+    MAX_READ_BYTES_AT_ONCE,
+    DisconnectWatch,
+    is_numbered,
+    new_dealer,
+)
 
 Out = TypeVar("Out")
 In = TypeVar("In")
@@ -148,15 +154,19 @@ class Attacher(Generic[Out, In, Receipt]):
         perhaps has an answer to send with it.
         """
         self._has_heard = False
+        num_bytes = 0
         for _ in range(MAX_READ_AT_ONCE):
             if self._socket is None:
                 return
+            if num_bytes >= MAX_READ_BYTES_AT_ONCE:
+                break
             if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 break  # to be told so by an exception takes several times longer
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
+            num_bytes += len(data)
             try:
                 frame = self._codec.decode(data)
             except ProtocolError as error:

@@ -12,7 +12,8 @@ Rules:
 - A child serves from `Activate` on and not before: it binds no address and takes no memory for a
   model until then, so that it can wait as a spare beside the process that it will replace.
 - The loop that does a child's work writes its beats, so their absence says that the loop hangs.
-  From the first beat on they are expected, until the child says that it is `loading`.
+  From the first beat on they are expected, until the child says that it is `loading`, and again
+  from when it is ready.
 - A child never waits for its parent to read: a beat that finds no room is dropped. It is written
   as a whole or not at all, so it takes at most PIPE_BUF bytes; numbers that do not fit stay away.
 - A child's own files in the runtime directory are named `*-PID.sock`: its parent removes them when
@@ -44,6 +45,7 @@ STATUS_FD_VARIABLE = "SLIPSTREAM_STATUS_FD"
 CONTROL_FD_VARIABLE = "SLIPSTREAM_CONTROL_FD"
 PARENT_PID_VARIABLE = "SLIPSTREAM_PARENT_PID"
 BEAT_S = 0.5  # between two beats; a loop that beats turns at least as often
+NEWS_S = 0.1  # the same, where there is news
 SILENT_S = 4 * BEAT_S  # without a beat, from when on a process is called silent
 
 Config = TypeVar("Config")
@@ -59,7 +61,8 @@ class Activate(msgspec.Struct, frozen=True, tag=True):
     """Serve from now on.
 
     incarnation: larger than those of all who served in this place before. died_within: whether the
-    last of them died of what it did itself (an exception, a fatal signal that nobody sent).
+    last of them died of what it did itself: an exception, a fatal signal that nobody sent, a hang
+    in which it was busy, want of memory.
     """
 
     incarnation: int = 0
@@ -130,6 +133,18 @@ class Commands:
         """Whether `read` would give some, or end this process."""
         return bool(self._waiting or select.select([self._fd], [], [], 0)[0])
 
+    def read_activation(self) -> Activate | None:
+        """The activation, where it has come; what was said after it is read later.
+
+        The parent may tell a child at once that it serves and that the stack drains.
+        """
+        commands = self.read()
+        for number, command in enumerate(commands):
+            if isinstance(command, Activate):
+                self._waiting = commands[number + 1 :]
+                return command
+        return None
+
     def read(self) -> list[Command]:
         """Those that have come since; what is none is a line in the log. Ends this process where
         nobody is left who could command.
@@ -154,21 +169,27 @@ class Beats:
     """The signs of life of the loop that calls `beat` in each of its turns."""
 
     def __init__(self) -> None:
-        self._due = 0.0
+        self._due = self._news_due = 0.0
+        self._told: object = None
 
     def beat(
         self,
         now: float,
         numbers: Callable[[], Numbers] | None = None,
         processes: dict[str, State] | None = None,
+        news: object = None,
     ) -> bool:
         """Write a beat if one is due, with what was counted by then; whether it was.
 
-        processes: how those are that this one keeps itself.
+        processes: how those are that this one keeps itself. news: where it is another than in the
+        beat before, the next one is due sooner: else the first instant of what has just begun
+        would be told for as long as half of it may take.
         """
-        if now < self._due:
+        if now < (self._due if news == self._told else self._news_due):
             return False
         self._due = now + BEAT_S / 2  # so that a loop that sleeps for BEAT_S never skips one
+        self._news_due = now + NEWS_S
+        self._told = news
         counted = None if numbers is None else numbers()
         report(Status(beat=True, numbers=counted, processes=processes or {}))
         return True
@@ -224,9 +245,8 @@ def run_child(main: Callable[[], int]) -> NoReturn:
 def wait_for_activation(commands: Commands, stop: StopSignal, beats: Beats) -> Activate | None:
     """What a spare does, with beats; None where the stop signal comes first."""
     while not stop.is_set:
-        for command in commands.read():
-            if isinstance(command, Activate):
-                return command
+        if (activation := commands.read_activation()) is not None:
+            return activation
         beats.beat(time.monotonic())
         select.select([commands.fileno(), stop.fileno()], [], [], BEAT_S)
     return None

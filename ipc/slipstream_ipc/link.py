@@ -10,6 +10,8 @@ Rules:
   credit and repeat the last number sent, so that a lost tail shows as a gap too.
 - Acknowledgements are cumulative. What a numbered frame carried is kept as its receipt until then.
 - A gap ends the link's life: the attaching end attaches anew, from positions, never from a queue.
+- A peer that gives signs of life, was sent something and acknowledges none of it for
+  `stalled_after_s` has stalled: what is kept for it must not grow for ever.
 - Silence asks for a sign of life once; only an unanswered ping is a death. What is overdue is
   given one beat more: the answer may lie unread, behind whatever kept us from reading.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
+from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
 Receipt = TypeVar("Receipt")
@@ -39,6 +42,7 @@ class Beat(Enum):
     NOTHING = "nothing"
     PING = "ping"
     DEAD = "dead"
+    STALLED = "stalled"  # it lives, and takes nothing in
 
 
 class Header(NamedTuple):
@@ -60,13 +64,20 @@ class Link(Generic[Receipt]):
         window: int = WINDOW,
         ping_after_s: float = 2.0,
         dead_after_s: float = 8.0,
+        stalled_after_s: float = inf,
     ) -> None:
         self.epoch = epoch
         self._window = window
         self._ping_after_s = ping_after_s
         self._dead_after_s = dead_after_s
+        self._stalled_after_s = stalled_after_s
         self._sent = 0
         self._acked = 0
+        self._acked_at_beat = 0
+        self._progress_at = (
+            now  # of the last beat with everything acknowledged, or more than before
+        )
+        self._is_stall_overdue = False
         self._received = 0
         self._told = 0  # the acknowledgement the peer has of us
         self._receipts: deque[Receipt] = deque()  # of frames _acked+1 .. _sent
@@ -148,6 +159,8 @@ class Link(Generic[Receipt]):
 
         Between two calls, what has arrived is to be read.
         """
+        if self._has_stalled(now):
+            return Beat.STALLED
         if self._pinged_at is None:
             if now - self._heard_at < self._ping_after_s:
                 return Beat.NOTHING
@@ -159,3 +172,14 @@ class Link(Generic[Receipt]):
             self._is_overdue = True
             return Beat.NOTHING
         return Beat.DEAD
+
+    def _has_stalled(self, now: float) -> bool:
+        """Whether nothing is acknowledged for too long; as with silence, at the second look."""
+        if not self.num_unacked or self._acked != self._acked_at_beat:
+            self._acked_at_beat = self._acked
+            self._progress_at = now
+            self._is_stall_overdue = False
+        elif now - self._progress_at >= self._stalled_after_s:
+            has_stalled, self._is_stall_overdue = self._is_stall_overdue, True
+            return has_stalled
+        return False

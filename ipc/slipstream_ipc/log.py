@@ -18,6 +18,7 @@ Rules:
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,14 @@ def history_digest(token_ids: npt.NDArray[np.uint32]) -> int:
     """A u64 by which two parties see that they have the same tokens."""
     digest = hashlib.blake2b(token_ids.astype("<u4").tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
+
+
+def history_checksum(token_ids: bytes, before: int = 0) -> int:
+    """A u32 that stands for a u32 column of tokens, going on from the checksum of those before.
+
+    Unlike the digest it can be carried on by a party that no longer has the tokens.
+    """
+    return zlib.crc32(token_ids, before)
 
 
 class PagedLog:

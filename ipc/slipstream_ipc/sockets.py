@@ -36,6 +36,7 @@ from slipstream_ipc.security import (
 )
 
 MAX_READ_AT_ONCE = 1024  # messages, before whoever reads them does something else again
+MAX_READ_BYTES_AT_ONCE = 2**21  # … and bytes; a message that is larger is read by itself
 
 _UNNUMBERED = frozenset({Hello, Welcome, Reattach, Refusal, Ping, Starting, type(None)})
 _PEER_HWM = 256  # messages of one peer, either way; links have a window of 16

@@ -51,6 +51,14 @@ class TextLog:
         """Tokens released."""
         return self._token_ends[-1] if self._token_ends else self._start.num_tokens
 
+    @property
+    def ends_within_token(self) -> bool:
+        """Whether the last unit is text alone: of a token that has more to come."""
+        if not self._token_ends:
+            return False
+        before = self._token_ends[-2] if len(self._token_ends) > 1 else self._start.num_tokens
+        return self._token_ends[-1] == before
+
     def append(self, text: str, num_tokens: int) -> None:
         """Release `text` together with all tokens up to the `num_tokens`-th."""
         self._texts.append(text)

@@ -14,7 +14,7 @@ import zmq
 
 from slipstream_ipc.accept import Acceptor
 from slipstream_ipc.codec import front_codec
-from slipstream_ipc.connections import Connections, raise_file_limit
+from slipstream_ipc.connections import Connections
 from slipstream_ipc.curve import load_server_keys
 from slipstream_ipc.link import WINDOW
 from slipstream_ipc.messages import PromptReady
@@ -41,9 +41,12 @@ def assemble_worker(
     detokenizers: DetokenizerFactory,
     context: zmq.Context[zmq.Socket[bytes]],
     poller: zmq.Poller,
+    connections: Connections | None = None,
 ) -> Worker:
-    """A worker between `config.core_address` and `config.client_address`."""
-    connections = Connections(raise_file_limit())
+    """A worker between `config.core_address` and `config.client_address`.
+
+    connections: bounds those of its clients.
+    """
     socket = bind_router(context, config.client_address, _listener(config), connections=connections)
     front: FrontAcceptor = Acceptor(
         socket,
@@ -51,6 +54,7 @@ def assemble_worker(
         window=WINDOW,
         ping_after_s=config.client_timeout_s,
         dead_after_s=config.client_timeout_s,
+        stalled_after_s=2 * config.client_timeout_s + config.grace_s,  # as long as one is missed
         connections=connections,
     )
     core = CoreHop(
@@ -71,6 +75,7 @@ def assemble_worker(
         tokenizer=config.tokenizer,
         stream_interval=config.stream_interval,
         grace_s=config.grace_s,
+        may_return=config.may_return,
         tracer=open_tracer(config.trace, "worker"),
     )
 

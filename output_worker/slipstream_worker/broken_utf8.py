@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 from codecs import utf_8_decode
+from typing import Literal
 
 __all__ = ["MAX_DANGLING", "REPLACEMENT", "decode_joined", "decode_run_byte"]
 
@@ -31,18 +32,20 @@ def _beginnings() -> frozenset[bytes]:
 _BEGINNINGS = _beginnings()
 
 
-def decode_joined(data: bytes) -> tuple[str, bytes]:
+def decode_joined(
+    data: bytes, errors: Literal["replace", "ignore"] = "replace"
+) -> tuple[str, bytes]:
     """ByteLevel's way: one U+FFFD for a beginning of a character that does not go on, and one for
-    each byte that begins none.
+    each byte that begins none; or nothing for them, where errors are to be ignored.
 
     Returns the text of `data` and the bytes at its end that wait.
     """
     if data in _BEGINNINGS:
         return "", data
-    text, num_used = utf_8_decode(data, "replace", False)
+    text, num_used = utf_8_decode(data, errors, False)
     rest = data[num_used:]
     if rest and rest not in _BEGINNINGS:
-        return text + rest.decode("utf-8", "replace"), b""
+        return text + rest.decode("utf-8", errors), b""
     return text, rest
 
 

@@ -13,7 +13,7 @@ joined after skipping.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from slipstream_worker.broken_utf8 import MAX_DANGLING, REPLACEMENT, decode_joined
 from slipstream_worker.token_table import TokenTable
@@ -26,6 +26,7 @@ class ByteView(NamedTuple):
 
     pieces: list[bytes]
     texts: list[str | None]  # None: the piece is not UTF-8 by itself
+    errors: Literal["replace", "ignore"]  # what becomes of bytes of no character
 
     @classmethod
     def of(cls, table: TokenTable, skip_special_tokens: bool) -> ByteView:
@@ -34,23 +35,20 @@ class ByteView(NamedTuple):
         if skip_special_tokens:
             for token_id in table.special:
                 pieces[token_id] = b""
-        return cls(pieces, [_own_text(piece) for piece in pieces])
+        return cls(pieces, [_own_text(piece) for piece in pieces], table.errors)
 
 
 class ByteDetokenizer:
     """One stream's text, by looking tokens up."""
 
-    __slots__ = ("_num_inherited", "_pieces", "_texts", "_waiting")
+    __slots__ = ("_errors", "_num_inherited", "_pieces", "_texts", "_waiting", "num_pending")
 
     def __init__(self, view: ByteView, prompt_ids: Sequence[int]) -> None:
-        self._pieces, self._texts = view
+        self._pieces, self._texts, self._errors = view
         self._waiting = _dangling_bytes(view.pieces, prompt_ids)
         # As long as these wait, the prompt has begun the character and shows U+FFFD for it.
         self._num_inherited = len(self._waiting)
-
-    @property
-    def is_pending(self) -> bool:
-        return len(self._waiting) > self._num_inherited
+        self.num_pending = 0
 
     @property
     def is_settled(self) -> bool:
@@ -73,19 +71,27 @@ class ByteDetokenizer:
                 return "".join([texts[i] for i in token_ids])  # type: ignore[misc]
             except (IndexError, TypeError):
                 pass  # an id beyond the vocabulary, or a text that is None
-        return self._decode(b"".join([_piece(self._pieces, token_id) for token_id in token_ids]))
+        return "".join([self.step(token_id) for token_id in token_ids])
 
     def flush(self) -> str:
-        tail = "" if self._num_inherited or not self._waiting else REPLACEMENT
+        is_shown = self._waiting and not self._num_inherited and self._errors == "replace"
+        tail = REPLACEMENT if is_shown else ""
         self._waiting = b""
-        self._num_inherited = 0
+        self._num_inherited = self.num_pending = 0
         return tail
 
     def _decode(self, more: bytes) -> str:
-        text, self._waiting = decode_joined(self._waiting + more)
-        if self._num_inherited and text:
+        """The text that a token's bytes complete."""
+        data = self._waiting + more
+        text, self._waiting = decode_joined(data, self._errors)
+        is_used = len(self._waiting) < len(data)
+        if is_used:  # all that waited, so that what waits now is this token's own
+            self.num_pending = 1 if self._waiting else 0
+        elif len(self._waiting) > self._num_inherited:
+            self.num_pending += 1
+        if self._num_inherited and is_used:
             self._num_inherited = 0
-            return text.removeprefix(REPLACEMENT)
+            return text.removeprefix(REPLACEMENT) if self._errors == "replace" else text
         return text
 
 

@@ -16,7 +16,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     again as long until it counts as gone. hang_timeout_s: silence after which the prompt process
     counts as hung. trace: the file that a timeline is to become; this process leaves its part
     beside it. listen: a tcp:// address where clients are heard as well; keys: the folder of its
-    CURVE keys; insecure: it has none, and is on this machine.
+    CURVE keys; insecure: it has none, and is on this machine. may_return: another stack may come to
+    these addresses when this one has stopped, so clients are told to wait for it.
     """
 
     tokenizer: str  # a folder or a hub id
@@ -35,3 +36,4 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     listen: str | None = None
     keys: str | None = None
     insecure: bool = False
+    may_return: bool = False

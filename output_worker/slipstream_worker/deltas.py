@@ -4,7 +4,8 @@ Owns: how entries become the columns of a `Deltas`, and when a line is due (its 
 know: sockets, credit, clients' lives.
 
 Rules:
-- The first tokens and the end are due at once; in between, `interval` tokens are.
+- The first tokens and the end are due at once; in between, `interval` tokens are. A token of which
+  some text has been released, and some is yet to come, counts as one.
 - A message is filled up to a byte budget, slow lines first; what did not fit stays due.
 - Building moves no cursor: `Built.commit` does, when the message has left.
 """
@@ -53,7 +54,7 @@ def is_due(stream: Stream) -> bool:
     if reader.cursor.unit == log.num_units:
         return False
     done = reader.cursor.num_tokens
-    return not done or log.num_tokens - done >= stream.interval
+    return not done or log.num_tokens + log.ends_within_token - done >= stream.interval
 
 
 def is_urgent(stream: Stream) -> bool:

@@ -27,8 +27,7 @@ Rules:
 - The text does not depend on how the tokens are cut into calls of `step` and `step_many`.
 - After each token all text is out that decode shows for the tokens so far, but for what further
   tokens may change: the U+FFFD of an unfinished character, and the end of a token that reads
-  otherwise at the end. `is_pending` says whether there is such text, begun by the stream's own
-  tokens.
+  otherwise at the end. `num_pending` says which of the stream's own tokens have such text.
 - No half characters, and no lost tail: `flush` brings what is pending as decode shows it at the
   end of the text.
 - An id without a token decodes to nothing, and so does a special one where they are skipped: it is
@@ -59,8 +58,9 @@ class Detokenizer(Protocol):
     """The text of one stream. Not to be used any more after `flush`."""
 
     @property
-    def is_pending(self) -> bool:
-        """Whether the last tokens may have text that is yet to come."""
+    def num_pending(self) -> int:
+        """How many of the last tokens may have text that is yet to come, those that decode leaves
+        out among them."""
         ...
 
     @property

@@ -7,6 +7,7 @@ Rules:
 - Nobody is heard before every stream of the life before is known (SyncDone; see `worker`), so
   "unknown" is the truth.
 - Whatever goes wrong with one client's message is that client's: it is told, nobody else is.
+- The answers that a submission asks for share the reading, the checks and the hash of its prompt.
 - What was aborted before it was accepted is not begun again, whoever asks for it and however late.
 """
 
@@ -43,14 +44,17 @@ from slipstream_worker.lives import Lives
 from slipstream_worker.prompts import PromptSource
 from slipstream_worker.questions import Questions
 from slipstream_worker.registration import (
-    check_submit,
-    fingerprint,
+    Submission,
+    answers_of,
+    check_answer,
     open_output,
     register,
 )
 from slipstream_worker.streams import Position, Stage, Stream
 
 logger = logging.getLogger(__name__)
+
+_CONFLICT = Fault("conflict", "this stream id is taken by another request", "stream_id")
 
 
 class FromClients:
@@ -62,8 +66,12 @@ class FromClients:
         lives: Lives,
         prompts: PromptSource,
         detokenizers: DetokenizerFactory,
+        *,
+        may_return: bool = False,
     ) -> None:
+        """`may_return`: what is turned away while this one drains may be asked for again, later."""
         self._front = front
+        self._may_return = may_return
         self._lives = lives
         self._detokenizers = detokenizers
         self._questions = Questions(lives, prompts)
@@ -78,17 +86,7 @@ class FromClients:
                 lives.readers.greet(session)
                 self._front.welcome(session, card)
             case Submit():
-                known = lives.streams.get(body.stream_id)
-                try:
-                    self._submit(session, body, card)
-                except Exception as error:
-                    logger.exception("a submission failed")
-                    why = f"{type(error).__name__} while the request was taken in"
-                    taken_in = lives.streams.get(body.stream_id)
-                    if taken_in is not None and taken_in is not known:
-                        lives.fail(taken_in, why)
-                    else:
-                        self._reject(session, body.handle, Fault("engine", why))
+                self._submit_all(session, body, card)
             case Resume():
                 self._resume(session, body)
             case Abort():
@@ -131,11 +129,34 @@ class FromClients:
         """Look for clients that stay away. To be called now and then."""
         self._questions.beat()
 
-    def _submit(self, session: Session[Receipt], submit: Submit, card: ModelCard) -> None:
+    def _submit_all(self, session: Session[Receipt], submit: Submit, card: ModelCard) -> None:
+        lives = self._lives
+        submission = _read(submit)
+        for answer in answers_of(submit):
+            known = lives.streams.get(answer.stream_id)
+            if isinstance(submission, Fault):
+                fault = submission if known is None else _CONFLICT
+                self._reject(session, answer.handle, fault)
+                continue
+            try:
+                self._submit(session, answer, submission, card)
+            except Exception as error:
+                logger.exception("a submission failed")
+                why = f"{type(error).__name__} while the request was taken in"
+                taken_in = lives.streams.get(answer.stream_id)
+                if taken_in is not None and taken_in is not known:
+                    lives.fail(taken_in, why)
+                else:
+                    self._reject(session, answer.handle, Fault("engine", why))
+
+    def _submit(
+        self, session: Session[Receipt], submit: Submit, submission: Submission, card: ModelCard
+    ) -> None:
+        """Take in one answer of a submission."""
         lives = self._lives
         known = lives.streams.get(submit.stream_id)
         if known is not None:
-            self._submit_again(session, submit, known)
+            self._submit_again(session, submit, known, submission.fingerprint(submit))
             return
         fault = lives.keeping.why_gone(submit.stream_id)
         if fault is not None:
@@ -143,20 +164,22 @@ class FromClients:
             return
         if self.is_draining and not submit.was_accepted:
             fault = Fault("overloaded", "the server is shutting down")
-            self._reject(session, submit.handle, fault)
+            self._reject(session, submit.handle, fault, is_leaving=self._may_return)
             return
         try:
-            bad_words = check_submit(submit).bad_words or ()
+            check_answer(submit)
         except BadRequest as error:
             self._reject(session, submit.handle, error.fault)
             return
-        render = _render_of(submit, bad_words, card)
+        render = _render_of(submit, submission.bad_words, card)
         if render is not None and not submit.was_accepted:
             why = lives.renderings.why_full(render)
             if why:
                 self._reject(session, submit.handle, Fault("overloaded", why))
                 return
-        stream = Stream(submit.stream_id, Stage.RENDERING, submit, fingerprint(submit))
+        known_as = submission.fingerprint(submit)
+        stream = Stream(submit.stream_id, Stage.RENDERING, submit, fingerprint=known_as)
+        stream.params = submission.params(submit)
         stream.arrived_at = lives.keeping.now
         lives.streams.add(stream)
         lives.readers.read(stream, session.identity, submit.handle, _position(submit))
@@ -166,11 +189,12 @@ class FromClients:
             stream.submit = structs.replace(submit, text=None, messages=())  # `render` has them
             lives.renderings.ask(stream, render)
 
-    def _submit_again(self, session: Session[Receipt], submit: Submit, known: Stream) -> None:
+    def _submit_again(
+        self, session: Session[Receipt], submit: Submit, known: Stream, known_as: bytes
+    ) -> None:
         """A duplicate: its client attached anew without having had an answer, or was replaced."""
-        if known.fingerprint != fingerprint(submit):
-            fault = Fault("conflict", "this stream id is taken by another request", "stream_id")
-            self._reject(session, submit.handle, fault)
+        if known.fingerprint != known_as:
+            self._reject(session, submit.handle, _CONFLICT)
             return
         self._lives.readers.read(known, session.identity, submit.handle, _position(submit))
         if known.stage in (Stage.RUNNING, Stage.ENDED):
@@ -179,12 +203,16 @@ class FromClients:
     def _set_out(self, stream: Stream, rendered: Rendered, card: ModelCard) -> None:
         """All its tokens are known: check the request as a whole, ask the core."""
         assert stream.submit is not None
+        assert stream.params is not None
         assert stream.reader is not None
         try:
             prompt_ids = stream.submit.token_ids or rendered.token_ids
             words = rendered.bad_word_ids, rendered.bad_word_counts
-            reader, known_as = stream.reader.client, stream.fingerprint
-            admit = register(stream.submit, prompt_ids, reader, card, words, known_as=known_as)
+            admit = register(
+                *(stream.submit, prompt_ids, stream.reader.client, card, words),
+                params=stream.params,
+                known_as=stream.fingerprint,
+            )
         except BadRequest as error:
             self._lives.reject(stream, error.fault)
             return
@@ -198,16 +226,29 @@ class FromClients:
         if stream is None:
             lives.readers.port(session.identity).state(UnknownStreams((resume.handle,)))
             return
-        position = Position(resume.num_chars, resume.num_tokens, resume.digest)
+        position = Position(resume.num_chars, resume.num_tokens, resume.digest, resume.checksum)
         if stream.stage in (Stage.RUNNING, Stage.ENDED) and stream.registration is not None:
             port = lives.readers.port(session.identity)
             port.state(Accepted(resume.handle, stream.registration.prompt_ids))
             port.state_prompt(stream, resume.handle)
         lives.readers.read(stream, session.identity, resume.handle, position)
 
-    def _reject(self, session: Session[Receipt], handle: int, fault: Fault) -> None:
+    def _reject(
+        self, session: Session[Receipt], handle: int, fault: Fault, *, is_leaving: bool = False
+    ) -> None:
         self._lives.counters.rejected(fault.code)
-        self._lives.readers.port(session.identity).state(Rejected(handle, fault))
+        self._lives.readers.port(session.identity).state(Rejected(handle, fault, is_leaving))
+
+
+def _read(submit: Submit) -> Submission | Fault:
+    """What is asked for, or why none of it can be taken."""
+    try:
+        return Submission(submit)
+    except BadRequest as error:
+        return error.fault
+    except Exception as error:
+        logger.exception("a submission failed")
+        return Fault("engine", f"{type(error).__name__} while the request was taken in")
 
 
 def _render_of(submit: Submit, bad_words: tuple[str, ...], card: ModelCard) -> Render | None:
@@ -222,4 +263,6 @@ def _render_of(submit: Submit, bad_words: tuple[str, ...], card: ModelCard) -> R
 
 
 def _position(submit: Submit) -> Position:
-    return Position(submit.num_chars, len(submit.output_ids) // 4)
+    if submit.output_ids:
+        return Position(submit.num_chars, len(submit.output_ids) // 4)
+    return Position(submit.num_chars, submit.num_tokens, checksum=submit.checksum)

@@ -26,6 +26,7 @@ from slipstream_ipc.messages import (
     Admitted,
     CoreToWorker,
     Forget,
+    Forgotten,
     ModelCard,
     Positions,
     PromptScores,
@@ -100,6 +101,8 @@ class FromCore:
                 self._readmit(message)
             case PromptScores():
                 self._prompt(message)
+            case Forgotten():
+                lives.keeping.bury(message.stream_ids)
             case Suspects():
                 lives.suspect(message.incarnation, message.stream_ids)
             case SyncDone():
@@ -145,9 +148,7 @@ class FromCore:
             self._core.state(Forget((admit.stream_id,)))
             return
         stream = Stream(admit.stream_id, Stage.RUNNING, is_counted=message.is_over)
-        lives.streams.add(stream)
-        lives.register(stream, admit, output)
-        lives.streams.place(stream, message.row)
+        lives.take_up(stream, admit, output, message.row)
         # its tokens are yet to come; where an abort or an error ended it, they come before that end
         if message.end is not None:
             lives.replay(stream, message.end)

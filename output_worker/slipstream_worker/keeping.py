@@ -1,27 +1,32 @@
-"""How long streams are kept that nobody needs any more, and which there have been.
+"""How long streams are kept that nobody reads, and which there have been.
 
-Owns: when each stream is to be forgotten, how much memory ended ones take together, the ids of
+Owns: when each stream is to be given up, how much memory ended ones take together, the ids of
 those that were forgotten. Does not know: who reads a stream, how it ended, how it is removed.
 
 Rules:
-- A stream is forgotten at the time that was said last for it; `inf` (`Stream.leaves_at`) is never.
+- A stream is given up at the time that was said last for it; `inf` (`Stream.leaves_at`) is never.
+  One that has not ended by then is to be aborted.
 - Where ended streams together take too much memory, the oldest of those that nobody waits for go
   at once.
-- The id of a forgotten stream is remembered for long: what has ended is not run again. So is the id
-  of one that was aborted before it was accepted.
+- The id of a forgotten stream is remembered for long: what has ended is not run again. The core
+  knows it, too, and tells the next worker. So is the id of one that was aborted before it was
+  accepted, by this worker alone.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from math import inf
 
 from slipstream_ipc.messages import Fault
-from slipstream_worker.streams import Stream, StreamTable
+from slipstream_worker.streams import Stage, Stream, StreamTable
 from slipstream_worker.tombstones import Tombstones
 
 _MAX_ENDED_BYTES = 256 * 2**20  # of ended streams that are kept for readers that come back
 _LEAST_TOMBSTONES = 2**16
+_LEAST_LEAVING = 1024
+LEAST_UNREAD_S = 10.0
 _LEAST_ABORTED = 2**12
 ABORTED = Fault("bad_request", "aborted before it was accepted")
 _FORGOTTEN = Fault("unknown_stream", "this stream has ended, and what it said is forgotten")
@@ -42,14 +47,19 @@ class Keeping:
         self.now = 0.0
 
     def leave_at(self, stream: Stream, when: float) -> None:
-        """Forget a stream then, unless somebody comes to read it."""
+        """Give up a stream then, unless somebody comes to read it."""
         stream.leaves_at = when
+        if len(self._leaving) >= 2 * len(self._streams) + _LEAST_LEAVING:
+            self._drop_withdrawn()
         self._num_left += 1  # ties in the heap never compare ids
         heapq.heappush(self._leaving, (when, self._num_left, stream.stream_id))
 
     def leave_after_grace(self, stream: Stream) -> None:
-        """Forget a stream when nobody has come back to it for the grace time."""
-        self.leave_at(stream, self.now + self.grace_s)
+        """Give up a stream when nobody has come to read it for the grace time. One that goes on has
+        as long as clients take to attach anew, at least.
+        """
+        least_s = 0.0 if stream.stage is Stage.ENDED else LEAST_UNREAD_S
+        self.leave_at(stream, self.now + max(least_s, self.grace_s))
 
     def ended(self, stream: Stream, held_bytes: int) -> None:
         """A stream has ended, and takes so much memory until it is forgotten."""
@@ -75,6 +85,11 @@ class Keeping:
                 due.append(stream)
         return due
 
+    def bury(self, stream_ids: Iterable[bytes]) -> None:
+        """These have been, in a life before this one."""
+        for stream_id in stream_ids:
+            self._tombstones.add(stream_id)
+
     def aborted(self, stream_id: bytes) -> None:
         """A stream was aborted before it was accepted; it is not kept."""
         self._aborted.add(stream_id)
@@ -93,6 +108,16 @@ class Keeping:
         """There are no streams any more."""
         self._ended.clear()
         self._ended_bytes = 0
+
+    def _drop_withdrawn(self) -> None:
+        """Drop the times that count no more: a stream may be left and come back to very often."""
+        valid = {
+            (when, stream_id): number
+            for when, number, stream_id in self._leaving
+            if (stream := self._streams.get(stream_id)) is not None and stream.leaves_at == when
+        }
+        self._leaving = [(when, number, stream_id) for (when, stream_id), number in valid.items()]
+        heapq.heapify(self._leaving)
 
     def _make_room(self) -> None:
         """Let go of ended streams, the oldest first, where they take too much memory."""

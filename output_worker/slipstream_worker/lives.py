@@ -9,7 +9,8 @@ Rules:
 - A stream that was rejected is not kept. An ended one is kept for the grace time after its reader
   has all of it (or after its end, if nobody reads it), then forgotten here and in the core; earlier
   where ended streams together take too much memory.
-- When a client is gone for good, so is everything that only it could read.
+- When a client is gone for good, so is everything that only it could read. So is a stream that no
+  client has come to read for the grace time, whichever read it before.
 """
 
 from __future__ import annotations
@@ -83,13 +84,20 @@ class Lives:
         """A stream's prompt is known, or a life before this one knew it."""
         stream.registration = admit
         stream.output = output
-        stream.submit = None
+        stream.submit = stream.params = None
         stream.fingerprint = admit.fingerprint
         stream.interval = max(admit.params.stream_interval, self._least_interval)
         stream.strikes = admit.strikes
         stream.struck_at = len(admit.output_ids) // 4
         self.columns.open(stream, admit)
         self.readers.opened(stream)
+
+    def take_up(self, stream: Stream, admit: Admit, output: StreamOutput, row: int) -> None:
+        """A life before this one knew the stream; who read it has yet to come back."""
+        self.streams.add(stream)
+        self.register(stream, admit, output)
+        self.streams.place(stream, row)
+        self.keeping.leave_after_grace(stream)
 
     def submit(self, stream: Stream) -> None:
         """Have the core run a stream, unless the tokens it comes with have ended it already."""
@@ -289,14 +297,16 @@ class Lives:
         )
 
     def beat(self) -> None:
-        """Dismiss clients that stayed away, forget streams whose time has come."""
+        """Dismiss clients that stayed away, give up streams whose time has come."""
         for client in self.readers.take_gone():
             self.dismiss(client)
         gone = self.keeping.take_due()
         for stream in gone:
+            if stream.stage is not Stage.ENDED:
+                self.abort(stream)
             self._remove(stream)
         if gone:
-            self._core.state(Forget(tuple(stream.stream_id for stream in gone)))
+            self._core.state(Forget(tuple(stream.stream_id for stream in gone), has_been=True))
 
     def clear(self) -> None:
         """Forget everything: the core will tell it anew."""

@@ -27,7 +27,8 @@ from slipstream_ipc.child import (
     run_child,
     start_child,
 )
-from slipstream_ipc.messages import Fault, PromptReady, Status
+from slipstream_ipc.connections import Connections, raise_file_limit
+from slipstream_ipc.messages import PromptReady, Status
 from slipstream_worker.assembly import assemble_worker, detokenizers_from
 from slipstream_worker.config import WorkerConfig
 from slipstream_worker.prompts import Prompts
@@ -74,7 +75,14 @@ def main() -> int:
             if activation is not None:
                 config = msgspec.structs.replace(config, incarnation=activation.incarnation)
                 try:
-                    worker = assemble_worker(config, prompts, detokenizers, context, poller)
+                    worker = assemble_worker(
+                        config,
+                        prompts,
+                        detokenizers,
+                        context,
+                        poller,
+                        Connections(raise_file_limit()),
+                    )
                 except (ValueError, OSError, zmq.ZMQError) as error:  # an address, or keys
                     report(Status(error=str(error)))
                     return 1
@@ -106,9 +114,8 @@ def _await_activation(
 ) -> Activate | None:
     """Wait beside the worker that serves, with everything at hand; None where we are to stop."""
     while not stop.is_set:
-        for command in commands.read():
-            if isinstance(command, Activate):
-                return command
+        if (activation := commands.read_activation()) is not None:
+            return activation
         list(prompts.receive())
         list(prompts.beat(time.monotonic()))
         beats.beat(time.monotonic())
@@ -125,7 +132,7 @@ def _serve(
     beats: Beats,
 ) -> None:
     is_ready = False
-    draining: _Draining | None = None
+    draining = _draining_of(worker, commands)
     beat_at = 0.0
     events: dict[object, int] | None = None
     while not stop.is_set:
@@ -142,12 +149,16 @@ def _serve(
             draining.turn(now)
         events = dict(poller.poll(max(1, int((beat_at - time.monotonic()) * 1e3))))
         if commands.fileno() in events:
-            for command in commands.read():
-                if isinstance(command, Drain):
-                    draining = _Draining(worker, time.monotonic() + command.within_s)
+            draining = _draining_of(worker, commands) or draining
     if draining is not None or any(isinstance(command, Drain) for command in commands.read()):
         worker.say_goodbye()
     worker.close(linger_ms=_GOODBYE_MS)
+
+
+def _draining_of(worker: Worker, commands: Commands) -> _Draining | None:
+    """Where the parent has said so since it was last read."""
+    drains = [command for command in commands.read() if isinstance(command, Drain)]
+    return _Draining(worker, time.monotonic() + drains[-1].within_s) if drains else None
 
 
 class _Draining:
@@ -164,7 +175,7 @@ class _Draining:
         """End what is due to end; say when nothing is left."""
         if now >= self._end_at and not self._is_over:
             self._is_over = True
-            self._worker.end_all(Fault("engine", "the server is shutting down"))
+            self._worker.end_drain()
         is_empty = self._worker.num_running == 0 and not self._worker.has_unsent
         if is_empty and not self._is_told:
             self._is_told = True

@@ -140,37 +140,35 @@ class StreamOutput:
             end = End("stop", num_tokens, named)
         elif num_tokens >= self._max_tokens:
             end = End("length", num_tokens)
-        text, is_pending = self._text_of(token_id, end)
+        text, num_pending = self._text_of(token_id, end)
         if self._stops is not None:
-            self._push_text(text, is_pending, end)
-        elif end is not None or not is_pending:
-            self._release(text, num_tokens)
-        elif text:
-            self.log.append(text, self.log.num_tokens)
+            self._push_text(text, num_pending, end)
+        elif text or num_tokens - num_pending > self.log.num_tokens:
+            self._release(text, num_tokens - num_pending)
         if self.end is None:
             self.end = end
 
-    def _text_of(self, token_id: int, end: End | None) -> tuple[str, bool]:
-        """The text that this token completes, and whether some of its own is yet to come."""
+    def _text_of(self, token_id: int, end: End | None) -> tuple[str, int]:
+        """The text that this token completes, and of how many tokens some is yet to come."""
         detokenizer = self._detokenizer
         if detokenizer is None:
-            return "", False
+            return "", 0
         if end is None:
-            return detokenizer.step(token_id), detokenizer.is_pending
+            return detokenizer.step(token_id), detokenizer.num_pending
         if end.reason == "stop" and not self._include_stop:
-            return detokenizer.flush(), False
+            return detokenizer.flush(), 0
         text = detokenizer.step(token_id)
-        return text + detokenizer.flush(), False
+        return text + detokenizer.flush(), 0
 
-    def _push_text(self, text: str, is_pending: bool, end: End | None) -> None:
+    def _push_text(self, text: str, num_pending: int, end: End | None) -> None:
         """Pass new text through the stop strings; the stream may end by one of them."""
         assert self._stops is not None
         self._starts.append(self._num_chars)
         self._num_chars += len(text)
         self._num_unread += 1
-        if not is_pending:
-            self._ends.extend([self._num_chars] * self._num_unread)
-            self._num_unread = 0
+        if num_pending < self._num_unread:
+            self._ends.extend([self._num_chars] * (self._num_unread - num_pending))
+            self._num_unread = num_pending
         active = self.num_tokens > self._min_tokens
         emit, self._held, stop = self._stops.feed(self._held, text, active)
         if stop is not None:

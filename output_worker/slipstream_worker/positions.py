@@ -14,7 +14,7 @@ Rules:
 
 from __future__ import annotations
 
-from slipstream_ipc.log import history_digest
+from slipstream_ipc.log import history_checksum, history_digest
 from slipstream_ipc.text_log import Cursor
 from slipstream_worker.columns import StreamColumns
 from slipstream_worker.detokenizer import DetokenizerFactory
@@ -37,9 +37,11 @@ def locate(
     if position.num_tokens <= columns.num_tokens(stream):
         if stream.logprobs_from > position.num_tokens:
             raise Diverged("the log-probabilities from there on went with a server that is no more")
-        if position.digest is not None:
+        if position.digest is not None or position.checksum is not None:
             copy = columns.token_ids(stream)[: position.num_tokens]
-            if history_digest(copy) != position.digest:
+            if position.digest not in (None, history_digest(copy)) or (
+                position.checksum not in (None, history_checksum(copy.astype("<u4").tobytes()))
+            ):
                 raise Diverged("the reader has other tokens of this stream")
         cursor = _cursor_at(columns, stream, position, detokenizers)
         if cursor is not None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import Any, cast
@@ -32,6 +33,7 @@ from slipstream_ipc.messages import Fault, PromptBeat, PromptReady, Render, Rend
 from slipstream_ipc.template import read_template, template_message
 from slipstream_ipc.whole_file import write_whole
 from slipstream_worker.bad_words import bad_word_ids
+from slipstream_worker.compile_slow import compile_slow, slow_pieces
 from slipstream_worker.compile_table import UnsupportedDecoder, compile_table
 from slipstream_worker.long_prompts import LongLane, is_long, is_too_long
 from slipstream_worker.panics import is_panic
@@ -41,6 +43,7 @@ from slipstream_worker.token_table import TableFileError, cache_path, load_table
 logger = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES = 4 * 2**20  # of text to a client's question: it is to fit into a message
+_CONVERTERS = ("sentencepiece", "tiktoken")  # with which transformers reads other files
 _LAST_WORDS_MS = 1000  # to leave in
 
 
@@ -125,6 +128,10 @@ def prepare(config: PromptConfig) -> tuple[Any, PromptReady]:
         said = brief(" ".join(str(error).split()))
         why = f"cannot load the tokenizer {config.tokenizer!r} ({kind}{said}); needed "
         why += "is a folder or hub id with a sound tokenizer.json: the model's own, or --tokenizer"
+        missing = [name for name in _CONVERTERS if find_spec(name) is None]
+        if missing:
+            why += f"; a tokenizer.model or tiktoken file needs {', '.join(missing)}: "
+            why += "pip install 'slipstream[tokenizers]'"
         return None, PromptReady("", "", error=why)
     try:
         return tokenizer, prepare_table(tokenizer, Path(config.cache_dir))
@@ -134,7 +141,7 @@ def prepare(config: PromptConfig) -> tuple[Any, PromptReady]:
 
 
 def load_tokenizer(config: PromptConfig) -> Any:
-    """A fast transformers tokenizer. Raises whatever the libraries raise where there is none."""
+    """A transformers tokenizer. Raises whatever the libraries raise where there is none."""
     from transformers import AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
@@ -144,16 +151,17 @@ def load_tokenizer(config: PromptConfig) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(
         config.tokenizer, trust_remote_code=config.trust_remote_code
     )
-    if not tokenizer.is_fast:
-        raise ValueError("has no tokenizer.json; only such tokenizers are supported")
-    # as its first call would: from then on nothing changes it, and two threads may call it
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
+    if tokenizer.is_fast:
+        # as its first call would: from then on nothing changes it, and two threads may call it
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 
 def prepare_table(tokenizer: Any, cache_dir: Path) -> PromptReady:
     """Compile the decoder, or find it compiled; also leaves the tokenizer.json for the fallback."""
+    if not tokenizer.is_fast:
+        return _prepare_slow(tokenizer, cache_dir)
     backend = cast(Tokenizer, tokenizer.backend_tokenizer)
     as_json = backend.to_str().encode()
     cache_dir.mkdir(parents=True, exist_ok=True)
@@ -168,6 +176,22 @@ def prepare_table(tokenizer: Any, cache_dir: Path) -> PromptReady:
             write_whole(json_path, as_json)
             return PromptReady(str(json_path), "", why_not=str(why_not))
     return PromptReady("", str(table_path))
+
+
+def _prepare_slow(tokenizer: Any, cache_dir: Path) -> PromptReady:
+    """The same for one that transformers runs in Python: there is no fallback."""
+    name = type(tokenizer).__name__
+    try:
+        pieces = slow_pieces(tokenizer)
+        path = cache_path(cache_dir, msgspec.msgpack.encode((name, pieces)))
+        try:
+            load_table(path)
+        except (OSError, TableFileError):
+            save_table(path, compile_slow(tokenizer, pieces))
+    except UnsupportedDecoder as why_not:
+        why = f"{name} has no tokenizer.json, and its decode cannot be followed: {why_not}"
+        return PromptReady("", "", error=why)
+    return PromptReady("", str(path))
 
 
 def render(tokenizer: Any, request: Render) -> Rendered:

@@ -5,9 +5,12 @@ and end, where the wish came from that changes a reader.
 
 Rules:
 - A stream has one reader. Whoever comes later is it, the one before is told and has no say.
+- A stream whose reader does not listen (there is none, or it has not asked for the stream since it
+  attached) has a time at which it is given up: it leaves `Keeping` then, wherever it is on its way.
+  So has one whose client is lost: when the client is gone for good.
 - A reader that is ahead of us is sent nothing until we have come to where its copy ends.
 - A client that is lost may come back within the grace time; then it is gone for good, and whoever
-  drives us hears of it by `take_gone`.
+  drives us hears of it by `take_gone`. One that is there and takes nothing in is gone at once.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from slipstream_worker.counters import Counters
 from slipstream_worker.detokenizer import DetokenizerFactory
 from slipstream_worker.keeping import Keeping
 from slipstream_worker.positions import Diverged, locate
-from slipstream_worker.streams import Position, Reader, Stage, Stream
+from slipstream_worker.streams import Position, Reader, Stream
 
 _FEW_CLIENTS = 8  # to look at all of them is cheaper than to find out which have news
 
@@ -78,8 +81,8 @@ class Readers:
         else:
             port.attach(session)
             for stream in port.streams:
-                if stream.stage is Stage.ENDED and stream.leaves_at == inf:
-                    # perhaps the client has all of it, and what it acknowledged was lost
+                if stream.leaves_at == inf:
+                    # perhaps it has all of it, or has given it up, and what it said was lost
                     self._keeping.leave_after_grace(stream)
 
     def port(self, client: bytes) -> ClientPort:
@@ -101,7 +104,7 @@ class Readers:
         now = self._keeping.now
         for session in self._front.take_lost():
             self._vanished.append((now + self._keeping.grace_s, session))
-        gone = []
+        gone = [session.identity for session in self._front.take_stalled()]
         while self._vanished and self._vanished[0][0] <= now:
             _, session = self._vanished.pop(0)
             port = self._clients.get(session.identity)
@@ -125,7 +128,7 @@ class Readers:
     def read(self, stream: Stream, client: bytes, handle: int, position: Position) -> None:
         """`client` reads a stream from `position` on; whoever read it before is superseded.
 
-        Where the stream has no such position the newcomer is told so, and nothing changes.
+        Where the stream has no such position the newcomer is told so, and another reader reads on.
         """
         port, reader = self._clients[client], Reader(client, handle, awaited=position)
         if (client, handle) in stream.past_readers:  # it was away when it was told
@@ -135,10 +138,12 @@ class Readers:
             cursor = self._locate(stream, position)
         except Diverged as error:
             port.state(_diverged(handle, error))
+            if stream.reader is not None and stream.reader.is_called(client, handle):
+                self._leave_unread(stream)
             return
         before = stream.reader
         if before is not None:
-            if (before.client, before.handle) == (client, handle):
+            if before.is_called(client, handle):
                 port.leave(stream)
             else:
                 self._clients[before.client].supersede(stream)
@@ -181,7 +186,7 @@ class Readers:
         if reader is not None and not reader.is_waiting:
             self._columns.is_dirty[stream.line] = True
             self._clients[reader.client].mark()
-        elif stream.leaves_at == inf:
+        else:
             self._keeping.leave_after_grace(stream)
 
     def accept(self, stream: Stream) -> None:
@@ -233,12 +238,16 @@ class Readers:
             self._place(stream, reader, self._locate(stream, reader.awaited))
         except Diverged as error:
             self._awaiting.pop(stream, None)
-            port = self._clients[reader.client]
-            port.state(_diverged(reader.handle, error))
-            port.leave(stream)
-            stream.reader = None
-            if stream.stage is Stage.ENDED:
-                self._keeping.leave_after_grace(stream)
+            self._clients[reader.client].state(_diverged(reader.handle, error))
+            self._leave_unread(stream)
+
+    def _leave_unread(self, stream: Stream) -> None:
+        """Its reader has been told that it reads this stream no more."""
+        assert stream.reader is not None
+        self._clients[stream.reader.client].leave(stream)
+        self._awaiting.pop(stream, None)
+        stream.reader = None
+        self._keeping.leave_after_grace(stream)
 
     def _look_for_places(self) -> None:
         for stream in list(self._awaiting):

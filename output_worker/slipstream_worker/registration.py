@@ -7,6 +7,7 @@ know: sockets, other streams, how far anything is.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import msgspec
 from msgspec import structs
@@ -40,12 +41,65 @@ from slipstream_worker.stop_strings import StopStrings
 _STREAM_ID_BYTES = 16
 
 
-def check_submit(submit: Submit) -> SamplingParams:
-    """Its params; BadRequest for whatever can be seen to be wrong before the prompt is rendered."""
-    if len(submit.stream_id) != _STREAM_ID_BYTES:
-        raise BadRequest("stream_id", submit.stream_id, f"{_STREAM_ID_BYTES} bytes")
-    if not 0 <= submit.handle < 2**32:
-        raise BadRequest("handle", submit.handle, "an integer in [0, 2**32)")
+class Submission:
+    """A Submit that is read, checked and hashed once for all the answers that it asks for."""
+
+    def __init__(self, submit: Submit) -> None:
+        """BadRequest for what can be seen to be wrong before the prompt is rendered."""
+        self._submit = submit
+        self._params = with_distinct_ids(_check_submit(submit))
+        self._digest = b""  # of what the answers share
+
+    @property
+    def bad_words(self) -> tuple[str, ...]:
+        """What its answers must not have in them."""
+        return self._params.bad_words or ()
+
+    def params(self, answer: Submit) -> SamplingParams:
+        """Of one of its answers, with each allowed token id listed once."""
+        if answer.seed is None:
+            return self._params
+        return structs.replace(self._params, seed=answer.seed)
+
+    def fingerprint(self, answer: Submit) -> bytes:
+        """By which a late duplicate of an answer is told from other content under its id.
+
+        Under which handle it comes, with which others, and how much of it its sender has, makes no
+        difference.
+        """
+        submit = self._submit
+        if not self._digest:
+            shared = (
+                structs.replace(self._params, seed=None),
+                *(submit.text, submit.token_ids, submit.messages, submit.template),
+                *(submit.label, submit.priority, submit.cache_salt),
+            )
+            self._digest = hashlib.blake2b(msgspec.msgpack.encode(shared)).digest()
+        own = (self._digest, answer.stream_id, self.params(answer).seed)
+        return hashlib.blake2b(msgspec.msgpack.encode(own), digest_size=16).digest()
+
+
+def answers_of(submit: Submit) -> Iterator[Submit]:
+    """Each of the answers that it asks for, as if it were asked for alone."""
+    yield structs.replace(submit, others=()) if submit.others else submit
+    for other in submit.others:
+        yield structs.replace(
+            submit, handle=other.handle, stream_id=other.stream_id, seed=other.seed, others=()
+        )
+
+
+def check_answer(answer: Submit) -> None:
+    """BadRequest for what is wrong with one of the answers that a Submit asks for."""
+    if len(answer.stream_id) != _STREAM_ID_BYTES:
+        raise BadRequest("stream_id", answer.stream_id, f"{_STREAM_ID_BYTES} bytes")
+    if not 0 <= answer.handle < 2**32:
+        raise BadRequest("handle", answer.handle, "an integer in [0, 2**32)")
+
+
+def _check_submit(submit: Submit) -> SamplingParams:
+    if submit.others and (submit.was_accepted or submit.output_ids or submit.num_tokens):
+        allowed = "none where a stream that was accepted is asked for again"
+        raise BadRequest("others", f"{len(submit.others)} of them", allowed)
     check_label(submit.label, submit.priority)
     check_cache_salt(submit.cache_salt)
     params = decode_params(submit.params)
@@ -74,15 +128,6 @@ def num_prompt_chars(
     return len(text or "") + turns + len(template.tools) + len(template.kwargs)
 
 
-def fingerprint(submit: Submit) -> bytes:
-    """By which a late duplicate of a submission is told from other content under its id.
-
-    Under which handle it comes, and how much of the answer its sender has, makes no difference.
-    """
-    plain = structs.replace(submit, handle=0, was_accepted=False, output_ids=b"", num_chars=0)
-    return hashlib.blake2b(msgspec.msgpack.encode(plain), digest_size=16).digest()
-
-
 def register(
     submit: Submit,
     prompt_ids: bytes,
@@ -90,14 +135,14 @@ def register(
     card: ModelCard,
     bad_words: tuple[bytes, bytes] = (b"", b""),
     *,
-    known_as: bytes = b"",
+    params: SamplingParams,
+    known_as: bytes,
 ) -> Admit:
-    """The registration of a checked submission whose prompt is known; BadRequest if it cannot run.
+    """The registration of an answer whose prompt is known; BadRequest if it cannot run.
 
-    `bad_words` are the ids and counts of the request's, as in Admit; `known_as` is the submission's
-    fingerprint, where it has been made. No seed given means one that follows from the stream's id.
+    `bad_words` are the ids and counts of the request's, as in Admit; `params` and `known_as`, its
+    fingerprint, are the Submission's. No seed given means one that follows from the stream's id.
     """
-    params = decode_params(submit.params)
     max_tokens = check_prompt(u32(prompt_ids), params, card)
     eos = () if params.ignore_eos else card.eos_token_ids
     stop_token_ids = tuple(dict.fromkeys(eos + params.stop_token_ids))
@@ -109,7 +154,7 @@ def register(
         max_tokens=max_tokens,
     )
     check_ending(params, stop_token_ids)
-    params = with_distinct_ids(with_num_logprobs(params, card.vocab_size))
+    params = with_num_logprobs(params, card.vocab_size)
     return Admit(
         stream_id=submit.stream_id,
         prompt_ids=prompt_ids,
@@ -120,8 +165,9 @@ def register(
         priority=submit.priority,
         label=submit.label,
         owner=client,
+        tenant=submit.tenant or client,
         handle=submit.handle,
-        fingerprint=known_as or fingerprint(submit),
+        fingerprint=known_as,
         output_ids=submit.output_ids,
         was_accepted=submit.was_accepted,
         cache_salt=submit.cache_salt,

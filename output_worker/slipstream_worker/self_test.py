@@ -6,7 +6,8 @@ Owns: which sequences are tried. Does not know: how a table is made, what become
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
@@ -14,7 +15,7 @@ from slipstream_worker.decode_reference import DecodeReference
 from slipstream_worker.detokenizer import DetokenizerFactory, TableDetokenizerFactory
 from slipstream_worker.token_table import TokenTable
 
-__all__ = ["Trial", "find_mismatch", "mismatch_of", "random_trials"]
+__all__ = ["Reference", "Trial", "find_mismatch", "mismatch_of", "random_trials"]
 
 _CHARACTERS = "é▁你\ufffd😀 a"
 _LENGTHS = (1, 2, 5, 17, 64)
@@ -23,16 +24,28 @@ _NUM_BEYOND_VOCABULARY = 4
 Trial = tuple[list[int], list[int], bool]  # prompt, output, skip_special_tokens
 
 
+class Reference(Protocol):
+    """What a stream must read in the end."""
+
+    def continuation(
+        self, prompt_ids: Sequence[int], output_ids: Sequence[int], skip_special_tokens: bool
+    ) -> str:
+        """The text that these output ids add to the prompt's."""
+
+
 def find_mismatch(
-    tokenizer: Tokenizer, table: TokenTable, *, num_trials: int = 100, seed: int = 0
+    reference: Reference | Tokenizer, table: TokenTable, *, num_trials: int = 100, seed: int = 0
 ) -> str | None:
-    """What is wrong with `table`; None if every stream over it read as `tokenizer` decodes.
+    """What is wrong with `table`; None if every stream over it read as the reference, or as the
+    tokenizer decodes.
 
     All tokens in the order of the ids, each byte as part of a character, each token alone where a
     rule for the first or the last is in force, then for each kind of ids `num_trials` random
     prompts and outputs.
     """
-    reference, factory = DecodeReference(tokenizer), TableDetokenizerFactory(table)
+    if isinstance(reference, Tokenizer):
+        reference = DecodeReference(reference)
+    factory = TableDetokenizerFactory(table)
     all_ids = list(range(table.vocab_size + _NUM_BEYOND_VOCABULARY))
     trials: list[Trial] = [([], all_ids, skip) for skip in (False, True)]
     trials += _byte_trials(table)
@@ -65,9 +78,7 @@ def random_trials(table: TokenTable, num_trials: int, seed: int) -> Iterable[Tri
                 yield sequence[:cut], sequence[cut:], skip_special_tokens
 
 
-def mismatch_of(
-    reference: DecodeReference, factory: DetokenizerFactory, trial: Trial
-) -> str | None:
+def mismatch_of(reference: Reference, factory: DetokenizerFactory, trial: Trial) -> str | None:
     """How the stream of `trial` differs from what it should be, in one sentence; None if not."""
     prompt_ids, output_ids, skip_special_tokens = trial
     expected = reference.continuation(prompt_ids, output_ids, skip_special_tokens)

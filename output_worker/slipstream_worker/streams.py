@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_ipc.messages import Admit, End, Submit
+from slipstream_ipc.messages import Admit, End, SamplingParams, Submit
 from slipstream_ipc.text_log import START, Cursor
 from slipstream_worker.output import StreamOutput
 
@@ -37,11 +37,12 @@ class Stage(Enum):
 
 
 class Position(NamedTuple):
-    """Where a reader's copy of a stream ends. `digest`: of its tokens, where it kept them."""
+    """Where a reader's copy of a stream ends. digest, checksum: of its tokens, where it has one."""
 
     num_chars: int
     num_tokens: int
     digest: int | None = None
+    checksum: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +65,10 @@ class Reader:
         """Whether it has asked for the stream since it attached."""
         return not self.is_waiting or self.awaited is not None
 
+    def is_called(self, client: bytes, handle: int) -> bool:
+        """Whether it is this client, under this handle."""
+        return (self.client, self.handle) == (client, handle)
+
 
 @dataclass(slots=True, eq=False)
 class Stream:
@@ -72,6 +77,7 @@ class Stream:
     stream_id: bytes
     stage: Stage
     submit: Submit | None = None  # until the prompt is rendered
+    params: SamplingParams | None = None  # the same
     fingerprint: bytes = b""  # of the submission
     interval: int = 1
     registration: Admit | None = None
@@ -84,7 +90,7 @@ class Stream:
     )
     logprobs_from: int = 0  # tokens before have none, though they were asked for
     pending_end: End | None = None  # a replayed end that its tokens do not imply; they come first
-    leaves_at: float = inf  # when it is to be forgotten; inf while it goes on, or somebody reads it
+    leaves_at: float = inf  # when it is to be ended and forgotten; inf while somebody reads it
     held_bytes: int = 0  # what it costs to keep it, once it has ended
     strikes: int = 0  # cores that died from within while they ran it, without progress between
     struck_at: int = 0  # tokens it had at the last of them

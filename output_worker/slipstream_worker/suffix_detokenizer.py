@@ -44,7 +44,7 @@ class SuffixView(NamedTuple):
 class SuffixDetokenizer:
     """One stream's text, by looking tokens up."""
 
-    __slots__ = ("_at_end", "_before_next", "_parts")
+    __slots__ = ("_at_end", "_before_next", "_parts", "num_pending")
 
     def __init__(self, view: SuffixView, prompt_ids: Sequence[int]) -> None:
         self._parts = view.parts
@@ -55,10 +55,7 @@ class SuffixDetokenizer:
                 self._before_next = parts[1]
                 break
         self._at_end = ""  # the prompt shows what its last token becomes at the end
-
-    @property
-    def is_pending(self) -> bool:
-        return bool(self._at_end)
+        self.num_pending = 0
 
     @property
     def is_settled(self) -> bool:
@@ -67,9 +64,11 @@ class SuffixDetokenizer:
     def step(self, token_id: int) -> str:
         parts = self._parts[token_id] if token_id < len(self._parts) else None
         if parts is None:
+            self.num_pending += self.num_pending > 0
             return ""
         before = self._before_next
         text, self._before_next, self._at_end = parts
+        self.num_pending = 1 if self._at_end else 0
         return before + text
 
     def step_many(self, token_ids: Sequence[int]) -> str:
@@ -78,6 +77,7 @@ class SuffixDetokenizer:
     def flush(self) -> str:
         tail = self._at_end
         self._at_end = ""
+        self.num_pending = 0
         return tail
 
 

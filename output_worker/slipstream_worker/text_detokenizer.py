@@ -60,14 +60,22 @@ class TextView(NamedTuple):
 class TextDetokenizer:
     """One stream's text, by looking tokens up."""
 
-    __slots__ = ("_is_first", "_num_inherited", "_num_to_strip", "_texts", "_view", "_waiting")
+    __slots__ = (
+        "_is_first",
+        "_num_inherited",
+        "_num_to_strip",
+        "_texts",
+        "_view",
+        "_waiting",
+        "num_pending",
+    )
 
     def __init__(self, view: TextView, prompt_ids: Sequence[int]) -> None:
         self._view = view
         self._is_first = view.first_texts is not view.texts
         self._num_to_strip = view.num_stripped
         self._waiting = b""
-        self._num_inherited = 0
+        self._num_inherited = self.num_pending = 0
         # Empty until the opening is over.
         self._texts: Sequence[str | None] = ()
         if not self._is_first and not self._num_to_strip:
@@ -78,12 +86,9 @@ class TextDetokenizer:
             self._take(token_id)
         self._waiting = _dangling_bytes(view, prompt_ids)
         self._num_inherited = len(self._waiting)
+        self.num_pending = 0
         if self._waiting:  # the prompt shows U+FFFD for them
             self._texts = view.texts
-
-    @property
-    def is_pending(self) -> bool:
-        return len(self._waiting) > self._num_inherited
 
     @property
     def is_settled(self) -> bool:
@@ -116,9 +121,14 @@ class TextDetokenizer:
         byte = view.bytes_of.get(token_id)
         if byte is not None:
             text, self._waiting = decode_run_byte(self._waiting, byte)
+            if text:  # all that waited is in it, so that what waits now is this token's own
+                self.num_pending = 1 if self._waiting else 0
+            elif len(self._waiting) > self._num_inherited:
+                self.num_pending += 1
             if self._num_inherited:
                 text = self._without_inherited(text)
         elif token_id >= len(view.texts) or token_id in view.left_out:
+            self.num_pending += self.num_pending > 0
             return ""
         else:
             text = (view.first_texts if self._is_first else view.texts)[token_id] or ""
@@ -144,6 +154,7 @@ class TextDetokenizer:
     def _end_run(self) -> str:
         text = self._without_inherited(REPLACEMENT * len(self._waiting))
         self._waiting = b""
+        self.num_pending = 0
         return text
 
     def _without_inherited(self, text: str) -> str:

@@ -33,7 +33,7 @@ __all__ = [
     "save_table",
 ]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 _HEADER = b"slipstream token table %d\n" % FORMAT_VERSION
 _CHECKSUM_BYTES = 16
@@ -47,7 +47,8 @@ class TokenTable(msgspec.Struct, frozen=True, gc=False):
     """What each token id stands for, and how the pieces of a sequence become its text (`mode`).
 
     "bytelevel": the text is the UTF-8 decoding of the pieces joined, with one U+FFFD for each byte
-    or run of bytes that is the beginning of no character. The fields with a default are not used.
+    or run of bytes that is the beginning of no character, or nothing where `errors` says so. The
+    other fields with a default are not used.
 
     "text": the text is the pieces joined. Each is UTF-8 by itself, but for those of `byte_ids`,
     which are one byte each: where such tokens follow each other they spell characters, with one
@@ -60,6 +61,7 @@ class TokenTable(msgspec.Struct, frozen=True, gc=False):
     byte_ids: tuple[int, ...] = ()  # ascending
     first_pieces: tuple[bytes | None, ...] = ()  # [vocab_size], of a sequence's first; () the same
     last_pieces: tuple[bytes | None, ...] = ()  # [vocab_size], of a sequence's last; () the same
+    errors: Literal["replace", "ignore"] = "replace"  # what becomes of bytes of no character
     num_stripped: int = 0  # blanks at the beginning of a text that are cut, at most
 
     @property

@@ -51,10 +51,23 @@ class WindowDetokenizer:
     character outside the broken run is lost or doubled. A U+FFFD at the end is held back while it
     might be an unfinished character, at most _MAX_PENDING tokens long: so a model that really
     writes U+FFFD is neither stalled nor decoded from further and further back. (Where byte tokens
-    spell several of them in a row, their number may differ, too.)
+    spell several of them in a row, their number may differ, too.) What stands before it leaves.
+
+    Two kinds of decoders read a token by what lies further back than any context: CTC, which drops
+    what equals the token before, behind a rule for the first token; and ByteLevel behind a step
+    that has joined the tokens, which makes bytes of all characters or of none. They are not
+    followed exactly, nor can one be that takes back what it showed of whole characters.
     """
 
-    __slots__ = ("_context", "_context_text", "_pending", "_skip", "_tokenizer")
+    __slots__ = (
+        "_context",
+        "_context_text",
+        "_num_shown",
+        "_pending",
+        "_skip",
+        "_tokenizer",
+        "num_pending",
+    )
 
     def __init__(
         self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool
@@ -62,13 +75,11 @@ class WindowDetokenizer:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._pending: list[int] = []
+        self._num_shown = 0  # characters of the pending tokens that have left
+        self.num_pending = 0
         self._context: list[int] = []
         self._context_text = ""
         self._keep_context(prompt_ids, len(prompt_ids))
-
-    @property
-    def is_pending(self) -> bool:
-        return bool(self._pending)
 
     @property
     def is_settled(self) -> bool:
@@ -80,13 +91,17 @@ class WindowDetokenizer:
         new = self._new_text(text, self._pending)
         if new and not text.endswith(REPLACEMENT):  # the rule; the rest is for broken bytes
             self._commit(len(self._pending))
-            return new
+            return self._show(new)
         if len(self._pending) < _MAX_PENDING:
-            return ""
+            more = self._show(new.rstrip(REPLACEMENT), is_pending=True)
+            # what ends in U+FFFD now is the last token, where that has brought other text
+            self.num_pending = 1 if more else self.num_pending + 1
+            return more
         if not new:
             self._pending.clear()
+            self.num_pending = self._num_shown = 0
             return ""
-        return self._commit_settled(text)
+        return self._show(self._commit_settled(text))
 
     def step_many(self, token_ids: Sequence[int]) -> str:
         return "".join([self.step(token_id) for token_id in token_ids])
@@ -94,7 +109,14 @@ class WindowDetokenizer:
     def flush(self) -> str:
         tail = self._new_text(self._decode(self._context + self._pending), self._pending)
         self._pending.clear()
-        return tail
+        self.num_pending = 0
+        return self._show(tail)
+
+    def _show(self, text: str, *, is_pending: bool = False) -> str:
+        """What of the next tokens' text has not left yet; it leaves."""
+        more = text[self._num_shown :]
+        self._num_shown = max(self._num_shown, len(text)) - (0 if is_pending else len(text))
+        return more
 
     def _decode(self, token_ids: list[int]) -> str:
         try:
@@ -137,6 +159,7 @@ class WindowDetokenizer:
     def _commit(self, num_tokens: int) -> None:
         self._keep_context(self._context + self._pending[:num_tokens], _MAX_CONTEXT)
         del self._pending[:num_tokens]
+        self.num_pending = len(self._pending)
 
     def _keep_context(self, token_ids: Sequence[int], max_len: int) -> None:
         """Keep the fewest of the last tokens whose text begins with a whole character.

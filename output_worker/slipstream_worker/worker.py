@@ -37,6 +37,8 @@ from slipstream_worker.renderings import Renderings
 
 logger = logging.getLogger(__name__)
 
+_GOODBYE = Fault("engine", "the server is shutting down")
+
 
 class Worker:
     """One worker, between its core and its clients."""
@@ -53,9 +55,15 @@ class Worker:
         tokenizer: str,
         stream_interval: int | Literal["auto"],
         grace_s: float,
+        may_return: bool = False,
         tracer: Tracer | None = None,
     ) -> None:
-        """`socket` is the one that `front` accepts on; `tokenizer` is where clients find it."""
+        """`socket` is the one that `front` accepts on; `tokenizer` is where clients find it.
+
+        may_return: see `WorkerConfig`.
+        """
+        self._may_return = may_return
+        self._has_left = False
         self._tracer = tracer
         self._recent = Recent()  # turns with a step
         self._poller = poller
@@ -70,7 +78,9 @@ class Worker:
         self._from_core = FromCore(
             core, self.lives, detokenizers, tokenizer=tokenizer, tracer=tracer
         )
-        self._from_clients = FromClients(front, self.lives, prompts, detokenizers)
+        self._from_clients = FromClients(
+            front, self.lives, prompts, detokenizers, may_return=may_return
+        )
 
     @property
     def card(self) -> ModelCard | None:
@@ -94,7 +104,7 @@ class Worker:
         # before anything that the clients want: the device may wait for it
         self._core.report()
         card = self.card
-        if card is None or not self._from_core.is_synced:
+        if card is None or not self._from_core.is_synced or self._has_left:
             self._front.hold()
         else:
             if arrived is None or self._front.is_among(arrived):
@@ -117,14 +127,19 @@ class Worker:
         """Take no new requests; what runs goes on."""
         self._from_clients.is_draining = True
 
-    def end_all(self, fault: Fault) -> None:
-        """End what still runs by an error; what is held back of it leaves first."""
-        self.lives.end_all(fault)
+    def end_drain(self) -> None:
+        """The time is over: streams that still run end by an error, what is held back leaves first;
+        or, where another stack may come, their clients are told to go on with them there.
+        """
+        if self._may_return:
+            self.say_goodbye()
+        else:
+            self.lives.end_all(_GOODBYE)
 
     @property
     def num_running(self) -> int:
-        """Streams that have not ended."""
-        return self.lives.num_running
+        """Streams that have not ended, and are to end here."""
+        return 0 if self._has_left else self.lives.num_running
 
     @property
     def has_unsent(self) -> bool:
@@ -147,8 +162,12 @@ class Worker:
         return replace(self.lives.numbers(), recent=self._recent.spans(monotonic()))
 
     def say_goodbye(self) -> None:
-        """Tell the clients that the stack stops, so that they need not find out by waiting."""
-        self._front.refuse_all(Fault("engine", "the server is shutting down"))
+        """Tell the clients that the stack stops, so that they need not find out by waiting.
+
+        Where another may come they are served no more; those that attach anew are told to wait.
+        """
+        self._front.refuse_all(_GOODBYE, is_leaving=self._may_return)
+        self._has_left = self._may_return
 
     def close(self, linger_ms: int = 0) -> None:
         """Leave: whoever comes next is told everything by the neighbours."""

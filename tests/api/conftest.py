@@ -36,6 +36,7 @@ from slipstream_ipc.messages import (
     Submit,
 )
 from slipstream_ipc.sockets import bind_router, private_directory
+from slipstream_worker.registration import answers_of
 
 MODEL = ModelCard("fake", "/nowhere", vocab_size=1000, max_model_len=2048, eos_token_ids=(2,))
 
@@ -148,9 +149,9 @@ class FakeWorker:
         self._control(Reattach())
         self._acceptor.close(self._acceptor.sessions[-1])
 
-    def refuse(self, fault: Fault) -> None:
+    def refuse(self, fault: Fault, *, is_leaving: bool = False) -> None:
         """Answer something with a Refusal."""
-        self.do(lambda: self._control(Refusal(fault)))
+        self.do(lambda: self._control(Refusal(fault, is_leaving)))
 
     def acknowledged(self) -> bool:
         """Whether the client has acknowledged everything."""
@@ -210,10 +211,13 @@ class FakeWorker:
                         self.hellos.put(body)
                 elif isinstance(body, Goodbye):
                     self._received.put(body)
-                elif self.script is not None:
-                    self.script(self, body)
                 else:
-                    self._received.put(body)
+                    # answers that were asked for together as if each were alone
+                    for each in answers_of(body) if isinstance(body, Submit) else (body,):
+                        if self.script is not None:
+                            self.script(self, each)
+                        else:
+                            self._received.put(each)
 
 
 @pytest.fixture

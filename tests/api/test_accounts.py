@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipstream.accounts import STATISTICS_S, Accounts
+from slipstream.accounts import NEWS_S, STATISTICS_S, Accounts
 from slipstream.cpu_use import use_of
 from slipstream.processes import Child, ChildSpec
 from slipstream.roles import Role
@@ -159,3 +159,21 @@ def test_who_does_not_read_is_offered_one_line_and_told_the_rest_later() -> None
     assert untold.count(b"Condition") == 50
     child.kill()
     child.reap()
+
+
+def test_statistics_are_due_sooner_where_another_number_of_requests_runs(role: Role) -> None:
+    """Else a burst's first instant, with one of them in the first step, is told for long."""
+    accounts = Accounts({"core": role})
+    played: Any = Played(core(1, num_running=1))
+    role.fill(played)
+    assert accounts.due(100.0)
+    played.numbers = core(2, num_running=1)
+    assert not accounts.due(100.0 + NEWS_S)
+    played.numbers = core(3, num_running=32)
+    assert not accounts.due(100.0 + NEWS_S / 2)
+    line = accounts.due(100.0 + NEWS_S)
+    found = msgspec.json.decode(line, type=Statistics).processes["core"].numbers
+    assert isinstance(found, CoreNumbers)
+    assert found.gauges.num_running == 32
+    assert not accounts.due(100.0 + 2 * NEWS_S)
+    assert accounts.due(100.0 + NEWS_S + STATISTICS_S)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import signal
 import subprocess
 import sys
+from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,13 +18,16 @@ import torch
 from msgspec import structs
 
 from slipstream.bench import census
+from slipstream.bench.chaos import summary
 from slipstream.bench.chaos.compare import Answer, Streamed, assemble, compare
 from slipstream.bench.chaos.conductor import Conductor
 from slipstream.bench.chaos.follow import Follower, Read, read_before
 from slipstream.bench.chaos.gaps import Span, gaps_by_kind, longest_gap
 from slipstream.bench.chaos.journal import AskedAgain, Failed, JournalWriter, Piece, read_journal
-from slipstream.bench.chaos.schedule import PLACES, Blow, Round, make_schedule
+from slipstream.bench.chaos.report import ChaosResult, json_of
+from slipstream.bench.chaos.schedule import Blow, Blows, Round, make_schedule
 from slipstream.bench.chaos.teacher import TOLERANCE, margins_of
+from slipstream.bench.chaos.volume import mounted
 from slipstream.bench.chaos.workload import Shape, make_requests
 from slipstream.cli import main
 from slipstream.errors import StreamLostError
@@ -51,31 +57,50 @@ PIECES = (
 # ---- schedule and workload -------------------------------------------------------------------
 
 
+PLACES = ("worker", "core", "front", "client")
+ALL = Blows((*PLACES, "prompts"), ("worker", "core", "prompts"), ("worker", "core", "front"), True)
+
+
 def test_the_same_seed_gives_the_same_requests_and_blows():
     assert make_requests(3, SHAPE) == make_requests(3, SHAPE)
     assert make_requests(3, SHAPE) != make_requests(4, SHAPE)
-    args = (("worker", "core"), ("worker",), 20)
+    args = (Blows(("worker", "core"), ("worker",)), 20)
     assert make_schedule(3, *args) == make_schedule(3, *args)
     assert make_schedule(3, *args) != make_schedule(4, *args)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_kind_of_blow_comes_and_no_burst_leaves_nobody(seed):
-    rounds = make_schedule(seed, PLACES, ("worker", "core"), 30)
+def test_every_kind_of_blow_comes_and_every_combination_of_deaths(seed):
+    rounds = make_schedule(seed, ALL, ALL.num_rounds)
     names = {blow.name for one in rounds for blow in one.blows}
-    assert names == {*(f"kill {place}" for place in PLACES), "stop worker", "stop core"}
-    assert any(one.is_burst for one in rounds)
-    for one in rounds:
+    assert names == {
+        *(f"kill {place}" for place in (*PLACES, "prompts")),
+        *("stop worker", "stop core", "stop prompts"),
+        *("limit worker", "limit core", "limit front", "fill disk"),
+    }
+    together = {frozenset(blow.place for blow in one.blows) for one in rounds if one.is_burst}
+    assert together == {
+        frozenset(each) for size in (2, 3, 4) for each in combinations(PLACES, size)
+    }
+    firsts = {one.blows[0].place for one in rounds if one.is_burst}
+    assert len(firsts) > 1
+    for one in make_schedule(seed, ALL, 60):
         times = [blow.after_s for blow in one.blows]
         assert times == sorted(times)
         assert times[0] == 0
         assert times[-1] < 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_real_models_streams_are_never_left_to_nobody(seed):
+    """It may compute other tokens at near ties."""
+    for one in make_schedule(seed, ALL, 60, is_exact=False):
         assert not {"client", "worker", "core"} <= {blow.place for blow in one.blows}
 
 
 def test_nothing_is_struck_where_nobody_is_named():
-    assert make_schedule(0, (), (), 10) == []
-    only = make_schedule(0, (), ("worker",), 10)
+    assert make_schedule(0, Blows(), 10) == []
+    only = make_schedule(0, Blows(stop=("worker",)), 10)
     assert {blow.name for one in only for blow in one.blows} == {"stop worker"}
 
 
@@ -285,7 +310,8 @@ CARD = ModelCard("fake", "/nowhere", vocab_size=50, max_model_len=2048, eos_toke
 def admit_of(**params):
     chosen = SamplingParams(seed=5, max_tokens=20, **params)
     prompt = pack_u32([1, 2, 3])
-    return register(new_submit([1, 2, 3], chosen), prompt, b"", CARD)
+    submit = new_submit([1, 2, 3], chosen)
+    return register(submit, prompt, b"", CARD, params=chosen, known_as=b"")
 
 
 def test_a_greedy_token_has_no_margin_and_another_has_its_distance():
@@ -351,6 +377,118 @@ def test_a_process_that_ended_before_its_blow_is_missed():
     assert (conductor.num_missed, conductor.struck) == (1, [])
 
 
+def test_a_file_limit_is_taken_back():
+    program = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE) as process:
+        stack: Any = SimpleNamespace(
+            pids={"worker": process.pid}, next_event=lambda timeout_s: None, is_running=True
+        )
+        limits = [resource.prlimit(process.pid, resource.RLIMIT_NOFILE)]
+
+        def has_ended() -> bool:
+            limits.append(resource.prlimit(process.pid, resource.RLIMIT_NOFILE))
+            return len(set(limits)) > 1 and limits[-1] == limits[0]
+
+        rounds = [Round(pause_s=0.0, awaits_spares=False, blows=(Blow("worker", "limit"),))]
+        conductor = Conductor(stack, rounds, set())
+        client: Any = SimpleNamespace(has_begun=lambda: True, has_ended=has_ended)
+        conductor.run([client], within_s=60.0)
+        process.send_signal(signal.SIGKILL)
+    assert min(soft for soft, _ in limits) < 16
+    assert [one.blow.name for one in conductor.struck] == ["limit worker"]
+
+
+def test_a_full_disk_has_no_room_until_it_is_emptied(tmp_path):
+    before = os.environ.get("XDG_CACHE_HOME")
+    with mounted(tmp_path / "disk") as volume:
+        if isinstance(volume, str):
+            pytest.skip(f"nothing can be mounted here: {volume}")
+        assert os.environ["XDG_CACHE_HOME"] == str(volume.cache)
+        volume.fill()
+        with pytest.raises(OSError, match="No space left"):
+            (volume.cache / "one").write_bytes(bytes(2**16))
+        volume.empty()
+        (volume.runtime_dir / "two").write_bytes(bytes(2**16))
+    assert not any((tmp_path / "disk").iterdir())
+    assert os.environ.get("XDG_CACHE_HOME") == before
+
+
+# ---- many runs -------------------------------------------------------------------------------
+
+
+def result_of(**changes: Any) -> ChaosResult:
+    numbers = dict.fromkeys(
+        ("lost", "doubled", "failed", "orphans", "http_asked_again", "http_asked_afresh"), 0
+    )
+    numbers |= dict.fromkeys(("asked_again", "unexplained_again", "double_deaths"), 0)
+    numbers |= dict.fromkeys(("rounds", "planned_rounds"), 20)
+    fields: dict[str, Any] = {
+        **numbers,
+        "seed": 1,
+        "commit": "abc",
+        "model": "simulated:",
+        "identical": 5,
+        "total": 5,
+        "gap_p50_s": 0.1,
+        "gap_p99_s": 0.5,
+        "http_identical": 1,
+        "http_total": 1,
+        "missed_blows": 0,
+        "blows": {"kill worker": 3},
+        "combinations": {},
+        "gaps": [],
+        "recovery_s": {},
+        "memory_start": {},
+        "memory_end": {},
+        "duration_s": 36.0,
+        "num_tokens": 100,
+    }
+    return ChaosResult(**(fields | changes))
+
+
+def test_many_runs_are_one_row_to_a_kind(tmp_path, capsys):
+    bad = {"identical": 4, "different": {3: ["text differ"]}, "gap_p99_s": 2.0, "commit": "abd"}
+    for name, result in {
+        "all-2": result_of(),
+        "all-10": result_of(**bad),
+        "worker-1": result_of(),
+    }.items():
+        (tmp_path / f"{name}.json").write_bytes(json_of(result))
+    whole = (tmp_path / "all-2.json").read_bytes()
+    (tmp_path / "all-3.json").write_bytes(whole[: len(whole) // 2])
+    table = tmp_path / "table.json"
+    assert summary.main([str(tmp_path), "--json", str(table)]) == 1
+    told = json.loads(table.read_text())
+    assert told["commits"] == ["abc", "abd"]
+    assert told["bad"] == {"all-10": ["request 3: text differ"]}
+    every, worker = told["rows"]
+    assert (every["kind"], every["runs"], every["good"]) == ("all", 2, 1)
+    assert (every["requests"], every["identical"], every["blows"]) == (10, 9, 6)
+    assert (every["gap_p99_max_s"], worker["good"]) == (2.0, 1)
+    assert "all-10:" in capsys.readouterr().out
+    assert summary.main(["--has", str(tmp_path / "all-2.json")]) == 0
+    for name in ("all-3", "all-4"):
+        assert summary.main(["--has", str(tmp_path / f"{name}.json")]) == 1
+
+
+@pytest.mark.slow
+def test_a_series_of_runs_goes_on_where_it_was_ended(tmp_path):
+    """Of two seeds the first is there already."""
+    kinds = ("all", "worker", "core", "client", "front", "hangs", "prompts", "shortages")
+    for kind in kinds:
+        (tmp_path / f"{kind}-1.json").write_bytes(json_of(result_of()))
+        if kind != "worker":
+            (tmp_path / f"{kind}-2.json").write_bytes(json_of(result_of()))
+    words = ["scripts/chaos-seeds", str(tmp_path), "2", "--quick", "--requests", "12"]
+    done = subprocess.run([*words, "--rounds", "1"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = done.stdout.splitlines()
+    assert sum(line.endswith("is there") for line in shown) == 15
+    assert "worker 2: identical        12 of 12" in shown
+    told = json.loads((tmp_path / "summary.json").read_text())
+    assert {row["kind"]: row["runs"] for row in told["rows"]} == dict.fromkeys(kinds, 2)
+
+
 # ---- the whole -------------------------------------------------------------------------------
 
 
@@ -394,6 +532,19 @@ def test_chaos_quick_finds_no_difference(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_shortages_and_the_prompt_processs_deaths_make_no_difference(tmp_path, capsys):
+    file = tmp_path / "chaos.json"
+    words = "--quick --requests 30 --kill prompts --stop prompts --limit-files front --fill-disk"
+    code = main(["bench", "chaos", *words.split(), "--json", str(file)])
+    shown = capsys.readouterr().out
+    assert code == 0, shown
+    result = json.loads(file.read_text())
+    assert result["identical"] == result["total"] == 30
+    wanted = {"kill prompts", "stop prompts", "limit front", "fill disk"}
+    assert set(result["blows"]) == (wanted - {"fill disk"} if result["left_out"] else wanted)
+
+
+@pytest.mark.slow
 def test_chaos_kills_one_of_several_fronts(tmp_path, capsys):
     file = tmp_path / "chaos.json"
     words = "--quick --requests 24 --rounds 3 --kill front --http-workers 2"
@@ -403,3 +554,4 @@ def test_chaos_kills_one_of_several_fronts(tmp_path, capsys):
     result = json.loads(file.read_text())
     assert result["identical"] == result["total"] == 24
     assert set(result["blows"]) == {"kill front"}
+    assert result["commit"]

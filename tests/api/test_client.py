@@ -896,3 +896,38 @@ def test_a_server_that_shuts_down_says_so_to_those_who_wait(
     worker.refuse(Fault("engine", "the server is shutting down"))
     with pytest.raises(SlipstreamError, match="shutting down"):
         next(stream)
+
+
+def test_a_server_that_leaves_for_another_is_waited_for(client: Client, worker: FakeWorker) -> None:
+    stream, handle = start(client, worker)
+    worker.send(deltas(Entry(handle, "so far", 0)))
+    assert next(stream).text == "so far"
+    worker.refuse(Fault("engine", "the server is shutting down"), is_leaving=True)
+    resume = worker.expect(Resume)
+    assert (resume.num_chars, resume.handle) == (6, handle)
+    worker.send(UnknownStreams((handle,)))
+    again = worker.expect(Submit)
+    assert again.was_accepted
+    worker.accept(again)
+    worker.send(deltas(Entry(handle, "!", 6, end=end_of("so far!"))))
+    assert next(stream).text == "!"
+
+
+def test_what_a_leaving_server_turns_away_is_asked_for_at_the_next_attach(
+    client: Client, worker: FakeWorker
+) -> None:
+    stream, given_up = client.stream("a"), client.stream("b")
+    fault = Fault("overloaded", "the server is shutting down")
+    first, second = worker.expect(Submit), worker.expect(Submit)
+    worker.send(*[Rejected(each.handle, fault, is_leaving=True) for each in (first, second)])
+    patience = Patience()
+    while given_up._state.was_sent or not worker.acknowledged():
+        patience.check()
+    given_up.abort()
+    assert list(given_up) == []
+    worker.tell_to_attach()
+    again = worker.expect(Submit)
+    assert again == first
+    worker.accept(again)
+    worker.send(deltas(Entry(again.handle, "x", 0, end=end_of("x"))))
+    assert "".join(delta.text for delta in stream) == "x"

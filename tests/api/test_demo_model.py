@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from slipstream.demo import MODEL_NAME, MODEL_PATH, corpus
+from slipstream.demo.train import CHAT_TEMPLATE
 
 MAX_FOLDER_BYTES = 6_000_000
 WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
@@ -132,6 +133,20 @@ def test_chat_template_renders_turns_and_the_generation_prompt(tokenizer: Any) -
     )
     opened = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert opened == f"{closed}<|assistant|>\n"
+
+
+def test_chat_template_takes_every_role_of_a_conversation(tokenizer: Any) -> None:
+    """Developers speak as the system does, tools as the user; the model knows no others."""
+    roles = ["developer", "user", "assistant", "tool"]
+    messages = [{"role": role, "content": role} for role in roles]
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == (
+        "<|system|>\ndeveloper<|end|>\n<|user|>\nuser<|end|>\n"
+        "<|assistant|>\nassistant<|end|>\n<|user|>\ntool<|end|>\n"
+    )
+
+
+def test_the_program_that_trains_it_writes_the_same_template() -> None:
+    assert (MODEL_PATH / "chat_template.jinja").read_text() == CHAT_TEMPLATE
 
 
 def test_chat_template_refuses_unknown_roles(tokenizer: Any) -> None:

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import gc
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from tests.api.conftest import Entry, deltas
 
 from slipstream.errors import StreamLostError
 from slipstream.outbox import Outbox
-from slipstream.requests import new_submit
+from slipstream.requests import new_submit, new_submits, params_of_answers
 from slipstream.stream_state import StreamState
 from slipstream.stream_table import StreamTable
+from slipstream_ipc.codec import client_codec
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.log import history_digest
+from slipstream_ipc.log import history_checksum, history_digest
 from slipstream_ipc.messages import (
     Abort,
+    Accepted,
     ClientToWorker,
+    Fault,
+    Frame,
+    Rejected,
     Resume,
     SamplingParams,
     Submit,
     UnknownStreams,
 )
+from slipstream_worker.registration import Submission, answers_of
 
 
 class Hop:
@@ -170,6 +178,64 @@ def test_what_is_too_large_to_be_asked_for_again_is_lost(monkeypatch: pytest.Mon
     assert isinstance(state.error, StreamLostError)
 
 
+def test_a_resumed_stream_whose_submission_is_known_is_submitted_where_it_is_lost() -> None:
+    """Its first ids are not here: their checksum is carried on."""
+    table = StreamTable()
+    outbox = attached(table)
+    submit = new_submit("x", SamplingParams(), stream_id=b"i".hex() * 16)
+    before = history_checksum(pack_u32([1, 2, 3]))
+    resume = Resume(0, submit.stream_id, 7, 3, checksum=before)
+    state = StreamState(resume, wants_whole=False, resubmittable=submit)
+    table.add(state)
+    outbox.ask(state)
+    hop = Hop()
+    outbox.flush(hop.send)
+    for lost in table.lose(UnknownStreams((state.handle,))):
+        outbox.ask(lost)
+    outbox.flush(hop.send)
+    submitted = replace(submit, num_chars=7, num_tokens=3, checksum=before)
+    assert hop.sent == [resume, submitted]
+    table.accept(Accepted(state.handle, pack_u32([120])))
+    table.deliver(deltas(Entry(state.handle, "ab", 7, 3, ids=[4, 5])))
+    outbox.refill()
+    outbox.flush(hop.send)
+    for lost in table.lose(UnknownStreams((state.handle,))):
+        outbox.ask(lost)
+    outbox.flush(hop.send)
+    here = history_checksum(pack_u32([1, 2, 3, 4, 5]))
+    assert hop.sent[2:] == [
+        Resume(0, submit.stream_id, 9, 5, checksum=here),
+        replace(submit, was_accepted=True, num_chars=9, num_tokens=5, checksum=here),
+    ]
+    assert table.lose(UnknownStreams((state.handle,))) == []  # once over an attach
+    assert isinstance(state.error, StreamLostError)
+
+
+def test_what_was_computed_again_and_is_another_text_is_ended() -> None:
+    """Nobody would read it to its end."""
+    table = StreamTable()
+    outbox = attached(table)
+    submit = new_submit("x", SamplingParams(), stream_id="0f" * 16)
+    state = StreamState(
+        Resume(0, submit.stream_id, 7, 3, checksum=1), wants_whole=False, resubmittable=submit
+    )
+    table.add(state)
+    outbox.ask(state)
+    hop = Hop()
+    outbox.flush(hop.send)
+    for lost in table.lose(UnknownStreams((state.handle,))):
+        outbox.ask(lost)
+    outbox.flush(hop.send)
+    unread = table.reject(Rejected(state.handle, Fault("diverged", "other tokens")))
+    assert unread is state
+    assert isinstance(state.error, StreamLostError)
+    outbox.abort(unread)
+    outbox.refill()  # until it is acknowledged
+    outbox.flush(hop.send)
+    assert hop.sent[-1] == Abort(submit.stream_id, state.handle)
+    assert hop.receipts[-1] is state
+
+
 def test_a_resumed_stream_is_resumed_again_and_never_submitted() -> None:
     table = StreamTable()
     outbox = attached(table)
@@ -187,3 +253,73 @@ def test_a_resumed_stream_is_resumed_again_and_never_submitted() -> None:
     outbox.abort(state)
     outbox.flush(hop.send)
     assert hop.sent[-1] == Abort(b"i" * 16, state.handle)
+
+
+def answers(table: StreamTable, num: int, **params: Any) -> list[StreamState]:
+    submits = new_submits(
+        "x" * 10_000, params_of_answers(SamplingParams(n=num, **params)), stream_ids=[None] * num
+    )
+    states = [StreamState(submit, wants_whole=False) for submit in submits]
+    for state in states:
+        table.add(state)
+    return states
+
+
+def test_a_prompt_travels_once_for_all_of_its_answers() -> None:
+    table = StreamTable()
+    outbox = attached(table)
+    single = submitted(table, outbox)
+    states = [*answers(table, 128, seed=7), *answers(table, 3)]
+    for state in states:
+        outbox.ask(state)
+    hop = Hop()
+    outbox.flush(hop.send)
+    assert [len(body.others) for body in hop.sent if isinstance(body, Submit)] == [0, 127, 2]
+    assert sum(len(client_codec().encode(Frame(1, 1, 1, body))) for body in hop.sent) < 40_000
+    asked = [each for body in hop.sent if isinstance(body, Submit) for each in answers_of(body)]
+    assert [each.stream_id for each in asked] == [s.stream_id for s in (single, *states)]
+    assert [each.handle for each in asked] == [s.handle for s in (single, *states)]
+    assert [Submission(each).params(each).seed for each in asked] == [
+        *(None, *range(7, 135), None, None, None)
+    ]
+    assert all(state.was_sent for state in states)
+
+
+def test_answers_are_asked_for_again_alone_where_they_were_accepted() -> None:
+    """The others of them still travel together."""
+    table = StreamTable()
+    outbox = attached(table)
+    states = answers(table, 5)
+    for state in states:
+        outbox.ask(state)
+    hop = Hop(credit=0)
+    outbox.flush(hop.send)
+    assert not any(state.was_sent for state in states)
+    hop.credit = 100
+    outbox.flush(hop.send)
+    assert kinds(hop) == [Submit]
+    table.accept(Accepted(states[2].handle, pack_u32([1])))
+    outbox.refill()
+    outbox.flush(hop.send)
+    assert kinds(hop)[1:] == [Submit, Resume, Submit]
+    assert [len(body.others) for body in hop.sent if isinstance(body, Submit)] == [4, 1, 1]
+    for state in table.lose(UnknownStreams((states[2].handle,))):
+        outbox.ask(state)
+    outbox.flush(hop.send)
+    again = hop.sent[-1]
+    assert isinstance(again, Submit)
+    assert (again.was_accepted, again.others) == (True, ())
+    assert again.text == "x" * 10_000
+
+
+def test_answers_that_differ_in_more_than_their_seeds_travel_apart() -> None:
+    """The first alone has its prompt's log-probabilities."""
+    table = StreamTable()
+    outbox = attached(table)
+    for state in answers(table, 4, prompt_logprobs=1):
+        outbox.ask(state)
+    for state in (*answers(table, 2), *answers(table, 2)):
+        outbox.ask(state)
+    hop = Hop()
+    outbox.flush(hop.send)
+    assert [len(body.others) for body in hop.sent if isinstance(body, Submit)] == [0, 2, 1, 1]

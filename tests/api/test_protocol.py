@@ -50,6 +50,7 @@ def test_numbers_are_those_of_the_code() -> None:
         (messages.MAX_TOOL_CALLS, "of at most {} tool calls"),
         (messages.MAX_TEMPLATE_CHARS, "tools and variables {} characters each"),
         (messages.MAX_LABEL_CHARS, "a label or a cache salt {} characters"),
+        (messages.MAX_OTHERS, "at most {} further answers"),
         (messages.MAX_CANCELLED, "end these streams (at most {})"),
         (MAX_PARAMS_BYTES // 2**20, "params {} MiB"),
         (token_rules.MAX_LOGIT_BIASES, "integers to floats, at most {};"),

@@ -9,10 +9,18 @@ import pytest
 
 from slipstream import requests as module
 from slipstream.errors import BadRequestError
-from slipstream.requests import checked_params, new_submit, new_submits, params_of_answers
+from slipstream.requests import (
+    can_join,
+    checked_params,
+    joined,
+    new_submit,
+    new_submits,
+    params_of_answers,
+)
 from slipstream_ipc.codec import MAX_MESSAGE_BYTES, decode_params
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams, Submit
+from slipstream_worker.registration import Submission
 
 PARAMS = SamplingParams()
 
@@ -152,11 +160,16 @@ def test_a_prompt_is_measured_once_for_all_its_answers(monkeypatch: pytest.Monke
         return measure(submit)
 
     monkeypatch.setattr(module, "_num_bytes", counted)
-    assert new_submits("a prompt", answers, stream_ids=ids, label="l", priority=3) == alone
+    found = new_submits("a prompt", answers, stream_ids=ids, label="l", priority=3)
+    assert [can_join(found[1], one) for one in found] == [False, True, True, True, True]
+    assert [Submission(one).params(one) for one in found] == answers
+    assert [Submission(one).fingerprint(one) for one in found] == [
+        Submission(one).fingerprint(one) for one in alone
+    ]
     assert len(measured) == 1
-    most = max(map(measure, alone))
-    monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", most)
-    assert new_submits("a prompt", answers, stream_ids=ids, label="l", priority=3) == alone
-    monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", most - 1)
-    with pytest.raises(BadRequestError, match=f"a request of {most} bytes"):
+    all_of_them = measure(joined(found[0], found[1:]))
+    monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", all_of_them + 64 * len(ids))
+    assert len(new_submits("a prompt", answers, stream_ids=ids)) == len(ids)
+    monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", all_of_them - 1)  # what would not fit
+    with pytest.raises(BadRequestError, match=r"a request of \d+ bytes"):
         new_submits("a prompt", answers, stream_ids=ids, label="l", priority=3)

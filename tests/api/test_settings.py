@@ -108,6 +108,7 @@ def test_every_option_reaches_a_process(tmp_path):
         "max_num_batched_tokens": 77,
         "max_model_len": 777,
         "max_waiting": 11,
+        "max_waiting_tokens": 12345,
         "max_logprobs": 13,
         "logprobs_gib": 0.5,
         "step_timeout_s": 12.5,

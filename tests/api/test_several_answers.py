@@ -10,10 +10,9 @@ from tests.api.conftest import FakeWorker
 from tests.api.test_client import answer
 
 from slipstream import LLM, AsyncClient, BadRequestError, Client, SamplingParams
-from slipstream_ipc.codec import decode_params
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import Submit
-from slipstream_worker.registration import check_submit
+from slipstream_worker.registration import Submission
 
 SEEDS = [5, 6, 7]
 
@@ -21,8 +20,7 @@ SEEDS = [5, 6, 7]
 def say_seed(worker: FakeWorker, body: Any) -> None:
     """A script: answer with prompt and seed."""
     if isinstance(body, Submit):
-        params = decode_params(body.params)
-        assert params.n == 1
+        params = Submission(body).params(body)
         answer(worker, body, f"{body.text} {params.seed}")
 
 
@@ -66,7 +64,7 @@ def test_a_stream_is_one_answer(worker: FakeWorker) -> None:
                 client.generate("a", n=2, **{field: value})
     submit = Submit(0, bytes(16), b"\x81\xa1n\x02", "a")  # type: ignore[arg-type]
     with pytest.raises(BadRequest, match="n: got 2, allowed: 1"):
-        check_submit(submit)
+        Submission(submit)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,9 +17,11 @@ from tests.patience import PATIENCE_S
 from tests.stacks import spareless_stack
 
 from slipstream import EngineError, SamplingParams, SlipstreamError, Stack
+from slipstream import stack as stack_module
 from slipstream.demo import MODEL_PATH
 from slipstream.events import ProcessRestarted, SpareReady, StackFailed
 from slipstream.stack import StackError
+from slipstream.supervisor import GIVE_UP_S, STOP_S
 
 SIMULATED = "simulated:step_ms=1"
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
@@ -42,6 +45,25 @@ def fakes(tmp_path, monkeypatch):
         (folder / "__init__.py").touch()
         (folder / "main.py").write_text(FAKE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fakes"))
+
+
+def test_its_patience_outlasts_its_supervisors() -> None:
+    assert stack_module._END_S > STOP_S + GIVE_UP_S
+
+
+def test_a_given_folder_is_left_as_it_was_however_the_stack_ends(tmp_path, fakes):
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    (folder / "of the user").touch()
+    for end in (Stack.stop, lambda it: os.kill(it.pids["supervisor"], signal.SIGKILL)):
+        stack = spareless_stack(SIMULATED, runtime_dir=folder)
+        (folder / "core-in-flight").touch()
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(folder / "core.sock"))
+        assert {path.name for path in folder.iterdir()} >= {"supervisor.lock", "core.sock"}
+        end(stack)
+        stack.stop()
+        assert [path.name for path in folder.iterdir()] == ["of the user"]
 
 
 @pytest.fixture

@@ -65,6 +65,8 @@ def die(): os._exit(3)
 def fail(): raise ZeroDivisionError("what cannot be")
 def crash(): signal.signal(signal.SIGSEGV, signal.SIG_DFL); os.kill(os.getpid(), signal.SIGSEGV)
 def stop_beating(): forever()
+def spin():
+    while True: pass
 def say_drained(): report(Status(drained=True))
 def babble():
     fd = int(os.environ["SLIPSTREAM_STATUS_FD"])
@@ -74,7 +76,7 @@ GARBAGE = (b"", b"\\xff", b"[]", b'{"beat": true, "numbers": {"type": "core", "c
     b'{"device_idle_s": NaN}}}', b'{"beat": true, "numbers": {"type": "core", "counters": '
     b'{"device_idle_s": null}}}', b'{"ready": 7}', b'{"error": 7}', b"[" * 2000)
 deeds = {
-    "d": die, "f": fail, "c": crash, "h": stop_beating, "e": say_drained, "b": babble
+    "d": die, "f": fail, "c": crash, "h": stop_beating, "s": spin, "e": say_drained, "b": babble
 }
 """
 WHOLE = (
@@ -134,6 +136,7 @@ class Running:
         self.folder = tmp_path / "run"
         settings = {name: given.pop(name) for name in SETTINGS if name in given}
         spares, drains = given.pop("spares", ()), given.pop("drains", ())
+        program = given.pop("program", "")  # that is the supervisor
         specs = tuple(
             ChildSpec(
                 name,
@@ -157,7 +160,10 @@ class Running:
         self.errors = tmp_path / "stderr"
         with self.errors.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "slipstream.supervisor"],
+                [
+                    sys.executable,
+                    *(("-c", program) if program else ("-m", "slipstream.supervisor")),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -307,6 +313,30 @@ def test_a_second_signal_kills_at_once(start):
     assert f"killing worker (process {pids['worker']}): another signal" in running.log()
 
 
+# A supervisor on a machine where a process takes a while to end of SIGKILL, as large ones do.
+SLOW_TO_KILL = """
+import contextlib, os, sys, threading
+from slipstream import supervisor
+def later(pid, number, kill=os.killpg):
+    def now():
+        with contextlib.suppress(ProcessLookupError): kill(pid, number)
+    threading.Timer(2.0, now).start()
+os.killpg = later
+sys.exit(supervisor.main())
+"""
+
+
+def test_a_child_that_takes_long_to_die_is_waited_for(start):
+    running = start(core=GOOD, worker=STUBBORN, program=SLOW_TO_KILL)
+    core = psutil.Process(running.pids_when_ready()["core"])
+    running.process.send_signal(signal.SIGTERM)
+    core.wait(PATIENCE_S)
+    for _ in range(2):
+        running.process.send_signal(signal.SIGTERM)
+    assert running.end() == 0
+    assert "it is left" not in running.log()
+
+
 def test_a_child_that_reports_an_error_ends_the_stack_with_it(start):
     running = start(core=FAULTY, worker=SLOW)
     assert running.event() == StackFailed("core: model: got 7, allowed: a folder")
@@ -412,19 +442,42 @@ def test_what_a_child_says_that_cannot_be_ends_nobody_and_is_logged(start):
     ]
 
 
-@pytest.mark.parametrize("deed", ["stopped from outside", "its loop hangs"])
-def test_a_hung_child_is_killed_and_reaped_before_another_starts(start, deed):
+@pytest.mark.parametrize(
+    ("deed", "within"),
+    [("stopped from outside", False), ("its loop waits", False), ("its loop spins", True)],
+)
+def test_a_hung_child_is_killed_and_reaped_before_another_starts(start, deed, within):
     running = start(core=WHOLE, worker=GOOD, hang_timeout_s=1.0)  # GOOD never hangs: it beats not
     pids = running.pids_when_ready()
-    if deed == "its loop hangs":
+    if deed == "its loop waits":
         running.cue("core", "h")
+    elif deed == "its loop spins":
+        running.cue("core", "s")
     else:
         os.kill(pids["core"], signal.SIGSTOP)
     ended = running.expect(ProcessEnded)
     assert (ended.name, ended.how) == ("core", "hung: no sign of life for 1 s")
     assert not psutil.pid_exists(pids["core"])  # not even a zombie
-    assert running.expect(ProcessRestarted).detail == "2 False"
+    assert running.expect(ProcessRestarted).detail == f"2 {within}"
     assert psutil.pid_exists(pids["worker"])
+
+
+def test_a_child_that_hangs_behind_its_loading_before_its_first_beat_is_killed(start):
+    code = "say(loading=True); say(ready=True); forever()"
+    running = start(core=code, hang_timeout_s=1.0)
+    running.pids_when_ready()
+    assert running.expect(ProcessEnded).how == "hung: no sign of life for 1 s"
+
+
+def test_a_child_that_is_stopped_again_and_again_did_nothing_itself(start):
+    running = start(core=WHOLE, hang_timeout_s=1.0)
+    pid = running.pids_when_ready()["core"]
+    for incarnation in (2, 3, 4):
+        os.kill(pid, signal.SIGSTOP)
+        assert running.expect(ProcessEnded).how.startswith("hung")
+        again = running.expect(ProcessRestarted)
+        assert again.detail == f"{incarnation} False"
+        pid = again.pid
 
 
 def test_silence_while_a_child_loads_is_no_hang(start, tmp_path):

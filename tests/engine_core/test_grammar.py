@@ -24,7 +24,7 @@ from slipstream_core.grammar.library import (
     num_words,
 )
 from slipstream_core.grammar.rows import GrammarRows
-from slipstream_core.grammar.state import GrammarBroken, GrammarState
+from slipstream_core.grammar.state import GrammarBroken, GrammarState, SharedGrammar
 from slipstream_core.grammar.tokenizer_file import find_tokenizer
 from slipstream_ipc.log import PagedLog
 from slipstream_ipc.messages import StructuredOutputs
@@ -38,7 +38,8 @@ VOCABULARY = Vocabulary(MODEL_PATH / "tokenizer.json", VOCAB_SIZE, EOS)
 
 def start(outputs: StructuredOutputs, ends: tuple[int, ...] = EOS) -> GrammarState:
     end_mask = ids_as_mask(ends, VOCAB_SIZE)
-    return GrammarState(VOCABULARY.compile(outputs), frozenset(ends), end_mask, VOCABULARY.ends)
+    grammar = SharedGrammar(lambda: VOCABULARY.compile(outputs))
+    return GrammarState(grammar, frozenset(ends), end_mask, VOCABULARY.ends)
 
 
 def allowed(state: GrammarState) -> set[int]:
@@ -459,6 +460,50 @@ def test_rows_follow_their_histories_and_fail_alone() -> None:
     rows.drop(5)
     rows.drop(5)
     assert len(rows) == 2
+
+
+WIDE_LEXER = StructuredOutputs(regex="(a|b|[c-z ])*a(a|b|[c-z ]){60}")
+
+
+def test_a_full_lexer_is_no_other_streams_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    # its states are shared by all streams of a grammar, and never given back
+    monkeypatch.setattr(library, "_MAX_LEXER_STATES", 3000)
+    grammar = SharedGrammar(lambda: VOCABULARY.compile(WIDE_LEXER))
+    end_mask = ids_as_mask(EOS, VOCAB_SIZE)
+    tokens, generations = PagedLog(np.uint32), set()
+    rows = GrammarRows(tokens, VOCAB_SIZE)
+    for row in range(8):
+        rng = random.Random(row)
+        state = GrammarState(grammar, frozenset(EOS), end_mask, VOCABULARY.ends)
+        tokens.open(row)
+        tokens.extend(row, np.array([7, 8, 9], np.uint32))
+        rows.add(row, state, 3)
+        for _ in range(12):
+            masks, broken = rows.masks(np.array([row]))
+            assert not broken
+            bits = np.unpackbits(masks.view(np.uint8), bitorder="little")
+            may = set(np.flatnonzero(bits).tolist()) - {*EOS}
+            tokens.extend(row, np.array([rng.choice(sorted(may))], np.uint32))
+        generations.add(state._generation)
+    assert len(generations) > 1, "it was never full: a test of nothing"
+
+
+def test_an_answer_that_fills_lexers_by_itself_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_MAX_LEXER_STATES", 300)
+    tokens = PagedLog(np.uint32)
+    rows = GrammarRows(tokens, VOCAB_SIZE)
+    tokens.open(0)
+    rows.add(0, start(WIDE_LEXER), 0)
+    broken: list[tuple[int, str]] = []
+    (token,) = TOKENIZER.encode("a").ids
+    for _ in range(100):
+        _, broken = rows.masks(np.array([0]))
+        if broken:
+            break
+        tokens.extend(0, np.array([token], np.uint32))
+    [(row, why)] = broken
+    assert row == 0
+    assert "too complex to follow: lexer error: too many states" in why
 
 
 # ---- where the vocabulary comes from -----------------------------------------------------------

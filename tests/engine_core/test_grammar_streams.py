@@ -11,6 +11,7 @@ from msgspec import structs
 from tokenizers import Tokenizer
 
 from slipstream.demo import MODEL_PATH
+from slipstream_core.grammar.trial import GrammarTrial
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, End, SamplingParams, StructuredOutputs, Withdraw
 
@@ -152,6 +153,32 @@ def test_what_does_not_compile_is_refused_before_admission(make_core) -> None:
     assert "structured_outputs.regex" in bad.fault.message
     assert "unclosed group" in bad.fault.message
     assert box.core.desk.num_streams == 1
+
+
+def test_a_grammar_that_would_end_the_core_ends_its_own_request(make_core, alone) -> None:
+    box = make_core(model=MODEL)
+    worker = box.worker()
+    chain = "".join(f"a{i}: a{i + 1}\n" for i in range(4000)) + 'a4000: "x"'
+    bad = [ask(worker, n, grammar=StructuredOutputs(grammar=f"start: a0\n{chain}")) for n in (0, 0)]
+    good = ask(worker, 1)
+    box.until(lambda: all(it.is_over for it in bad) and is_done(good))
+    assert {it.fault.code for it in bad} == {"bad_request"}
+    assert {it.fault.field for it in bad} == {"structured_outputs"}
+    assert answer_of(good) == alone(good.admit)
+
+
+def test_a_refusal_is_kept_for_the_other_answers_of_its_request(make_core, monkeypatch) -> None:
+    asked = []
+    ask_once = GrammarTrial.ask
+    monkeypatch.setattr(
+        GrammarTrial, "ask", lambda self, it: [asked.append(it), ask_once(self, it)][1]
+    )
+    box = make_core(model=MODEL)
+    worker = box.worker()
+    held = [ask(worker, 0, grammar=StructuredOutputs(regex="(a")) for _ in range(4)]
+    box.until(lambda: all(it.is_over for it in held))
+    assert len(asked) == 1
+    assert {it.fault.message for it in held} == {held[0].fault.message}
 
 
 def test_a_model_without_a_tokenizer_refuses_grammars(make_core) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.patience import PATIENCE_S
 
-from slipstream_core.in_flight import InFlightNote, read_note
+from slipstream_core.in_flight import InFlightNote, begin_note, read_note
 
 MAX_NUM_SEQS = 8
 
@@ -95,3 +95,57 @@ def test_a_count_beyond_its_page_is_cut(tmp_path: Path) -> None:
     words[2] = 2**60
     words.tofile(path)
     assert read_note(tmp_path) == names(1, 2)
+
+
+# A file system of 64 KiB, in a mount namespace that ends with the process, and nothing left on it.
+IN_A_FULL_FILE_SYSTEM = """
+mount -t tmpfs -o size=64k tmpfs "$1" || exit 77
+cat /dev/zero > "$1/full" 2> /dev/null
+exec "$2" -c "$3" "$1"
+"""
+KEEPS_A_NOTE = f"""
+import logging, sys
+from pathlib import Path
+import numpy as np
+from slipstream_core.in_flight import begin_note
+logging.basicConfig(format="%(levelname)s %(message)s")
+note = begin_note(Path(sys.argv[1]), 256)
+if note is not None:
+    note.launch(5, np.array({IDS.tolist()!r}, np.uint64), np.array([3, 4]))
+print(note, [path.name for path in Path(sys.argv[1]).iterdir()])
+"""
+
+
+def test_a_full_file_system_costs_the_note_alone(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    ended = subprocess.run(
+        [
+            *("unshare", "--user", "--map-root-user", "--mount"),
+            *("sh", "-c", IN_A_FULL_FILE_SYSTEM, "sh", folder, sys.executable, KEEPS_A_NOTE),
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    if ended.returncode == 77 or ended.stderr.startswith("unshare:"):
+        pytest.skip(f"file systems cannot be mounted here: {ended.stderr}")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "None ['full']\n"
+    assert ended.stderr.startswith("ERROR no note is kept of what is computed: [Errno 28]")
+
+
+def test_where_there_is_no_room_no_others_note_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = InFlightNote(tmp_path, MAX_NUM_SEQS)
+    before.launch(1, IDS, np.array([1]))
+    before.close()
+
+    def no_room(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", no_room)
+    assert begin_note(tmp_path, MAX_NUM_SEQS) is None
+    assert not [*tmp_path.iterdir()]
+    assert read_note(tmp_path) == ()

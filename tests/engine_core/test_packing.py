@@ -151,11 +151,11 @@ def test_a_row_does_not_depend_on_its_batch(
     assert KERNELS is not None
     torch.manual_seed(rows)
     x, packed = torch.randn(1, rows, num_inputs), KERNELS.pack(torch.randn(num_outputs, num_inputs))
-    torch.set_num_threads(threads)
+    KERNELS.set_threads(threads)
     try:
         together = KERNELS.product(x, packed, None, num_outputs)
     finally:
-        torch.set_num_threads(1)
+        KERNELS.set_threads(1)
     for row in {0, rows // 2, rows - 1}:
         alone = KERNELS.product(x[:, row : row + 1], packed, None, num_outputs)
         assert torch.equal(alone[0, 0], together[0, row])

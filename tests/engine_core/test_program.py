@@ -115,7 +115,7 @@ def _logits(forward: traced.Forward, rows: int) -> tuple[torch.Tensor, NativeCon
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "llama tied", "llama with biases"])
 def test_a_decode_step_is_what_the_recording_computes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    ours: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     more = {
         "tie_word_embeddings": kind == "llama tied",
@@ -124,8 +124,8 @@ def test_a_decode_step_is_what_the_recording_computes(
     recorded, decode = _trace(tmp_path, monkeypatch, kind.split()[0], **more)
     assert decode is not None
     of_decodes: Any = decode.module.forward
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
+    for threads in (1, 2, 5):
+        ours.set_threads(threads)
         try:
             for rows in (1, 2, 3, 9, 70, 5):
                 (expected, one), (given_, other) = (
@@ -137,7 +137,7 @@ def test_a_decode_step_is_what_the_recording_computes(
                     assert torch.equal(a.keys, b.keys)
                     assert torch.equal(a.values, b.values)
         finally:
-            torch.set_num_threads(1)
+            ours.set_threads(1)
 
 
 @pytest.mark.parametrize("name", ["decode_graph", "_with_decodes"])
@@ -213,9 +213,9 @@ def test_any_chain_of_operations(rows: int, width: int, threads: int, data: st.D
             made = Operation(SILU_MUL, *parts, n=width)
         operations.append(made)
     program = Program(ours, operations, [width] * len(values), 1, len(operations))
-    torch.set_num_threads(threads)
+    ours.set_threads(threads)
     try:
         result = program(values[:1], [], 0)
     finally:
-        torch.set_num_threads(1)
+        ours.set_threads(1)
     assert torch.equal(result, values[-1]) or not values[-1].isfinite().all()

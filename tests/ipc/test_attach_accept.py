@@ -16,6 +16,8 @@ from slipstream_ipc.messages import (
     PROTOCOL_VERSION,
     Abort,
     Deltas,
+    Detokenize,
+    Detokenized,
     Fault,
     Frame,
     Goodbye,
@@ -27,7 +29,7 @@ from slipstream_ipc.messages import (
     UnknownStreams,
     Welcome,
 )
-from slipstream_ipc.sockets import MAX_READ_AT_ONCE, new_dealer
+from slipstream_ipc.sockets import MAX_READ_AT_ONCE, MAX_READ_BYTES_AT_ONCE, new_dealer
 
 POLL_MS = int(PATIENCE_S * 1e3)
 CARD = ModelCard("m", "p", 100, 64, (2,))
@@ -736,6 +738,33 @@ def test_a_flood_starves_nobody(hop: Any) -> None:
         hop.router.send_multipart([hop.session(b"other").route, data])
     hop.acceptor.send(hop.session(b"other"), UnknownStreams((1,)), None)
     hop.until(lambda: len(hop.answers[other]) == 2)
+
+
+@pytest.mark.parametrize("num_bytes", [MAX_READ_BYTES_AT_ONCE, 2 * MAX_READ_BYTES_AT_ONCE])
+def test_large_messages_are_read_a_few_at_a_time(hop: Any, num_bytes: int) -> None:
+    """Either way: what else there is to do is done between them."""
+    attacher = hop.attached()
+    for number in range(4):
+        assert attacher.send(Detokenize(number, bytes(num_bytes)), None)
+    turns: list[int] = []
+
+    def serve() -> None:
+        bodies = [body for _, body in hop.acceptor.receive(hop.now)]
+        turns.extend([len(bodies)] if bodies else [])
+
+    hop.until(lambda: sum(turns) == 4, serve)
+    assert turns == [1] * 4
+    session = hop.session()
+    for number in range(4):
+        assert hop.acceptor.send(session, Detokenized(number, "x" * num_bytes), None)
+    turns.clear()
+
+    def hear() -> None:
+        bodies = list(attacher.receive(hop.now))
+        turns.extend([len(bodies)] if bodies else [])
+
+    hop.until(lambda: sum(turns) == 4, hear)
+    assert turns == [1] * 4
 
 
 def test_nothing_of_another_life_counts(hop: Any) -> None:

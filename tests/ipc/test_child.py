@@ -17,6 +17,7 @@ from tests.patience import PATIENCE_S
 from slipstream_ipc.child import (
     BEAT_S,
     CONTROL_FD_VARIABLE,
+    NEWS_S,
     PARENT_PID_VARIABLE,
     STATUS_FD_VARIABLE,
     Activate,
@@ -282,6 +283,23 @@ def test_a_spare_prepares_gently_and_who_is_to_serve_at_full_speed(
     os.close(read_fd)
 
 
+def test_what_is_said_with_the_activation_is_heard_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read_fd, write_fd = os.pipe()
+    monkeypatch.setenv(CONTROL_FD_VARIABLE, str(read_fd))
+    commands = Commands()
+    assert commands.read_activation() is None
+    told = [Activate(3), Drain(1.0), Drain(2.0)]
+    os.write(write_fd, b"".join(msgspec.json.encode(each) + b"\n" for each in told))
+    assert commands.read_activation() == told[0]
+    assert commands.any_waiting
+    assert commands.read() == told[1:]
+    assert not commands.any_waiting
+    os.close(write_fd)
+    os.close(read_fd)
+
+
 def test_what_is_no_command_ends_no_child(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -309,6 +327,17 @@ def test_a_child_whose_parent_died_before_it_could_ask_ends(statuses: Statuses) 
     child = statuses.start(CHILD, b'{"name": "x"}', **{PARENT_PID_VARIABLE: "1000000000"})
     assert child.wait(PATIENCE_S) == 1
     assert statuses.next() is None
+
+
+def test_a_beat_with_news_comes_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_fd, write_fd = os.pipe()
+    monkeypatch.setenv(STATUS_FD_VARIABLE, str(write_fd))
+    beats = Beats()
+    turns = [(0.0, 1), (NEWS_S / 2, 32), (NEWS_S, 32), (2 * NEWS_S, 32), (2.1 * NEWS_S, 31)]
+    assert [beats.beat(now, news=news) for now, news in turns] == [True, False, True, False, True]
+    assert beats.beat(2.1 * NEWS_S + BEAT_S / 2, news=31)
+    os.close(write_fd)
+    os.close(read_fd)
 
 
 def test_beats_are_at_most_half_a_beat_apart_and_never_wait(

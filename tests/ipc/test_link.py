@@ -180,3 +180,46 @@ def test_in_order_delivery_over_a_fifo(actions: list[str]) -> None:
     assert num_read == num_sent
     for name in "ab":
         assert receipts[name] == list(range(1, num_sent[name] + 1))
+
+
+def stalling() -> tuple[Link[int], Link[int]]:
+    return Link(7, 0.0, stalled_after_s=30.0), Link(7, 0.0)
+
+
+def lives_on(a: Link[int], b: Link[int], now: float) -> Beat:
+    """`b` gives a sign of life that acknowledges nothing new; `a` has its beat."""
+    header = Header(7, 0, a._acked)
+    assert a.receive(header, False, now) is Verdict.DELIVER
+    return a.beat(now)
+
+
+def test_a_peer_that_lives_and_acknowledges_nothing_has_stalled() -> None:
+    a, b = stalling()
+    assert [lives_on(a, b, float(now)) for now in range(100)] == [
+        Beat.NOTHING
+    ] * 100  # nothing sent
+    send(a)
+    beats = [lives_on(a, b, 100.0 + now) for now in range(31)]
+    # at the second look: what it said may have lain unread
+    assert beats == [Beat.NOTHING] * 30 + [Beat.STALLED]
+
+
+def test_each_acknowledgement_is_progress() -> None:
+    a, b = stalling()
+    for _ in range(10):
+        b.receive(send(a), True, 0.0)
+    headers = [Header(7, 0, ack) for ack in range(1, 11)]
+    for number, header in enumerate(headers):
+        for tick in range(28):
+            assert lives_on(a, b, 28.0 * number + tick) is Beat.NOTHING
+        a.receive(header, False, 28.0 * number + 28)
+    assert [lives_on(a, b, 280.0 + now) for now in range(100)] == [Beat.NOTHING] * 100
+
+
+def test_who_was_away_himself_reads_before_he_takes_anybody_for_stalled() -> None:
+    a, b = stalling()
+    b.receive(send(a), True, 0.0)
+    assert lives_on(a, b, 0.0) is Beat.NOTHING
+    assert a.beat(1000.0) is Beat.PING
+    a.receive(ack(b), False, 1000.0)
+    assert a.beat(1000.1) is Beat.NOTHING

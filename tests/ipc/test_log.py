@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from slipstream_ipc.log import PagedLog, history_digest
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.log import PagedLog, history_checksum, history_digest
 from slipstream_ipc.pages import PAGE_LEN
 
 ROWS = 7
@@ -200,3 +201,15 @@ def test_digest_is_of_the_values(ids: list[int], dtype: Any) -> None:
     assert digest == history_digest(np.array(ids, dtype))  # type: ignore[arg-type]
     assert 0 <= digest < 2**64
     assert digest != history_digest(np.array([*ids, 0], np.uint32))
+
+
+@given(ids=st.lists(st.integers(0, 2**32 - 1), max_size=50), data=st.data())
+def test_a_checksum_is_carried_on_from_any_part(ids: list[int], data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(ids)))
+    first, rest = pack_u32(ids[:at]), pack_u32(ids[at:])
+    whole = history_checksum(first + rest)
+    assert history_checksum(rest, history_checksum(first)) == whole
+    if ids:
+        other = [*ids[:-1], ids[-1] ^ 1]
+        assert history_checksum(pack_u32(other)) != whole
+    assert history_checksum(pack_u32([97, 98, 99])) == 1937709347  # as PROTOCOL.md has it

@@ -58,3 +58,27 @@ def test_it_is_known_why_a_stream_is_gone() -> None:
     keeping.aborted(other)
     assert keeping.why_gone(other) == ABORTED
     assert keeping.why_gone(secrets.token_bytes(16)) is None
+
+
+def test_a_stream_that_is_left_and_come_back_to_very_often_costs_no_more() -> None:
+    streams = StreamTable()
+    keeping = Keeping(streams, grace_s=60.0)
+    stream, other = ended(streams, keeping), ended(streams, keeping)
+    keeping.leave_after_grace(other)
+    for _ in range(10_000):
+        keeping.leave_after_grace(stream)
+        stream.leaves_at = inf
+    assert len(keeping._leaving) < 2000
+    keeping.now = 61.0
+    assert keeping.take_due() == [other]
+
+
+def test_one_that_goes_on_has_time_to_be_come_back_to() -> None:
+    streams = StreamTable()
+    keeping = Keeping(streams, grace_s=0.0)
+    running = Stream(secrets.token_bytes(16), Stage.RUNNING, line=1)
+    streams.add(running)
+    keeping.leave_after_grace(running)
+    assert keeping.take_due() == []
+    keeping.now = module.LEAST_UNREAD_S
+    assert keeping.take_due() == [running]

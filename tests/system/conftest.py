@@ -9,7 +9,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from slipstream_ipc.messages import (
     End,
     Fault,
     Goodbye,
+    OtherAnswer,
     PromptLogprobs,
     PromptReady,
     Rejected,
@@ -156,6 +157,19 @@ class RawClient:
         self._waiting.append(submit)
         return received
 
+    def submit_together(
+        self, prompt: str | list[int], seeds: Sequence[int], **params: object
+    ) -> list[Received]:
+        """Answers to one prompt, asked for in one message, and again each by itself."""
+        streams = [self.submit(prompt, **params, seed=seed) for seed in seeds]
+        del self._waiting[-len(seeds) :]
+        others = tuple(
+            OtherAnswer(it.submit.handle, it.stream_id, seed)
+            for it, seed in zip(streams[1:], seeds[1:], strict=True)
+        )
+        self._waiting.append(structs.replace(streams[0].submit, others=others))
+        return streams
+
     def resumption(self, it: Received) -> Resume:
         digest = history_digest(np.array(it.token_ids, np.uint32))
         handle = it.submit.handle
@@ -199,7 +213,7 @@ class RawClient:
                         continue
                     if it.accepted:
                         self._waiting.append(self.resumption(it))
-                    elif it.submit not in self._waiting:
+                    elif not self._is_waiting(it):
                         self._waiting.append(it.submit)
                     if it.is_aborted:
                         self._waiting.append(Abort(it.stream_id, handle))
@@ -222,6 +236,14 @@ class RawClient:
                 self._take_deltas(body)
             case other:
                 raise AssertionError(f"unexpected {other}")
+
+    def _is_waiting(self, it: Received) -> bool:
+        """Whether it is about to be asked for, alone or with others."""
+        submits = [body for body in self._waiting if isinstance(body, Submit)]
+        return any(
+            it.stream_id in (submit.stream_id, *(other.stream_id for other in submit.others))
+            for submit in submits
+        )
 
     def _lost(self, it: Received) -> None:
         """Nobody knows the stream any more: ask for it again, with what there is of it."""

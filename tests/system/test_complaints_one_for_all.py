@@ -49,9 +49,9 @@ class _Broken:
         return str(self._real.flush())
 
     @property
-    def is_pending(self) -> bool:
-        self._look("is_pending")
-        return bool(self._real.is_pending)
+    def num_pending(self) -> int:
+        self._look("num_pending")
+        return int(self._real.num_pending)
 
     @property
     def is_settled(self) -> bool:
@@ -59,7 +59,7 @@ class _Broken:
         return False  # so that it sees every token
 
 
-@pytest.mark.parametrize("where", ["create", "step", "is_pending", "flush", "is_settled"])
+@pytest.mark.parametrize("where", ["create", "step", "num_pending", "flush", "is_settled"])
 def test_an_exception_in_one_output_ends_that_request_alone_vllm_17448(
     make_stack, expected, tokenizer, detokenizers, where
 ) -> None:

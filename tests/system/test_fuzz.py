@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
+from slipstream.bench.fuzz import command, run
 from slipstream.bench.fuzz import stack as fuzz_stack
 from slipstream.bench.fuzz.attacker import KINDS
 from slipstream.bench.fuzz.client_attacker import ClientSpeech
@@ -49,6 +52,43 @@ def test_the_command_tells_and_writes_the_result(
     shown = capsys.readouterr().out
     assert "3,000 messages" in shown
     assert f"{told['total']} of {told['total']} identical" in shown
+
+
+@pytest.mark.slow
+def test_a_long_run_goes_on_where_it_was_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In parts, each with a seed of its own; the file has those that are done."""
+    monkeypatch.setattr(command, "_PART", 1000)
+    file = tmp_path / "fuzz.json"
+    options = ["bench", "fuzz", "--messages", "2500", "--seed", "3", "--json", str(file)]
+    seeds: list[int] = []
+
+    def ended_in_the_second_part(num: int, seed: int, on_progress: Callable[[int], object]) -> Any:
+        if len(seeds) == 1:
+            raise KeyboardInterrupt
+        seeds.append(seed)
+        return fuzz(num, seed, on_progress)
+
+    monkeypatch.setattr(run, "fuzz", ended_in_the_second_part)
+    assert main(options) != 0
+    begun = json.loads(file.read_text())
+    assert (begun["messages"], begun["wanted"], begun["num_parts"]) == (1000, 2500, 1)
+
+    def going_on(num: int, seed: int, on_progress: Callable[[int], object]) -> Any:
+        seeds.append(seed)
+        return fuzz(num, seed, on_progress)
+
+    monkeypatch.setattr(run, "fuzz", going_on)
+    assert main(options) == 0
+    done = json.loads(file.read_text())
+    assert (done["messages"], done["num_parts"], len(set(seeds)), seeds[0]) == (2500, 3, 3, 3)
+    assert sum(done["by_kind"].values()) == 2500
+    assert done["commits"]
+    assert done["identical"] == done["total"] > begun["total"]
+    assert main(options) == 0  # all of it is there
+    assert len(seeds) == 3
+    assert "2,500 messages" in capsys.readouterr().out
 
 
 @pytest.mark.slow

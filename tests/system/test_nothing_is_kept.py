@@ -38,7 +38,7 @@ class Tailless(DetokenizerFactory):
         real = self._factory.create(prompt_ids, skip_special_tokens)
 
         class Broken:
-            is_pending = False
+            num_pending = 0
             step = staticmethod(real.step)
 
             def flush(self) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from slipstream_ipc.messages import Fault, Resume, Suspects
+from slipstream_ipc.messages import Resume, Suspects
+from slipstream_worker.keeping import LEAST_UNREAD_S
 
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(6)]
 
@@ -136,6 +137,49 @@ def test_an_id_whose_stream_ended_and_was_forgotten_is_not_run_again(make_stack)
     assert stack.holds_nothing()
 
 
+@pytest.mark.parametrize("how", ["end", "client", "unread"])
+def test_a_forgotten_id_is_not_run_again_by_the_next_worker(make_stack, how) -> None:
+    """However it ended: by itself, with its client, or because no client came to read it."""
+    stack = make_stack(grace_s=0.0)
+    client = stack.client()
+    it = client.submit(PROMPTS[0], max_tokens=5 if how == "end" else 400)
+    stack.until(lambda: it.accepted > 0)
+    if how == "client":
+        client.goodbye()
+    elif how == "unread":
+        client.streams.clear()
+        client.hop.attach(stack.now())
+        stack.until(lambda: client.hop.is_attached)
+        stack.pass_time(LEAST_UNREAD_S)
+    stack.until(stack.holds_nothing)
+    for _ in range(2):  # a link that fails in between tells nothing anew
+        stack.kill_worker()
+        stack.start_worker()
+        other = stack.client()
+        late = other.send_submit(structs.replace(it.submit, handle=9))
+        stack.until(lambda late=late: late.is_over)
+        assert late.fault is not None
+        assert late.fault.code == "unknown_stream"
+        assert stack.holds_nothing()
+        stack.worker._core.attach(stack.now())
+
+
+def test_only_so_many_ids_outlive_a_worker(make_stack, monkeypatch) -> None:
+    monkeypatch.setattr("slipstream_core.desk._MAX_FORGOTTEN", 3)
+    monkeypatch.setattr("slipstream_core.desk._FORGOTTEN_A_MESSAGE", 2)
+    stack = make_stack(grace_s=0.0)
+    client = stack.client()
+    streams = []
+    for _ in range(5):
+        streams.append(client.submit(PROMPTS[0], max_tokens=3))
+        stack.until(lambda: streams[-1].is_over and stack.holds_nothing())
+    stack.kill_worker()
+    stack.start_worker()
+    stack.until(lambda: stack.worker._from_core.is_synced)
+    known = [stack.worker.lives.keeping.has_been(it.stream_id) for it in streams]
+    assert known == [False, False, True, True, True]
+
+
 def test_ended_streams_are_let_go_of_where_they_take_too_much_memory(
     make_stack, monkeypatch
 ) -> None:
@@ -174,7 +218,7 @@ def test_buffered_text_is_flushed_before_the_end_reaches_the_client(
     elif how == "error":
         stack.worker.lives.fail(stream, "a test's fault")
     elif how == "shutdown":
-        stack.worker.end_all(Fault("engine", "the server is shutting down"))
+        stack.worker.end_drain()
     else:  # the core ends the stream, as it does where a forward pass raises
         row = stack.core.desk._streams.get(it.stream_id).row
         stack.core.desk.end_by_fault([row], "a test's fault")

@@ -311,7 +311,7 @@ class Broken(DetokenizerFactory):
             return real
 
         class Breaking:
-            is_pending = False
+            num_pending = 0
 
             def step(self, _token_id: int) -> str:
                 raise RuntimeError("no further")

@@ -216,7 +216,7 @@ class Fragile(DetokenizerFactory):
             real_step, countdown = detokenizer.step, iter(range(5))
 
             class Broken:
-                is_pending = False
+                num_pending = 0
 
                 def step(self, token_id: int) -> str:
                     next(countdown)

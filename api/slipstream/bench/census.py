@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -72,6 +72,16 @@ def descendants(pid: int) -> set[int]:
     for one in tree:
         tree += children.get(one, ())
     return set(tree)
+
+
+def commands(pids: Iterable[int]) -> dict[int, str]:
+    """The command lines of those that live."""
+    found: dict[int, str] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            command = (_PROC / str(pid) / "cmdline").read_bytes()
+            found[pid] = command.replace(b"\0", b" ").decode().strip()
+    return found
 
 
 def strays(mark: str) -> dict[int, str]:

@@ -1,26 +1,25 @@
-"""Which commit of this repository a measurement was made with."""
+"""Which commit of the code a result belongs to."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
+_HERE = Path(__file__).resolve().parent
 
-def commit_hash() -> str | None:
-    """Of the checkout that this package runs from; with `+` where files differ from it. None where
-    it runs from no checkout, or git is not there.
+
+def commit() -> str | None:
+    """The hash of the commit that this file lies in, `+` behind it where tracked files differ from
+    it; None where it lies in no repository.
     """
-    folder, git = Path(__file__).resolve().parent, shutil.which("git")
-    if git is None:
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        has_changes = bool(_git("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.CalledProcessError):
         return None
-    found = []
-    for argv in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
-        try:
-            done = subprocess.run(
-                [git, "-C", str(folder), *argv], capture_output=True, text=True, check=True
-            )
-        except (OSError, subprocess.CalledProcessError):
-            return None
-        found.append(done.stdout.strip())
-    return found[0] + ("+" if found[1] else "")
+    return head + "+" * has_changes
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(_HERE), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

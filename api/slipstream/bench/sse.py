@@ -29,6 +29,9 @@ class EventSplitter:
 
         Raises: RequestFailedError where an event grows beyond all reason.
         """
+        return [data for event in self._events(piece) if (data := self._data(event)) is not None]
+
+    def _events(self, piece: bytes) -> list[bytes]:
         if self._rest:
             piece = self._rest + piece
         held = b""
@@ -40,7 +43,16 @@ class EventSplitter:
         self._rest = rest + held
         if len(self._rest) > MAX_EVENT_BYTES:
             raise RequestFailedError("malformed", f"an event of more than {MAX_EVENT_BYTES} bytes")
-        return [data for event in events if (data := self._data(event)) is not None]
+        return events
+
+    def feed_with_ids(self, piece: bytes) -> list[tuple[bytes, bytes]]:
+        """The same, each with `last_id` as it was then."""
+        found: list[tuple[bytes, bytes]] = []
+        for event in self._events(piece):
+            data = self._data(event)
+            if data is not None:
+                found.append((self.last_id, data))
+        return found
 
     def _data(self, event: bytes) -> bytes | None:
         if event.startswith(b"data: ") and b"\n" not in event:  # what every server sends

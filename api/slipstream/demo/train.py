@@ -34,11 +34,13 @@ END_OF_TEXT, END_OF_TURN = "<|endoftext|>", "<|end|>"
 SPECIAL_TOKENS = [END_OF_TEXT, END_OF_TURN, "<|system|>", "<|user|>", "<|assistant|>"]
 END_OF_TEXT_ID, END_OF_TURN_ID = 0, 1  # the trainer numbers special tokens first, in their order
 CHAT_TEMPLATE = """\
+{%- set turns = {'system': 'system', 'developer': 'system', 'user': 'user', 'tool': 'user',
+  'assistant': 'assistant'} -%}
 {%- for message in messages -%}
-{%- if message['role'] not in ['system', 'user', 'assistant'] -%}
-{{ raise_exception("role '" + message['role'] + "' is not system, user or assistant") }}
+{%- if message['role'] not in turns -%}
+{{ raise_exception("role '" + message['role'] + "' is not " + turns | join(', ')) }}
 {%- endif -%}
-{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}
+{{ '<|' + turns[message['role']] + '|>\\n' + message['content'] + '<|end|>\\n' }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
 {{ '<|assistant|>\\n' }}

@@ -18,8 +18,9 @@ Rules:
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, structs
 
 from slipstream.batch import TokenLogprobs
 from slipstream.errors import SlipstreamError
@@ -36,8 +37,9 @@ from slipstream.http.shares import Share, at_once
 from slipstream.http.token_texts import TokenTexts
 from slipstream.http.whole import Whole
 from slipstream.http.wire import DONE_EVENT, event, json_part
-from slipstream.outputs import Delta, begin_of, end_of
+from slipstream.outputs import Delta, begin_of, end_of, id_column_of
 from slipstream.stream_state import StreamState
+from slipstream_ipc.log import history_checksum
 
 __all__ = ["Engine", "start"]
 
@@ -113,6 +115,7 @@ class _Streamed:
         self._place = TextPlace(place.text_offset, place.pending)  # where the next token begins
         self._event_ids = running.event_ids
         self._num_chars, self._num_tokens = place.num_chars, place.num_tokens  # told
+        self._checksum = place.checksum  # of the tokens, where events have ids
         self._was_told_end = place.has_ended  # before it came back
         self._has_ended = False  # and the client has been told
         self._line = line = fan_out.join(self.state, self, running.exchange, running.fault)
@@ -154,6 +157,7 @@ class _Streamed:
         text = delta.text
         if self._event_ids is not None:
             self._num_tokens += delta.num_tokens
+            self._checksum = history_checksum(id_column_of(delta), self._checksum)
         if not self._with_logprobs:
             if text:
                 self._say(text, part)
@@ -223,6 +227,8 @@ class _Streamed:
             delta = deltas.popleft()
             texts.append(delta.text)
             self._num_tokens += delta.num_tokens
+            if self._event_ids is not None:
+                self._checksum = history_checksum(id_column_of(delta), self._checksum)
             num_bytes += len(delta.text)
             if self._with_logprobs:
                 more = delta.logprobs or []
@@ -243,17 +249,26 @@ class _Streamed:
             self._index, self._place, text, [entries], reason, is_first=self._is_first
         )
         text, logprobs, reason = at_once(parts)
-        self._is_first = False
+        is_first, self._is_first = self._is_first, False
         self._is_plain = self._may_be_plain and (ask.echo is None or not self._with_logprobs)
         self._set_way()
         if not self._exchange.has_begun:
             self._begin()
         end = self.state.end if reason is not None else None
         said = Said(ids, None if end is None else end.stop_reason)
+        if self._has_ids:
+            said = self._with_ids(said, is_first)
         choice = ask.shape.chunk(self._index, text, logprobs, reason, said)
         mark = self._move(text, has_ended=reason is not None)
         usage = self._running.usage_so_far(self._index, self._num_tokens)
         self._exchange.write(mark + event(self._answer(choice, usage)))
+
+    def _with_ids(self, said: Said, is_first: bool) -> Said:
+        running = self._running
+        ids = running.shown_ids(self._index, said.token_ids, is_first=is_first)
+        if is_first and running.ask.shape.has_many_prompts:
+            return replace(said, token_ids=ids, prompt_ids=running.prompt_ids(self._index))
+        return replace(said, token_ids=ids)
 
     def _finish(self) -> None:
         """What follows the end of the last stream."""
@@ -279,7 +294,10 @@ class _Streamed:
             if first is not None and not self._running.place(index).has_begun:
                 if self._event_ids is not None:
                     self._event_ids.move(index, Place())
-                events += [self._mark(), event(self._answer(first, usage))]
+                told = self._answer(first, usage)
+                if self._has_ids and not events:
+                    told = structs.replace(told, prompt_token_ids=self._running.prompt_ids())
+                events += [self._mark(), event(told)]
         if events:
             self._exchange.write(b"".join(events))
 
@@ -288,7 +306,7 @@ class _Streamed:
         self._num_chars += len(text)
         if self._event_ids is None:
             return b""
-        place, here = self._place, (self._num_chars, self._num_tokens)
+        place, here = self._place, (self._num_chars, self._num_tokens, self._checksum)
         if not has_ended:
             return self._event_ids.move_on(self._index, *here, place.offset, place.pending)
         self._event_ids.move(self._index, Place(*here, place.offset, place.pending, has_ended))

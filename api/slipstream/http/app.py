@@ -12,6 +12,7 @@ Rules:
 - /health says whether every process of the stack lives and goes on, as the supervisor sees it (one
   that starts for the first time does); /ready, whether a request would be served now; /metrics is
   for Prometheus. None of them asks for a key: numbers tell nothing of what anybody says.
+- While the stack drains they answer, as all does that is about what runs; no stream begins.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from urllib.parse import unquote
+from weakref import WeakValueDictionary
 
 from msgspec import UNSET
 
@@ -38,7 +40,7 @@ from slipstream.http.connection import Exchange
 from slipstream.http.cors import Cors
 from slipstream.http.counters import OTHER
 from slipstream.http.decoding import check_num_values
-from slipstream.http.errors import ApiError, error_of, not_ready
+from slipstream.http.errors import ApiError, error_of, is_draining, not_ready
 from slipstream.http.fan_out import FanOut
 from slipstream.http.generate import ask_generate, read_generate
 from slipstream.http.hosts import Hosts
@@ -52,9 +54,10 @@ from slipstream.http.served import served_model
 from slipstream.http.shares import Share
 from slipstream.http.static import PAGE, page_handlers
 from slipstream.http.token_texts import TokenTexts
-from slipstream.http.tokenizing import detokenize, tokenize
+from slipstream.http.tokenizing import detokenize, tokenize, tokenizer_info
 from slipstream.http.wire import Response, json_response
 from slipstream.loop_io import LoopIO
+from slipstream.stream_state import StreamState
 from slipstream_ipc.messages import ModelCard
 from slipstream_ipc.statistics import Statistics
 
@@ -64,6 +67,7 @@ _MODEL = "/v1/models/"
 _LIVE = "/live"
 _WELL = frozenset(("starting", "ready"))
 _ENGINE = ("core", "worker", "prompts")
+_BEGINNING = frozenset(("/v1/completions", "/v1/chat/completions", "/generate"))
 Handler = Callable[[Request, Exchange], None]
 
 
@@ -88,6 +92,8 @@ class App:
         self._cors = Cors(()) if cors is None else cors
         self._hosts = Hosts(None) if hosts is None else hosts
         self._started = int(time.time())
+        self.is_draining = False
+        self._streams_by_id: WeakValueDictionary[bytes, StreamState] = WeakValueDictionary()
         self.processes: dict[str, str] = {}  # how they are, by name, as far as somebody has said
         self.live = Live()
         self._metrics = Metrics()
@@ -105,6 +111,7 @@ class App:
             "/abort": {"POST": partial(abort, io)},
             "/tokenize": {"POST": partial(tokenize, io)},
             "/detokenize": {"POST": partial(detokenize, io)},
+            "/tokenizer_info": {"GET": partial(tokenizer_info, texts)},
             "/openapi.json": {"GET": self._openapi},
         }
         self._pages = page_handlers()
@@ -154,6 +161,8 @@ class App:
             message = f"method: got {request.method}, allowed: {allowed}"
             headers = ((b"allow", allowed.encode()),)
             return ApiError(405, message, code="method_not_allowed", headers=headers)
+        if (refusal := self._begins_too_late(request)) is not None:
+            return refusal
         if method == "POST":
             # a program may leave it out; so may a page, but its browser says which one it is
             unsaid = b"" if b"origin" in request.headers else b"application/json"
@@ -171,6 +180,9 @@ class App:
         if method == "OPTIONS":
             exchange.respond(self._options(request, methods))
             return
+        if (refusal := self._begins_too_late(request)) is not None:
+            exchange.respond(refusal.response())
+            return
         model = self._io.model
         try:
             check_num_values(request.body, 0 if model is None else model.max_model_len)
@@ -187,6 +199,12 @@ class App:
                 return methods
         return self._handlers.get(path)
 
+    def _begins_too_late(self, request: Request) -> ApiError | None:
+        """The refusal where a stream would begin while all others end."""
+        if not self.is_draining or request.path not in _BEGINNING or request.method != "POST":
+            return None
+        return is_draining() if last_event(request) is None else None  # it goes on
+
     def _options(self, request: Request, methods: dict[str, Handler]) -> Response:
         head = ("HEAD",) if "GET" in methods else ()
         allowed = ", ".join((*methods, *head, "OPTIONS")).encode()
@@ -199,7 +217,8 @@ class App:
     def _health(self, _request: Request, exchange: Exchange) -> None:
         processes = self.processes
         is_well = _WELL.issuperset(processes.values())
-        health = Health("ok" if is_well else "unhealthy", processes=processes or UNSET)
+        status = "draining" if self.is_draining else "ok"
+        health = Health(status if is_well else "unhealthy", processes=processes or UNSET)
         exchange.respond(json_response(200 if is_well else 503, health))
 
     def _version(self, _request: Request, exchange: Exchange) -> None:
@@ -211,6 +230,8 @@ class App:
         exchange.respond(self._metrics.response(self.statistics, model_name, accept))
 
     def _ready(self, _request: Request, exchange: Exchange) -> None:
+        if self.is_draining:
+            raise is_draining()
         model = served_model(self._io)
         engine = [self.processes.get(name, "ready") for name in _ENGINE]
         if not self._io.is_attached or not _WELL.issuperset(engine):
@@ -233,7 +254,8 @@ class App:
         model = served_model(self._io, body.model)
         event_id = last_event(request)
         if event_id is not None:
-            self._start(ask_again(event_id, "cmpl", model), request, exchange)
+            same = partial(ask_completion, body, model)
+            self._start(ask_again(event_id, "cmpl", model, same), request, exchange)
         else:
             self._start(ask_completion(body, model), request, exchange)
 
@@ -242,7 +264,8 @@ class App:
         model = served_model(self._io, body.model)
         event_id = last_event(request)
         if event_id is not None:
-            self._start(ask_again(event_id, "chatcmpl", model), request, exchange)
+            same = partial(ask_chat, body, model)
+            self._start(ask_again(event_id, "chatcmpl", model, same), request, exchange)
         else:
             self._start(ask_chat(body, model), request, exchange)
 
@@ -251,7 +274,8 @@ class App:
         model = served_model(self._io, body.model)
         event_id = last_event(request)
         if event_id is not None:
-            self._start(ask_again(event_id, "gen", model), request, exchange)
+            same = partial(ask_generate, body, params, model)
+            self._start(ask_again(event_id, "gen", model, same), request, exchange)
         else:
             self._start(ask_generate(body, params, model), request, exchange)
 
@@ -266,12 +290,26 @@ class App:
     def _start(self, ask: Ask, request: Request, exchange: Exchange) -> None:
         if wants_events(request) and ask.can_resume:
             ask = replace(ask, is_resumable=True)
+        tenant = self._keys.tenant(request.headers.get(b"authorization"))
+        if tenant:
+            for state in ask.states:
+                state.ask_for(tenant)
+        if ask.is_resumable:
+            self._remember(ask)
         where = (self._io, self._texts, self._limits, self._fan_out, self._share)
         start = partial(answer.start, ask, exchange, *where)
         if ask.needs_texts:
             self._texts.when_loaded(start)
         else:
             start()
+
+    def _remember(self, ask: Ask) -> None:
+        """Where a later request goes on with its streams, what they were submitted as is known."""
+        for state in ask.states:
+            before = self._streams_by_id.get(state.stream_id)
+            if state.resubmittable is None and before is not None:
+                state.resubmittable = before.resubmittable
+            self._streams_by_id[state.stream_id] = state
 
     def _shown(self, model: ModelCard) -> Model:
         return Model(model.name, self._started, model.max_model_len)

@@ -18,7 +18,7 @@ from msgspec import UNSET, Raw, UnsetType
 from slipstream.batch import TokenLogprobs
 from slipstream.http.echo import Echo
 from slipstream.http.errors import bad_field
-from slipstream.http.event_ids import MAX_PLACES, AnswerId, Place
+from slipstream.http.event_ids import MAX_PLACES, AnswerId, Place, checksum_of
 from slipstream.http.logprobs import TextPlace
 from slipstream.http.requests import GenerateRequest, Request, ResponseFormat, StreamOptions
 from slipstream.http.responses import Choice, Logprobs, LogprobsById
@@ -35,6 +35,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.security import short_id
 
+WITH_IDS = "gen"  # answers of this kind always have token ids
 WHOLE_INTERVAL = 64  # tokens to a delta where nobody looks at it before the end
 _FEW_LOGPROBS = 20  # to a token
 MAX_SHOWN = 2**20  # log-probabilities in an answer with more than few to a token
@@ -70,6 +71,7 @@ class Said:
     token_ids: list[int]  # where the shape has them
     stop_reason: int | str | None = None
     prompt_logprobs: list[LogprobsById | None] | UnsetType | None = UNSET
+    prompt_ids: list[int] | UnsetType = UNSET  # where the shape has them: in a choice's first part
 
 
 class Shape(Protocol):
@@ -81,8 +83,10 @@ class Shape(Protocol):
 
     whole_object: str
     chunk_object: str
-    has_ids: bool
     has_many_prompts: bool
+
+    @property
+    def has_ids(self) -> bool: ...
 
     def whole(
         self, index: int, text: str, logprobs: Logprobs | None, reason: str, said: Said
@@ -141,11 +145,24 @@ class Ask:
     is_usage_told: bool = False
     is_resumable: bool = False  # the client may come back for the rest: events have ids
     num_prompt_logprobs: int | None = None  # as num_logprobs, of the prompts
+    told_request: int | None = None  # `request_checksum`, as the client's last event has it
+    if_unknown: str = ""  # what to do where its streams are not known any more
+
+    @property
+    def request_checksum(self) -> int | None:
+        """By which the request is known again; None where a stream of it was submitted elsewhere,
+        and nobody has said as what.
+        """
+        submits = [each for state in self.states if (each := state.resubmittable) is not None]
+        if len(submits) < len(self.states):
+            return self.told_request
+        return checksum_of(submits, self.id.num_answers)
 
     @property
     def can_resume(self) -> bool:
         """Whether the ids of its events can say all there is to know."""
-        return self.is_stream and self.echo is None and self.id.num_streams <= MAX_PLACES
+        is_usual = self.echo is None and self.shape.has_ids == (self.id.kind == WITH_IDS)
+        return self.is_stream and is_usual and self.id.num_streams <= MAX_PLACES
 
     @property
     def log_name(self) -> str:

@@ -6,7 +6,7 @@ Owns: what messages may be. Does not know: chat templates (the worker renders), 
 from __future__ import annotations
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from slipstream.batch import TokenLogprobs
 from slipstream.http.ask import (
@@ -69,7 +69,7 @@ def ask_chat(body: ChatRequest, model: ModelCard) -> Ask:
     check_prompt_shown(body.prompt_logprobs, _most_tokens(turns, template, model), model)
     return new_ask(
         "chatcmpl",
-        ChatShape(),
+        ChatShape(has_ids=bool(body.return_token_ids)),
         body,
         model,
         prompts=[turns],
@@ -85,13 +85,16 @@ class ChatShape:
 
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
-    has_ids = False
     has_many_prompts = False
+
+    def __init__(self, *, has_ids: bool = False) -> None:
+        self.has_ids = has_ids
 
     def whole(
         self, index: int, text: str, logprobs: Logprobs | None, reason: str, said: Said
     ) -> Choice:
-        return ChatChoice(index, ChatMessage(_ANSWERER, text), logprobs, reason)
+        ids = said.token_ids if self.has_ids else UNSET
+        return ChatChoice(index, ChatMessage(_ANSWERER, text), logprobs, reason, ids)
 
     def first(self, index: int) -> Choice | None:
         return ChatChunkChoice(index, ChatDelta(_ANSWERER, ""), None, None)
@@ -105,7 +108,8 @@ class ChatShape:
         said: Said,
     ) -> Choice:
         delta = ChatDelta(content=text) if text else ChatDelta()
-        return ChatChunkChoice(index, delta, logprobs, reason)
+        ids = said.token_ids if self.has_ids else UNSET
+        return ChatChunkChoice(index, delta, logprobs, reason, ids)
 
     def logprobs(
         self, entries: list[TokenLogprobs], k: int, texts: TokenTexts, place: TextPlace

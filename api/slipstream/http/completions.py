@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from slipstream.batch import TokenLogprobs
 from slipstream.http.ask import (
@@ -66,7 +66,6 @@ def ask_completion(body: CompletionRequest, model: ModelCard) -> Ask:
                 prompt if isinstance(prompt, str) else None for prompt in prompts for _ in answers
             ),
             is_all_echo,
-            params.skip_special_tokens,
         )
         # each for itself: none waits with its first text for another
         wanted = _more(body.logprobs, body.prompt_logprobs)
@@ -81,7 +80,7 @@ def ask_completion(body: CompletionRequest, model: ModelCard) -> Ask:
     check_prompt_shown(body.prompt_logprobs, prompt_lens, model)
     return new_ask(
         "cmpl",
-        CompletionShape(),
+        CompletionShape(has_ids=bool(body.return_token_ids)),
         body,
         model,
         prompts=prompts,
@@ -96,13 +95,16 @@ class CompletionShape:
     """See `Shape`."""
 
     whole_object = chunk_object = "text_completion"
-    has_ids = False
     has_many_prompts = True
+
+    def __init__(self, *, has_ids: bool = False) -> None:
+        self.has_ids = has_ids
 
     def whole(
         self, index: int, text: str, logprobs: Logprobs | None, reason: str, said: Said
     ) -> Choice:
-        return CompletionChoice(index, text, logprobs, reason, said.prompt_logprobs)
+        ids = (said.token_ids, said.prompt_ids) if self.has_ids else ()
+        return CompletionChoice(index, text, logprobs, reason, said.prompt_logprobs, *ids)
 
     def first(self, index: int) -> Choice | None:
         return None
@@ -115,7 +117,8 @@ class CompletionShape:
         reason: str | None,
         said: Said,
     ) -> Choice:
-        return CompletionChoice(index, text, logprobs, reason)
+        ids = (said.token_ids, said.prompt_ids) if self.has_ids else ()
+        return CompletionChoice(index, text, logprobs, reason, UNSET, *ids)
 
     def logprobs(
         self, entries: list[TokenLogprobs], k: int, texts: TokenTexts, place: TextPlace

@@ -10,16 +10,20 @@ from msgspec import Struct
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
-    """What one connection may take, in bytes and seconds."""
+    """What one connection may take, in bytes and seconds; and all of them together."""
 
     header_bytes: int = 64 * 1024  # of one request's line and headers
+    headers: int = 128  # of one request
     body_bytes: int = 16 * 2**20  # of one request's body
+    stray_body_bytes: int = 4096  # of a body that is dropped, as the method takes none
     ahead_bytes: int = 64 * 1024  # of requests sent ahead, before the rest is left unread
     write_buffer_bytes: int = 64 * 1024  # unsent, before a stream's chunks are held and merged
+    requests_bytes: int = 256 * 2**20  # of all connections' requests that have not been begun
     held_bytes: int = 8 * 2**20  # held for a reader that does not read, before it is dropped
     idle_s: float = 75.0  # between two requests
     header_s: float = 15.0  # from a request's first byte to the end of its headers
     body_s: float = 120.0  # from there to the end of its body
+    body_stall_s: float = 10.0  # in which nothing of its body comes
     stall_s: float = 60.0  # a reader may take nothing of a full buffer
     linger_s: float = 2.0  # a refused request's rest is read, so that its refusal arrives
     resume_s: float = 10.0  # streams run on for a client that left and may come back for the rest

@@ -6,6 +6,8 @@ not know: how requests are read (`parsing`), what they ask for (`app`), who make
 Rules:
 - One exchange at a time. Requests sent ahead wait. A few are read, so that a client's end is seen
   behind them; then nothing more is until they have been begun.
+- What has been read and not begun counts towards a bound over all connections; the one that holds
+  most is refused when it is reached, so that who needs little is served.
 - A client that ends its half of the connection has left: what was asked for on it is called off.
 - What is unsent stays small: `Exchange.is_paused` says that no more is taken for now, and no
   exchange is begun meanwhile. Who takes nothing of it for long is dropped, who reads slowly is not.
@@ -25,9 +27,14 @@ from typing import Protocol, cast
 from slipstream.http import wire
 from slipstream.http.config import Limits
 from slipstream.http.counters import GONE, Counters
-from slipstream.http.errors import ApiError
+from slipstream.http.errors import ApiError, overloaded
 from slipstream.http.parsing import Request, RequestParser
 from slipstream.http.wire import Response
+
+_PIECE_BYTES = 4096  # read at a time, while more requests may begin in it
+_LARGE_PIECE_BYTES = 64 * 1024  # of a body
+_MOST_WAITING = 16  # requests; what follows is held as it came
+_REQUEST_BYTES = 1024  # that a waiting one takes besides its body
 
 
 class Host(Protocol):
@@ -35,13 +42,20 @@ class Host(Protocol):
 
     limits: Limits
     counters: Counters
-    is_draining: bool
+    is_draining: bool  # each answer says that the connection ends with it
+    is_stopping: bool  # nothing more is begun
 
     def connected(self, connection: Connection) -> None:
         """There is a new connection."""
 
     def disconnected(self, connection: Connection) -> None:
         """It has ended."""
+
+    def answered(self) -> None:
+        """An answer is complete."""
+
+    def hold(self, connection: Connection, num_bytes: int) -> None:
+        """It holds so many bytes of requests that have not been begun."""
 
     def check_head(self, request: Request) -> ApiError | None:
         """What is to be refused before its body is read."""
@@ -168,10 +182,14 @@ class Connection(asyncio.Protocol):
         self._limits = host.limits
         self._parser = RequestParser(host.limits, host.check_head)
         self._waiting: deque[Request] = deque()
-        self._ahead_bytes = 0  # read since some wait
+        self._unread = b""  # behind them
+        self._ahead_bytes = 0  # that came while an answer is not complete
+        self.num_held = 0  # as the host knows it
+        self._body_until = inf  # when the body that comes now has to be there
         self._exchange: Exchange | None = None
         self._is_paused = self._is_closing = False
         self.deadline = inf  # of the loop's clock; the server looks at it now and then
+        self.idle_since = 0.0  # when it was opened, or its last answer complete
         self._num_unsent = 0  # when it was set; where less is then, the reader has as long again
         self.write: Callable[[bytes], None]  # to the transport
 
@@ -182,21 +200,26 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.write = self._transport.write
         self._transport.set_write_buffer_limits(self._limits.write_buffer_bytes)
+        self.idle_since = time.monotonic()
         self._host.connected(self)
         self._set_deadline(self._limits.header_s)
 
     def data_received(self, data: bytes) -> None:
         if self._is_closing:
             return
+        is_ahead = self._exchange is not None or self._is_paused or bool(self._waiting)
         before = self._parser.phase
-        self._waiting += self._parser.feed(data)
-        if self._parser.phase != before and self._exchange is None and not self._is_paused:
-            self._wait_for_more()
+        self._unread += data
+        self._read()
+        if not is_ahead:
+            if self._parser.phase != before:
+                self._wait_for_more()
+            elif before == "body":
+                self._wait_for_body()
         self._go_on()
-        if self._waiting and not self._is_closing:
+        if is_ahead or self._waiting:
             self._ahead_bytes += len(data)
-            if self._ahead_bytes > self._limits.ahead_bytes:
-                self._transport.pause_reading()
+            self._hold_back()
 
     def eof_received(self) -> bool:
         self._leave()
@@ -233,14 +256,39 @@ class Connection(asyncio.Protocol):
             else:
                 self.abort()
         elif self._parser.phase in ("head", "body") and self._exchange is None:
-            self._waiting += self._parser.refuse_late()
+            self._waiting += self._parser.refuse(ApiError(408, "the request did not come in time"))
             self._go_on()
+            self._tell_held()
         else:
             self._close()
 
-    def drain(self) -> None:
+    def make_way(self) -> None:
+        """Another connection takes the place of this one, which has no exchange."""
+        if self._is_closing:
+            self.abort()
+        elif self._parser.phase in ("head", "body"):
+            self.give_up(overloaded("the server has as many connections as it may have"))
+        else:
+            self._close()
+
+    def give_up(self, refusal: ApiError) -> None:
+        """What has come and has not been begun is refused, as there is no room for it."""
+        self._waiting.clear()
+        self._unread = b""
+        self._waiting += self._parser.refuse(refusal)
+        self._go_on()
+        self._tell_held()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is an answer that is not complete, or has not left."""
+        has_work = self._exchange is not None or bool(self._waiting)
+        return has_work or self._transport.get_write_buffer_size() > 0
+
+    def stop(self) -> None:
         """The server stops: nothing new is begun here."""
         self._waiting.clear()
+        self._unread = b""
         if self._exchange is None and not self._is_closing:
             self._close()
 
@@ -259,14 +307,16 @@ class Connection(asyncio.Protocol):
         """The answer is complete."""
         exchange, self._exchange = self._exchange, None
         assert exchange is not None
-        if exchange.request.refusal is not None:
+        self.idle_since = time.monotonic()
+        self._host.answered()
+        if exchange.request.refusal is not None or (self._parser.has_surplus and not keep_alive):
             self._linger()
-        elif not keep_alive or self._host.is_draining:
+        elif not keep_alive or self._host.is_stopping:
             self._close()
         else:
             if not self._is_paused:
                 self._wait_for_more()
-            if self._waiting or self._parser.wants_continue:
+            if self._waiting or self._ahead_bytes or self._parser.wants_continue:
                 self._loop.call_soon(self._go_on)  # not deeper and deeper, in a pipeline
 
     # ---- within ------------------------------------------------------------------------------
@@ -277,23 +327,59 @@ class Connection(asyncio.Protocol):
             return
         if self._waiting:
             request = self._waiting.popleft()
-            if not self._waiting:
-                self._ahead_bytes = 0
-                self._transport.resume_reading()
             self._exchange = exchange = Exchange(request, self, self._host.counters)
             self.deadline = inf
+            self._read()
+            self._go_on_reading()
             if request.refusal is not None:
                 exchange.respond(request.refusal.response())
             else:
                 self._host.handle(request, exchange)
-        elif self._parser.wants_continue:
+            return
+        self._go_on_reading()
+        if self._parser.wants_continue:
             self._parser.wants_continue = False
             self.write(wire.CONTINUE)
 
+    def _read(self) -> None:
+        """Make requests of what has come, a few of them."""
+        while self._unread and len(self._waiting) < _MOST_WAITING:
+            size = _LARGE_PIECE_BYTES if self._parser.phase == "body" else _PIECE_BYTES
+            piece, self._unread = self._unread[:size], self._unread[size:]
+            self._waiting += self._parser.feed(piece)
+        self._tell_held()
+
+    def _hold_back(self) -> None:
+        """Leave the rest unread where much has come that has not been begun."""
+        is_much = bool(self._unread) or self._ahead_bytes > self._limits.ahead_bytes
+        if is_much and not self._is_closing:
+            self._transport.pause_reading()
+
+    def _go_on_reading(self) -> None:
+        """Where nothing waits any more."""
+        if not self._waiting and not self._unread:
+            self._ahead_bytes = 0
+            self._transport.resume_reading()
+
+    def _tell_held(self) -> None:
+        num = self._parser.num_held + len(self._unread)
+        for request in self._waiting:
+            num += _REQUEST_BYTES + len(request.body)
+        if num != self.num_held:
+            self._host.hold(self, num)
+
     def _wait_for_more(self) -> None:
-        limits = self._limits
-        within = {"idle": limits.idle_s, "head": limits.header_s, "body": limits.body_s}
-        self._set_deadline(within.get(self._parser.phase, limits.linger_s))
+        limits, phase = self._limits, self._parser.phase
+        if phase == "body":
+            self._body_until = self._loop.time() + limits.body_s
+            self._wait_for_body()
+        else:
+            within = {"idle": limits.idle_s, "head": limits.header_s}
+            self._set_deadline(within.get(phase, limits.linger_s))
+
+    def _wait_for_body(self) -> None:
+        self._set_deadline(self._limits.body_stall_s)
+        self.deadline = min(self.deadline, self._body_until)
 
     def _wait_for_reader(self) -> None:
         self._set_deadline(self._limits.stall_s, self._transport.get_write_buffer_size())
@@ -307,6 +393,7 @@ class Connection(asyncio.Protocol):
         self._is_closing = True
         self._set_deadline(self._limits.linger_s)
         self._waiting.clear()
+        self._unread = b""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.leave()

@@ -3,7 +3,8 @@
 Owns: what is repeated of a prompt, as text and as log-probabilities. Does not know: streams, JSON.
 
 Rules:
-- A prompt given as text is repeated as it was given, one of token ids as they are decoded.
+- A prompt given as text is repeated as it was given, one of token ids as they are decoded: its
+  special tokens too, whatever is left out of the answer (vLLM's rule).
 - With max_tokens 0 the prompt is all there is: a token is sampled, as there is no stream without
   any, and shown to nobody.
 - A prompt's first token has no log-probability: null in its place.
@@ -30,7 +31,6 @@ class Echo:
 
     prompts: tuple[str | None, ...]  # of each choice, as it was given; None: as token ids
     is_all: bool  # nothing follows
-    skip_special_tokens: bool
 
     @property
     def needs_texts(self) -> bool:
@@ -42,7 +42,7 @@ class Echo:
         given = self.prompts[index]
         if given is not None:
             return given
-        return texts.decode(prompt_ids, skip_special_tokens=self.skip_special_tokens)
+        return texts.decode(prompt_ids, skip_special_tokens=False)
 
 
 def prompt_logprobs(

@@ -4,7 +4,7 @@ Owns: OpenAI's error bodies. Does not know: sockets, handlers.
 
     400 the request is wrong     401 no or a wrong key        403 another name or page is meant
     404 no such path, model or stream
-    405 another method is meant  408 it did not come in time  409 another has taken the stream
+    405 another method is meant  408 it did not come in time  409 it is another's, or another text
     413 431 it is too large      415 it is no JSON            417 unknown expectation
     500 the engine failed it     503 not now: overloaded, starting, stopping (with Retry-After)
 """
@@ -20,10 +20,12 @@ from slipstream.errors import (
     ConnectionLostError,
     OverloadedError,
     SlipstreamError,
+    StreamLostError,
     SupersededError,
     UnknownStreamError,
 )
 from slipstream.http.wire import Response, json_response
+from slipstream_ipc.messages import Fault
 
 _INVALID = "invalid_request_error"
 _OURS = "server_error"
@@ -93,6 +95,17 @@ def not_ready(why: str) -> ApiError:
     return ApiError(503, why, code="not_ready", headers=_RETRY_SOON)
 
 
+def is_draining() -> ApiError:
+    """The server ends when what runs has ended; nothing new is begun."""
+    what = "the server is shutting down, and begins nothing new"
+    return ApiError(503, what, code="draining", headers=_RETRY_SOON)
+
+
+def overloaded(what: str) -> ApiError:
+    """There is no room for a request, for now."""
+    return ApiError(503, f"{what}: send it again later", code="overloaded", headers=_RETRY_SOON)
+
+
 def error_of(error: BaseException, param_names: dict[str, str]) -> ApiError:
     """The answer to what went wrong with a stream.
 
@@ -116,6 +129,10 @@ def error_of(error: BaseException, param_names: dict[str, str]) -> ApiError:
             return not_ready("the engine behind this server does not answer")
         case ClosedError():
             return not_ready("the server is shutting down")
+        case StreamLostError(fault=Fault(code="diverged")):
+            return ApiError(409, str(error), code="diverged")
+        case StreamLostError():
+            return ApiError(500, str(error), code="unknown_stream")
         case SlipstreamError():
             return ApiError(500, str(error), code="engine_error")
         case _:

@@ -7,26 +7,37 @@ Rules:
   `gen-`, the first stream's id, and where there are several, `.PxN`: P prompts with N answers
   each. The other streams' ids follow from the first one's by a hash, so that whoever knows the
   answer's id, and nobody else, can read them.
-- The id of an event is the answer's id, how the answer is written, and how far each stream has been
-  told: whoever has it can be given the rest by any front, also by one that has never heard of it.
+- The id of an event is the answer's id, how the answer is written, a checksum of the request, and
+  how far each stream has been told, with a checksum of its tokens. Any front can give the rest, one
+  that has never heard of the answer too. Where nothing is left of it, the same request is computed
+  again, and goes on behind the event if its tokens up to there have the same checksum.
+- To clients an id is opaque. One that an earlier version made is refused.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from zlib import crc32
+
+import msgspec
 
 from slipstream.http.errors import ApiError, bad_field
+from slipstream_ipc.messages import Submit
 
 MAX_PLACES = 128  # an answer of more streams has no ids: each would be longer than its event
 _ANSWER = re.compile(r"(cmpl|chatcmpl|gen)-([0-9a-f]{32})(?:\.([1-9]\d{0,3})x([1-9]\d{0,3}))?")
 _NUMBER = r"(0|[1-9]\d{0,9})"
 _OPTIONS = re.compile(_NUMBER + r"(?:l(0|[1-9]\d{0,6}))?(?:(u)(c)?(U)?)?")
 _OFFSET = rf"\.{_NUMBER}\.((?:[0-9a-f]{{2}}){{0,3}})"
-_PLACE = re.compile(rf"{_NUMBER}\.{_NUMBER}(?:{_OFFSET})?(e)?")
+_PLACE = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:{_OFFSET})?(e)?")
+_REQUEST = re.compile(_NUMBER)
 _NOTHING = b"-"
 _SYNTAX = "an id as a stream's events have it"
+_PARTS, _OLD_PARTS = 4, 3
+_OLD = "which an earlier version of this server made: ask for the answer from its beginning"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +68,13 @@ class AnswerId:
 class Place:
     """How much of a stream has been told, in characters and tokens.
 
-    has_begun: what precedes its text has been told, where something does.
+    checksum: `history_checksum` of the tokens. has_begun: what precedes its text has been told,
+    where something does.
     """
 
     num_chars: int = 0
     num_tokens: int = 0
+    checksum: int = 0
     text_offset: int = 0  # where the next token's text begins, as completions count it
     pending: bytes = b""  # of a character that the tokens so far have begun
     has_ended: bool = False  # and its end has been told
@@ -70,7 +83,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What somebody has of an answer, and how it is written."""
+    """What somebody has of an answer, and how it is written.
+
+    request: `checksum_of` what the streams were submitted as; None where that is not known.
+    """
 
     answer: AnswerId
     created: int  # seconds
@@ -79,6 +95,7 @@ class Told:
     with_usage_so_far: bool
     places: tuple[Place, ...]
     is_usage_told: bool = False
+    request: int | None = None
 
 
 class EventIds:
@@ -96,14 +113,14 @@ class EventIds:
         self._places[index] = _place_text(place, self._told)
 
     def move_on(
-        self, index: int, num_chars: int, num_tokens: int, offset: int, raw: bytes
+        self, index: int, num_chars: int, num_tokens: int, checksum: int, offset: int, raw: bytes
     ) -> bytes:
         """The same of a stream that has begun and goes on; raw: what is pending. And `line`."""
         if self._has_offsets:
-            numbers = (num_chars, num_tokens, offset, raw.hex().encode())
-            place = b"%d.%d.%d.%b" % numbers
+            numbers = (num_chars, num_tokens, checksum, offset, raw.hex().encode())
+            place = b"%d.%d.%d.%d.%b" % numbers
         else:
-            place = b"%d.%d" % (num_chars, num_tokens)
+            place = b"%d.%d.%d" % (num_chars, num_tokens, checksum)
         self._places[index] = place
         return b"%b%b\n" % (self._prefix, place) if self._is_alone else self.line()
 
@@ -120,7 +137,8 @@ class EventIds:
         told = self._told
         logprobs = "" if told.num_logprobs is None else f"l{told.num_logprobs}"
         usage = "u" * told.with_usage + "c" * told.with_usage_so_far + "U" * told.is_usage_told
-        return f"id: {told.answer}/{told.created}{logprobs}{usage}/".encode()
+        request = "" if told.request is None else f"{told.request}"
+        return f"id: {told.answer}/{told.created}{logprobs}{usage}/{request}/".encode()
 
 
 def parse_answer_id(text: str, field: str = "id") -> AnswerId:
@@ -136,13 +154,17 @@ def parse_answer_id(text: str, field: str = "id") -> AnswerId:
 def parse_event_id(text: str) -> Told:
     """Raises: ApiError."""
     parts = text.split("/")
-    if len(parts) != 3:
+    if len(parts) == _OLD_PARTS and _OPTIONS.fullmatch(parts[1]):
+        raise bad_field("last-event-id", f"last-event-id: got {text[:200]!r}, {_OLD}")
+    if len(parts) != _PARTS:
         raise _wrong(text)
-    answer = parse_answer_id(parts[0])
+    answer = parse_answer_id(parts[0], "last-event-id")
     options = _OPTIONS.fullmatch(parts[1])
-    places = [_parse_place(part) for part in parts[2].split(",")]
+    places = [_parse_place(part) for part in parts[3].split(",")]
     told = tuple([place for place in places if place is not None])
     if options is None or len(told) != len(places) or len(told) != answer.num_streams:
+        raise _wrong(text)
+    if parts[2] and not _REQUEST.fullmatch(parts[2]):
         raise _wrong(text)
     created, num_logprobs, usage, usage_so_far, usage_told = options.groups()
     return Told(
@@ -153,7 +175,23 @@ def parse_event_id(text: str) -> Told:
         with_usage_so_far=usage_so_far is not None,
         places=told,
         is_usage_told=usage_told is not None,
+        request=int(parts[2]) if parts[2] else None,
     )
+
+
+def checksum_of(submits: Sequence[Submit], num_answers: int) -> int:
+    """A u32 by which a request is known again, whichever ids its streams have.
+
+    num_answers: to each prompt, one behind the other; a prompt is looked at once.
+    """
+    found = 0
+    for number, submit in enumerate(submits):
+        if number % num_answers:
+            found = crc32(submit.params, found)
+        else:
+            plain = msgspec.structs.replace(submit, handle=0, stream_id=bytes(16))
+            found = crc32(msgspec.msgpack.encode(plain), found)
+    return found
 
 
 def _following(first: bytes, number: int) -> bytes:
@@ -166,8 +204,9 @@ def _parse_place(text: str) -> Place | None:
     found = _PLACE.fullmatch(text)
     if found is None:
         return None
-    chars, tokens, offset, pending, end = found.groups("")
-    return Place(int(chars), int(tokens), int(offset or 0), bytes.fromhex(pending), bool(end))
+    chars, tokens, checksum, offset, pending, end = found.groups("")
+    told = int(chars), int(tokens), int(checksum)
+    return Place(*told, int(offset or 0), bytes.fromhex(pending), bool(end))
 
 
 def _place_text(place: Place, told: Told) -> bytes:
@@ -175,9 +214,9 @@ def _place_text(place: Place, told: Told) -> bytes:
         return _NOTHING
     end = b"e" if place.has_ended else b""
     if told.num_logprobs is None:
-        return b"%d.%d%b" % (place.num_chars, place.num_tokens, end)
-    numbers = (place.num_chars, place.num_tokens, place.text_offset)
-    return b"%d.%d.%d.%b%b" % (*numbers, place.pending.hex().encode(), end)
+        return b"%d.%d.%d%b" % (place.num_chars, place.num_tokens, place.checksum, end)
+    numbers = (place.num_chars, place.num_tokens, place.checksum, place.text_offset)
+    return b"%d.%d.%d.%d.%b%b" % (*numbers, place.pending.hex().encode(), end)
 
 
 def _wrong(text: str) -> ApiError:

@@ -20,6 +20,7 @@ from slipstream.batch import TokenLogprobs
 from slipstream.errors import BadRequestError
 from slipstream.http.ask import (
     WHOLE_INTERVAL,
+    WITH_IDS,
     Ask,
     Said,
     check_num_shown,
@@ -84,7 +85,7 @@ def _ask(
     params = checked_params(params, {})
     _check_shown(params, prompt, model, is_stream=is_stream)
     return new_ask(
-        "gen",
+        WITH_IDS,
         GenerateShape(),
         body,
         model,

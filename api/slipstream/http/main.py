@@ -5,7 +5,8 @@ Rules:
   when the worker has answered.
 - It takes connections from the sockets that its parent hands down; only without a parent that
   hands down any it binds some itself.
-- Told to drain, it listens no longer, and ends when the answers that run have ended.
+- Told to drain, it says so to those who ask how it is and begins no stream; it has drained when the
+  answers that run have left.
 """
 
 from __future__ import annotations
@@ -88,7 +89,12 @@ async def _serve(
         beats.beat(time.monotonic(), server.numbers)
         loop.call_later(BEAT_S, beat)
 
-    io = LoopIO(config.client_address, config.timeout_s, open_tracer(config.trace, "http"))
+    io = LoopIO(
+        config.client_address,
+        config.timeout_s,
+        open_tracer(config.trace, "http"),
+        outlives_server=False,  # they stop together
+    )
     cors = Cors(config.allowed_origins)
     hosts = hosts_of(
         config.host,
@@ -100,9 +106,10 @@ async def _serve(
     server = Server(app, config.limits)
     loop.add_reader(stop.fileno(), stopped.set)
     loop.add_reader(commands.fileno(), on_command)
+    on_command()  # what came with the activation
     beat()
     try:
-        port = listeners.port or config.port  # none: while the stack drains
+        port = listeners.port or config.port  # none: the stack stops
         server.listen(listeners)
         if not config.api_keys and not is_loopback(config.host):
             _logger.warning("listening on %s without an API key: anybody may ask", config.host)
@@ -123,8 +130,7 @@ async def _serve(
 async def _drain(server: Server, told: asyncio.Event) -> None:
     """When we are told to: the answers that run may go on, nothing else begins."""
     await told.wait()
-    server.stop_listening()
-    await server.empty()
+    await server.drain()
     report(Status(drained=True))
 
 

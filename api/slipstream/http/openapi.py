@@ -119,6 +119,7 @@ ENDPOINTS: dict[str, Endpoint] = {
     "/detokenize": Endpoint(
         "post", "what token ids read like", gives.Text, body=asks.DetokenizeRequest
     ),
+    "/tokenizer_info": Endpoint("get", "how the tokenizer is set up", dict[str, Any]),
     "/openapi.json": Endpoint("get", "this description", dict[str, Any], has_key=False),
 }
 

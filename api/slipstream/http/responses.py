@@ -72,8 +72,10 @@ class CompletionChoice(Struct, frozen=True):
     text: str | Raw
     logprobs: Logprobs | Raw | None
     finish_reason: str | None
-    # of its prompt's tokens, null for the first one; there where they were asked for
+    # of its prompt's tokens, null for the first one; null in an answer that was asked for none
     prompt_logprobs: list[LogprobsById | None] | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET  # in the first part of a stream's
 
 
 class GenerateChoice(Struct, frozen=True):
@@ -104,6 +106,7 @@ class ChatChoice(Struct, frozen=True):
     message: ChatMessage
     logprobs: Logprobs | None
     finish_reason: str | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatDelta(Struct, frozen=True, omit_defaults=True):
@@ -120,6 +123,7 @@ class ChatChunkChoice(Struct, frozen=True):
     delta: ChatDelta
     logprobs: Logprobs | Raw | None
     finish_reason: str | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 Choice = CompletionChoice | ChatChoice | ChatChunkChoice | GenerateChoice
@@ -131,7 +135,7 @@ class Answer(Struct, frozen=True):
     usage: in the chunks of a stream that ends with it null, or their choice's so far, in those of
     others absent.
     prompt_logprobs: as in a completion's choice, of answers to one prompt. prompt_token_ids: where
-    choices have token ids.
+    choices have token ids; of a stream, in a chat's first chunk.
     """
 
     id: str

@@ -5,20 +5,29 @@ Owns: what such a request may say. Does not know: how ids are written (`event_id
 run.
 
 Rules:
-- The id of the client's last event says all there is to know: what was asked for need not be said
-  again, and where it is, nothing of it is used.
+- The id of the client's last event says all that is needed to go on with streams that are there:
+  nothing of the body is used.
+- Where a stream is gone (front, worker and core died), the body is: if it is the event's request,
+  it is computed again, under the streams' ids and so with their seeds, and goes on behind it. The
+  worker holds the tokens against the event's checksum. A GET has no body; it uses what the front
+  still knows of the request, if it does.
 - Without one the answer is told from its beginning, written as the query says.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from itertools import repeat
 from urllib.parse import parse_qs, unquote
 
+from msgspec.structs import replace
+
+from slipstream.errors import BadRequestError
 from slipstream.http.ask import Ask, Shape
 from slipstream.http.chat import ChatShape
 from slipstream.http.completions import CompletionShape
-from slipstream.http.errors import bad_field
+from slipstream.http.errors import ApiError, bad_field
 from slipstream.http.event_ids import (
     MAX_PLACES,
     Place,
@@ -30,7 +39,7 @@ from slipstream.http.generate import GenerateShape
 from slipstream.http.parsing import Request
 from slipstream.requests import new_resume
 from slipstream.stream_state import StreamState
-from slipstream_ipc.messages import ModelCard
+from slipstream_ipc.messages import ModelCard, Resume, Submit
 
 PREFIX = "/v1/streams/"
 _SHAPES: dict[str, Shape] = {
@@ -38,6 +47,10 @@ _SHAPES: dict[str, Shape] = {
     "chatcmpl": ChatShape(),
     "gen": GenerateShape(),
 }
+_SAME_POST = (
+    "POST the same request with this Last-Event-ID: it is computed again, and goes on behind it"
+)
+_OTHER_BODY = "the body is another request than the event's; with the same one it is computed again"
 QUERY = ("include_usage", "continuous_usage_stats", "logprobs", "last_event_id")
 
 
@@ -52,13 +65,16 @@ def last_event(request: Request) -> str | None:
     return given.decode("latin-1").strip() if given else None
 
 
-def ask_again(event_id: str, kind: str, model: ModelCard) -> Ask:
-    """The rest of an answer of this kind, behind the event. Raises: ApiError."""
+def ask_again(event_id: str, kind: str, model: ModelCard, same: Callable[[], Ask]) -> Ask:
+    """The rest of an answer of this kind, behind the event. same: what the body asks for.
+
+    Raises: ApiError.
+    """
     told = parse_event_id(event_id)
     if told.answer.kind != kind:
         given = f"one of {told.answer}"
         raise bad_field("last-event-id", f"last-event-id: got {given}, allowed: one of this path's")
-    return _ask(told, model, is_begun=True)
+    return _ask(told, model, is_begun=True, submits=_submits(told, same))
 
 
 def ask_for_stream(request: Request, model: ModelCard) -> Ask:
@@ -83,15 +99,38 @@ def ask_for_stream(request: Request, model: ModelCard) -> Ask:
     return _ask(told, model, is_begun=False)
 
 
-def _ask(told: Told, model: ModelCard, *, is_begun: bool) -> Ask:
+def _submits(told: Told, same: Callable[[], Ask]) -> list[Submit]:
+    """What the streams were submitted as; none where the body is not that request."""
+    try:
+        ask = same()
+    except (ApiError, BadRequestError):
+        return []
+    answer = told.answer
+    if (ask.id.num_prompts, ask.id.num_answers) != (answer.num_prompts, answer.num_answers):
+        return []
+    if told.request not in (None, ask.request_checksum):
+        return []
+    found = [state.resubmittable for state in ask.states]
+    return [
+        replace(submit, stream_id=bytes.fromhex(each))
+        for submit, each in zip(found, answer.stream_ids(), strict=True)
+        if submit is not None
+    ]
+
+
+def _ask(
+    told: Told, model: ModelCard, *, is_begun: bool, submits: Sequence[Submit] | None = None
+) -> Ask:
+    """submits: what a body asks for; empty where that is something else, None without a body."""
     ids = told.answer.stream_ids()
+    hint = "" if submits else (_SAME_POST if submits is None else _OTHER_BODY)
     return Ask(
         id=told.answer,
         model=model.name,
         created=told.created,
         states=[
-            StreamState(new_resume(each, place.num_chars, place.num_tokens), wants_whole=False)
-            for each, place in zip(ids, told.places, strict=True)
+            StreamState(_resume(each, place), wants_whole=False, resubmittable=submit)
+            for each, place, submit in zip(ids, told.places, submits or repeat(None), strict=False)
         ],
         shape=_SHAPES[told.answer.kind],
         is_stream=True,
@@ -101,7 +140,13 @@ def _ask(told: Told, model: ModelCard, *, is_begun: bool) -> Ask:
         places=told.places if is_begun else (),
         is_usage_told=told.is_usage_told,
         is_resumable=True,
+        told_request=told.request,
+        if_unknown=hint,
     )
+
+
+def _resume(stream_id: str, place: Place) -> Resume:
+    return new_resume(stream_id, place.num_chars, place.num_tokens, place.checksum)
 
 
 def _query(query: str) -> dict[str, str]:

@@ -17,8 +17,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from msgspec import UNSET, UnsetType
-
 from slipstream.batch import TokenLogprobs
 from slipstream.errors import SlipstreamError, SupersededError
 from slipstream.http.ask import Ask
@@ -65,7 +63,8 @@ class Running:
         if ask.is_resumable:
             places = tuple([self.place(index) for index in range(len(ask.states))])
             usage = (ask.with_usage, ask.with_usage_so_far)
-            told = Told(ask.id, ask.created, ask.num_logprobs, *usage, places, ask.is_usage_told)
+            head = (ask.id, ask.created, ask.num_logprobs)
+            told = Told(*head, *usage, places, ask.is_usage_told, ask.request_checksum)
             self.event_ids = EventIds(told)
         self._engine = engine
         exchange.on_gone = self._leave
@@ -92,6 +91,10 @@ class Running:
     def fail(self, failure: BaseException) -> None:
         """The request ends here, with an error."""
         error = error_of(failure, self.ask.param_names)
+        if isinstance(failure, SlipstreamError) and failure.fault.code == "unknown_stream":
+            hint = self.ask.if_unknown
+            message = f"{failure}; {hint}" if hint else str(failure)
+            error = ApiError(error.status, message, code=error.body.error.code)
         if error.status >= 500:
             _logger.warning("%s: %s", self.ask.log_name, error)
         exchange = self.exchange
@@ -171,16 +174,24 @@ class Running:
             num_output = 0
         return Usage(num_prompt, num_output, num_prompt + num_output)
 
-    def prompt_ids(self) -> list[int]:
-        """Of the first stream."""
-        ids: list[int] = u32(self.ask.states[0].prompt_ids or b"").tolist()
+    def prompt_ids(self, index: int = 0) -> list[int]:
+        """Of the prompt of a choice."""
+        ids: list[int] = u32(self.ask.states[index].prompt_ids or b"").tolist()
         return ids
 
-    def prompt_logprobs(self, index: int) -> Parts[list[LogprobsById | None] | UnsetType | None]:
-        """Of the prompt of a choice; UNSET where they were not asked for."""
+    def shown_ids(self, index: int, ids: list[int], *, is_first: bool) -> list[int]:
+        """Of a part of a choice: where the prompt is shown in front, so are its ids."""
+        echo = self.ask.echo
+        if echo is None:
+            return ids
+        before = self.prompt_ids(index) if is_first else []
+        return before if echo.is_all else before + ids
+
+    def prompt_logprobs(self, index: int) -> Parts[list[LogprobsById | None] | None]:
+        """Of the prompt of a choice; None where they were not asked for."""
         k = self.ask.num_prompt_logprobs
         if k is None:
-            return UNSET
+            return None
         state = self.ask.states[index - index % self.ask.id.num_answers]  # its prompt's first
         found = _prompt_logprobs(state)
         if found is None:

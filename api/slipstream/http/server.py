@@ -7,6 +7,12 @@ Rules:
 - New requests take a share of a turn of the loop (`shares`), the rest waits for the next one: a
   thousand that come at once do not keep what streams say from their readers.
 - Idle connections, however many, leave this process descriptors of its own.
+- Where there are as many connections as there may be, a new one takes the place of the one that has
+  asked for nothing for longest: those that are only held keep nobody away.
+- What all connections hold of requests that have not been begun is bounded (`requests_bytes`):
+  where there is more, the connection that holds most is refused.
+- While it drains, it takes connections and answers on all of them, for those that ask how it is;
+  what may still begin is `app`'s business.
 """
 
 from __future__ import annotations
@@ -14,12 +20,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from functools import partial
+from operator import attrgetter
 
 from slipstream.http.app import App
 from slipstream.http.config import Limits
 from slipstream.http.connection import Connection, Exchange
 from slipstream.http.counters import Counters
-from slipstream.http.errors import ApiError
+from slipstream.http.errors import ApiError, overloaded
 from slipstream.http.parsing import Request
 from slipstream.http.shares import Share
 from slipstream.listening import Listeners, Taker
@@ -40,7 +47,11 @@ class Server:
         self._connections: set[Connection] = set()
         self._new = Share()  # requests that are to be begun
         self._is_empty = asyncio.Event()
-        self.is_draining = False
+        self.is_draining = self.is_stopping = False
+        self._is_quiet = asyncio.Event()  # while it drains: no answer is on its way
+        self._ending: Connection | None = None  # to make room for another
+        self._num_held = 0  # bytes of requests that have not been begun
+        self._is_making_room = False
         self._loop = asyncio.get_running_loop()
         self._taker: Taker | None = None
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
@@ -52,7 +63,7 @@ class Server:
     def listen(self, listeners: Listeners) -> None:
         """Take connections from these, which are ours from now on."""
         most = min(self.limits.connections, max(1, raise_file_limit() - _RESERVED_DESCRIPTORS))
-        self._taker = Taker(listeners, partial(Connection, self), most)
+        self._taker = Taker(listeners, partial(Connection, self), most, self._end_one)
 
     def connected(self, connection: Connection) -> None:
         """There is a new connection."""
@@ -61,10 +72,26 @@ class Server:
     def disconnected(self, connection: Connection) -> None:
         """It has ended."""
         self._connections.discard(connection)
+        self.hold(connection, 0)
         if self._taker is not None:
             self._taker.release()
         if not self._connections:
             self._is_empty.set()
+        self.answered()
+
+    def answered(self) -> None:
+        """An answer is complete, or nobody waits for it."""
+        if self.is_draining and not any(each.is_busy for each in self._connections):
+            self._is_quiet.set()
+
+    def hold(self, connection: Connection, num_bytes: int) -> None:
+        """It holds so many bytes of requests that have not been begun."""
+        self._num_held += num_bytes - connection.num_held
+        connection.num_held = num_bytes
+        if self._num_held > self.limits.requests_bytes and not self._is_making_room:
+            self._is_making_room = True
+            self._make_room()
+            self._is_making_room = False
 
     def check_head(self, request: Request) -> ApiError | None:
         """What is to be refused before its body is read."""
@@ -72,15 +99,22 @@ class Server:
 
     def handle(self, request: Request, exchange: Exchange) -> None:
         """See to it that the exchange gets its answer, now or later."""
+        self._num_held += len(request.body)
         self._new.add(partial(self._begin, request, exchange))
+
+    async def drain(self) -> None:
+        """Begin nothing that lasts; wait until all answers that run have left."""
+        self.is_draining = self._app.is_draining = True
+        self.answered()
+        await self._is_quiet.wait()
 
     def stop_listening(self) -> None:
         """No new connections, and no new request on one that is there."""
-        self.is_draining = True
+        self.is_draining = self.is_stopping = True
         if self._taker is not None:
             self._taker.close()
         for connection in list(self._connections):
-            connection.drain()
+            connection.stop()
 
     async def empty(self) -> None:
         """Wait until there are no connections."""
@@ -97,12 +131,34 @@ class Server:
             connection.abort()
 
     def _begin(self, request: Request, exchange: Exchange) -> bool:
+        num_bytes = len(request.body)
         if exchange.is_open:  # else nobody waits for it
             self._app.handle(request, exchange)
+        request.body = b""  # it has been read, and its answer may take long
+        self._num_held -= num_bytes
         return False  # that was all of it
+
+    def _end_one(self) -> bool:
+        """End the connection that has been without an exchange for longest; whether one ends."""
+        if self._ending in self._connections:
+            return True
+        idle = [each for each in self._connections if not each.is_busy]
+        self._ending = min(idle, key=attrgetter("idle_since"), default=None)
+        if self._ending is not None:
+            self._ending.make_way()
+        return self._ending is not None
+
+    def _make_room(self) -> None:
+        while self._num_held > self.limits.requests_bytes and self._connections:
+            largest = max(self._connections, key=attrgetter("num_held"))
+            before = largest.num_held
+            largest.give_up(overloaded("the server holds too much of incomplete requests"))
+            if largest.num_held >= before:
+                break  # the rest is about to be begun
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
         now = self._loop.time()
         for connection in list(self._connections):
             connection.check_deadline(now)
+        self.answered()  # to the last byte

@@ -67,6 +67,10 @@ class TokenTexts:
         else:
             self._loading.add_done_callback(lambda _: then())
 
+    def folder(self) -> Path:
+        """Where the tokenizer's files lie. Raises: OSError."""
+        return _find(self._tokenizer).parent
+
     def of(self, token_id: int) -> TokenText:
         """What a token reads like."""
         known = self._known.get(token_id)

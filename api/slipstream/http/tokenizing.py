@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes.
+"""POST /tokenize and /detokenize, GET /tokenizer_info, in vLLM's shapes.
 
 Owns: what may be asked, and the shape of what is answered. Does not know: tokenizers (the worker's
 prompt process has the model's own).
@@ -6,18 +6,25 @@ prompt process has the model's own).
 Rules:
 - As many ids are turned into text as the model could have, and LEAST_IDS in any case: reading more
   would keep everybody's streams waiting. They are counted before they are read.
+- What is told of a tokenizer is its tokenizer_config.json, less the places of its files.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
 from slipstream.http.chat import template_of, turns_of
 from slipstream.http.connection import Exchange
 from slipstream.http.decoding import BodyDecoder, refuse_unsupported
-from slipstream.http.errors import bad_field
+from slipstream.http.errors import ApiError, bad_field
 from slipstream.http.parsing import Request
 from slipstream.http.requests import DetokenizeRequest, TokenizeRequest
 from slipstream.http.responses import Text, Tokens
 from slipstream.http.served import respond_when_done, served_model
+from slipstream.http.token_texts import TokenTexts
 from slipstream.http.wire import Response, json_response
 from slipstream.loop_io import LoopIO
 from slipstream.questions import ids_of, new_detokenize, new_tokenize
@@ -32,6 +39,9 @@ _FOR_MESSAGES = (
     "chat_template",
 )
 LEAST_IDS = 2**16
+_CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+_PLACES = ("name_or_path", "vocab_file", "merges_file", "tokenizer_file")
+_ANY_CLASS = "PreTrainedTokenizerFast"
 _SLACK = 1024  # commas that are none between ids, in a model's name say
 _tokenize_decoder = BodyDecoder(TokenizeRequest)
 _detokenize_decoder = BodyDecoder(DetokenizeRequest)
@@ -72,6 +82,28 @@ def detokenize(io: LoopIO, request: Request, exchange: Exchange) -> None:
 
     asked = new_detokenize(body.tokens, model)
     respond_when_done(io.ask(asked), exchange, response_of, {"token_ids": "tokens"})
+
+
+def tokenizer_info(texts: TokenTexts, _request: Request, exchange: Exchange) -> None:
+    """See to it that the exchange gets its answer. Raises: ApiError."""
+    exchange.respond(Response(200, _tokenizer_info(texts)))
+
+
+@lru_cache(maxsize=1)
+def _tokenizer_info(texts: TokenTexts) -> bytes:
+    """Raises: ApiError."""
+    try:
+        folder = texts.folder()
+        config: dict[str, Any] = msgspec.json.decode((folder / _CONFIG).read_bytes(), type=dict)
+    except (OSError, msgspec.DecodeError):
+        raise ApiError(404, f"this model has no {_CONFIG}", code="not_found") from None
+    for name in _PLACES:
+        config.pop(name, None)
+    config.setdefault("tokenizer_class", _ANY_CLASS)
+    template = folder / _TEMPLATE
+    if "chat_template" not in config and template.is_file():
+        config["chat_template"] = template.read_text()
+    return msgspec.json.encode(config)
 
 
 def _most_ids(model: ModelCard) -> int:

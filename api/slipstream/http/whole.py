@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from msgspec import UNSET, Raw
@@ -90,8 +91,10 @@ class Whole:
             is_first=True,
         )
         of_prompt = (yield from running.prompt_logprobs(index)) if self._has_many else UNSET
-        ids = whole.token_ids if ask.shape.has_ids else []
-        said = Said(ids, state.end.stop_reason, of_prompt)
+        said = Said([], state.end.stop_reason, of_prompt)
+        if ask.shape.has_ids:
+            ids = running.shown_ids(index, whole.token_ids, is_first=True)
+            said = replace(said, token_ids=ids, prompt_ids=running.prompt_ids(index))
         return ask.shape.whole(index, text, logprobs, reason or "", said)
 
     @property
@@ -108,6 +111,6 @@ class Whole:
             self._choices,
             running.usage(),
             UNSET if self._has_many else (yield from running.prompt_logprobs(0)),
-            running.prompt_ids() if ask.shape.has_ids else UNSET,
+            running.prompt_ids() if ask.shape.has_ids and not self._has_many else UNSET,
         )
         running.exchange.respond(json_response(200, answer))

@@ -1,15 +1,17 @@
 """Grammars compiled beside the engine's loop.
 
-Owns: a thread, started by the first grammar, which loads the library and the vocabulary, compiles,
-and takes in the outputs that a stream is admitted with; the grammars compiled lately. Does not
-know: messages, rows, what becomes of a stream.
+Owns: a thread, started by the first grammar, which loads the library and the vocabulary, has
+grammars tried in a process of their own (`trial`), compiles them, and takes in the outputs that a
+stream is admitted with; the grammars compiled lately. Does not know: messages, rows, what becomes
+of a stream.
 
 Rules:
 - A job is answered once, whatever happens. Answers come in the order of the jobs.
 - The library gives the interpreter's lock up while it compiles and while it fills masks, so the
   engine's loop goes on; it does not while it reads the vocabulary, once in a core's life.
-- A compiled grammar is never moved on: streams get copies, which share its tables.
-- What is kept is bounded by number and by the size of the grammars' sources.
+- A compiled grammar is never moved on: streams get copies, which share a lexer (`state`).
+- What is kept is bounded by number and by the size of the grammars' sources. A refusal is kept like
+  a grammar, as the same one may come again with each of a request's answers.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from slipstream_core.grammar.library import GrammarError, Vocabulary, grammar_key, ids_as_mask
-from slipstream_core.grammar.state import GrammarBroken, GrammarState
+from slipstream_core.grammar.state import GrammarBroken, GrammarState, LexerFull, SharedGrammar
+from slipstream_core.grammar.trial import GrammarTrial
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import Admit, Fault, StructuredOutputs
 from slipstream_ipc.structured import kind_of
@@ -34,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_KEPT = 64
 _MAX_KEPT_BYTES = 2**22
+_STACK_BYTES = 2**24  # more than what a grammar was tried with
 _FIELD = "structured_outputs"
 
 
@@ -53,7 +57,9 @@ class GrammarCompiler:
         """`vocabulary` is called in the thread, once; a ValueError of it refuses all grammars."""
         self._load = vocabulary
         self._vocabulary: Vocabulary | None = None
-        self._kept: OrderedDict[bytes, Any] = OrderedDict()  # latest last
+        self._trial: GrammarTrial | None = None
+        # what is compiled, and refusals; latest last
+        self._kept: OrderedDict[bytes, SharedGrammar | GrammarError] = OrderedDict()
         self._num_kept_bytes = 0
         self._jobs: SimpleQueue[Admit | None] = SimpleQueue()
         self._done: SimpleQueue[Compiled] = SimpleQueue()
@@ -66,7 +72,9 @@ class GrammarCompiler:
         """Compile the grammar of a registration that has one. Returns at once."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
+            others = threading.stack_size(_STACK_BYTES)
             self._thread.start()
+            threading.stack_size(others)
         self._num_pending += 1
         self._jobs.put(admit)
 
@@ -90,6 +98,8 @@ class GrammarCompiler:
     def close(self) -> None:
         """End the thread behind the job that it is at."""
         self._closing = True
+        if self._trial is not None:
+            self._trial.close()
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
@@ -125,27 +135,41 @@ class GrammarCompiler:
                 self._vocabulary = self._load()
             except (ValueError, OSError) as error:
                 raise GrammarError(f"{_FIELD}: not served for this model: {error}") from error
-        matcher = self._compiled(self._vocabulary, outputs).deep_copy()
+            self._trial = GrammarTrial(self._vocabulary)
+        grammar = self._compiled(self._vocabulary, outputs)
         # where a request ignores the model's own ends, those that it names itself end its answer
         end_ids = self._vocabulary.eos_ids.intersection(admit.stop_token_ids)
         end_ids = end_ids or frozenset(admit.stop_token_ids)
         end_mask = ids_as_mask(end_ids, self._vocabulary.vocab_size)
-        state = GrammarState(matcher, end_ids, end_mask, self._vocabulary.ends)
-        state.take(u32(admit.output_ids).tolist())
+        state = GrammarState(grammar, end_ids, end_mask, self._vocabulary.ends)
+        token_ids = u32(admit.output_ids).tolist()
+        try:
+            state.take(token_ids)
+        except LexerFull:
+            state.renew(token_ids)
         return state
 
-    def _compiled(self, vocabulary: Vocabulary, outputs: StructuredOutputs) -> Any:
+    def _compiled(self, vocabulary: Vocabulary, outputs: StructuredOutputs) -> SharedGrammar:
         key = grammar_key(outputs)
-        if key in self._kept:
+        kept = self._kept.get(key)
+        if kept is None:
+            kept = self._kept[key] = self._compile(vocabulary, outputs)
+            self._num_kept_bytes += len(key)
+            while len(self._kept) > _MAX_KEPT or self._num_kept_bytes > _MAX_KEPT_BYTES:
+                oldest, _ = self._kept.popitem(last=False)
+                self._num_kept_bytes -= len(oldest)
+        else:
             self._kept.move_to_end(key)
-            return self._kept[key]
+        if isinstance(kept, GrammarError):
+            raise kept
+        return kept
+
+    def _compile(
+        self, vocabulary: Vocabulary, outputs: StructuredOutputs
+    ) -> SharedGrammar | GrammarError:
+        """The grammar, or the error that refuses it."""
+        assert self._trial is not None
         try:
-            matcher = vocabulary.compile(outputs)
+            return SharedGrammar(partial(vocabulary.compile_text, self._trial.ask(outputs)))
         except GrammarError as error:
-            raise GrammarError(f"{_FIELD}.{kind_of(outputs)}: {error}") from error
-        self._kept[key] = matcher
-        self._num_kept_bytes += len(key)
-        while len(self._kept) > _MAX_KEPT or self._num_kept_bytes > _MAX_KEPT_BYTES:
-            oldest, _ = self._kept.popitem(last=False)
-            self._num_kept_bytes -= len(oldest)
-        return matcher
+            return GrammarError(f"{_FIELD}.{kind_of(outputs)}: {error}")

@@ -60,6 +60,7 @@ class Vocabulary:
         import llguidance
 
         self._lib = llguidance
+        self.tokenizer_json = tokenizer_json
         self.vocab_size = vocab_size
         self.eos_ids = frozenset(eos_ids)
         text = tokenizer_json.read_text("utf-8")
@@ -71,12 +72,25 @@ class Vocabulary:
         self.ends = ids_as_mask(self._tokenizer.eos_tokens, vocab_size)
 
     def compile(self, outputs: StructuredOutputs) -> Any:
-        """A matcher at a grammar's start. Raises GrammarError with the library's reason."""
-        kind = kind_of(outputs)
+        """A matcher at a grammar's start. Raises GrammarError with the library's reason.
+
+        A grammar of a request's is tried elsewhere before (`trial`): one that is made for it ends
+        this process, or holds the interpreter's lock for long.
+        """
+        return self.compile_text(self.text_of(outputs))
+
+    def text_of(self, outputs: StructuredOutputs) -> str:
+        """A grammar in the library's own form, which holds the interpreter's lock.
+
+        Raises GrammarError where it has none.
+        """
         try:
-            text = self._text(kind, outputs)
+            return self._text(kind_of(outputs), outputs)
         except (ValueError, RecursionError) as error:
             raise GrammarError(_first_of(error)) from error
+
+    def compile_text(self, text: str) -> Any:
+        """A matcher at the start of a grammar in the library's own form. Raises GrammarError."""
         limits = self._lib.LLParserLimits(
             max_items_in_row=_MAX_ROW_ITEMS,
             step_max_items=_MAX_STEP_ITEMS,

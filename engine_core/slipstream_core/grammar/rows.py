@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from slipstream_core.columns import NO_ROW
 from slipstream_core.grammar.library import fill_masks, num_words
-from slipstream_core.grammar.state import GrammarBroken, GrammarState
+from slipstream_core.grammar.state import GrammarBroken, GrammarState, LexerFull
 from slipstream_ipc.log import PagedLog
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class GrammarRows:
         fill_masks(to_fill, masks)
         for i, row, state in states:
             try:
-                state.finish(masks[i])
+                self._finish(row, state, masks[i : i + 1])
             except Exception as error:
                 broken.append((row, _why(error)))
                 masks[i] = _EVERYTHING
@@ -85,8 +85,25 @@ class GrammarRows:
         state, prompt_len = self._states[row]
         begin, end = prompt_len + state.num_taken, self._tokens.length(row)
         if begin < end:
-            state.take(self._tokens.read(row, begin, end).tolist())
+            try:
+                state.take(self._tokens.read(row, begin, end).tolist())
+            except LexerFull:
+                self._renew(row, state)
         return state
+
+    def _finish(self, row: int, state: GrammarState, mask: Int32s) -> None:
+        """Of the mask, [1, words], that was filled: where its lexer was full, from another."""
+        while True:
+            try:
+                return state.finish(mask[0])
+            except LexerFull:
+                self._renew(row, state)
+                if state.matcher is not None:
+                    fill_masks([(state.matcher, 0)], mask)
+
+    def _renew(self, row: int, state: GrammarState) -> None:
+        prompt_len = self._states[row][1]
+        state.renew(self._tokens.read(row, prompt_len, self._tokens.length(row)).tolist())
 
 
 def _why(error: Exception) -> str:

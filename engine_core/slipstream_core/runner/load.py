@@ -6,16 +6,22 @@ Owns: the choice. Does not know: either kind. torch is imported only for a real 
 from __future__ import annotations
 
 import importlib
+import os
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.plan import Runner
 
 _SIMULATED = "simulated:"
+_SPIN_COUNT = "10000"  # some 0.2 ms
 
 
 def import_runner(config: CoreConfig) -> None:
     """What `load_runner` will import, which takes seconds and knows nothing of the model."""
     kind = "simulated" if config.model.startswith(_SIMULATED) else "prepare"
+    if config.native and "OMP_WAIT_POLICY" not in os.environ:
+        # libgomp reads it when torch is imported. Its threads look for work for milliseconds by
+        # default, in which they take the cores of our kernels' own team, and of everything else
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     importlib.import_module(f"slipstream_core.runner.{kind}")
 
 

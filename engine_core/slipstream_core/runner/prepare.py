@@ -26,6 +26,7 @@ from slipstream_core.runner.memory import (
     no_room,
 )
 from slipstream_core.runner.recordable import graph_sizes
+from slipstream_core.runner.threads import num_cores
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_ipc.trace import open_tracer
 
@@ -40,7 +41,7 @@ def load_runner(config: CoreConfig) -> TorchRunner:
     process has no more such threads than cores; a team that loading left behind would cost the
     device's own team a third of its speed.
     """
-    threads = config.threads or torch.get_num_threads()
+    threads = config.threads or num_cores()
     torch.set_num_threads(1)
     free_before = free_before_loading(config)
     model = load_model(

@@ -59,6 +59,7 @@ from slipstream_core.runner.results import DeviceSpans, Ended, Prompts, deliver,
 from slipstream_core.runner.rule_keeper import RuleKeeper
 from slipstream_core.runner.sampler import sample
 from slipstream_core.runner.step_buffers import CardCopies, Copies, Staging
+from slipstream_core.runner.threads import Threads
 from slipstream_core.runner.traced import Forward, eager, trace
 from slipstream_core.runner.upload import to_device
 from slipstream_core.runner.whole_draws import whole_draws
@@ -141,6 +142,7 @@ class TorchRunner:
         if native:
             self._whole = whole_draws(model.vocab_size, model.device, model=model.name)
         self._kernels = kernels() if native and is_plain and self._triton is None else None
+        self._is_recorded = False
         self._model = self._forward_of(model) if packs else eager(model.module)
         self._blocks_per_bucket = scratch_bytes(model.device) // widest
         # [max_num_seqs + 1] int64: by slot, the last token sampled; one for padding rows
@@ -159,7 +161,8 @@ class TorchRunner:
             copies = CardCopies(model.device)
         self._copies = copies
         self._staging = None if copies is None else Staging(copies, model.device, _STAGING_BYTES)
-        prepare = partial(torch.set_num_threads, threads or torch.get_num_threads())
+        self._threads = Threads(threads or torch.get_num_threads(), self._kernels)
+        prepare = self._threads.prepare
         self._thread: DeviceThread[StepResult] | EnqueuingDevice[StepResult]
         if copies is None:
             self._thread = DeviceThread("device", prepare)
@@ -174,6 +177,7 @@ class TorchRunner:
         recorded = None
         if self._kernels is not None:
             recorded = trace(model.module, self._kernels, model.vocab_size)
+            self._is_recorded = recorded is not None
         return eager(model.module) if recorded is None else recorded
 
     def launch(self, plan: StepPlan) -> None:
@@ -287,7 +291,10 @@ class TorchRunner:
         The StepResult; on a card all of that is enqueued, and a Pending of it is given back.
         """
         graphs = self._graphs if self._graphs is not None and self._graphs.takes(plan) else None
+        is_list = self._is_recorded and plan.num_decodes == len(plan.kv_lens)
+        self._threads.begin_forward(is_list=is_list)
         logits = self._forward(plan) if graphs is None else graphs.forward(plan)
+        self._threads.end_forward()
         prompt: Prompts = ()
         if plan.prompt is not None:
             num = len(logits) - len(plan.prompt.tokens)

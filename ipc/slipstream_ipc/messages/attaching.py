@@ -31,9 +31,13 @@ class Reattach(Struct, array_like=True, frozen=True, tag=tags.REATTACH):
 
 
 class Refusal(Struct, array_like=True, frozen=True, tag=tags.REFUSAL):
-    """The accepting end will not have this peer, or cannot read what it sent."""
+    """The accepting end will not have this peer, or cannot read what it sent.
+
+    is_leaving: it stops, and another may come to its address, where the streams can go on.
+    """
 
     fault: Fault
+    is_leaving: bool = False
 
 
 class Ping(Struct, array_like=True, frozen=True, tag=tags.PING):

@@ -9,12 +9,15 @@ from msgspec import Meta, Raw, Struct
 from slipstream_ipc.messages import tags
 from slipstream_ipc.messages.attaching import Hello, Ping, Reattach, Refusal, Starting, Welcome
 from slipstream_ipc.messages.fields import (
+    I64,
     MAX_CANCELLED,
     MAX_CHAT_TURNS,
+    MAX_OTHERS,
     U32,
     U64,
     CancelledState,
     Count,
+    Identity,
     LongText,
     StreamId,
 )
@@ -24,11 +27,24 @@ from slipstream_ipc.messages.shared import End, Fault, LogprobColumns
 # ---- client -> worker ----------------------------------------------------------------------
 
 
+class OtherAnswer(Struct, array_like=True, frozen=True):
+    """A stream that differs from the Submit which asks for it in no more than this."""
+
+    handle: U32
+    stream_id: StreamId
+    seed: I64 | None = None
+
+
 class Submit(Struct, array_like=True, frozen=True, tag=tags.SUBMIT):
     """Ask for a stream. One of `text`, `token_ids`, `messages` is the prompt.
 
     A stream that was accepted once, and that worker and core have both lost, is asked for again
-    with what its reader has of it: `output_ids`, whose text is `num_chars` long.
+    with what its reader has of it: `output_ids`, whose text is `num_chars` long. A reader that has
+    not kept the ids states `num_tokens` and their `checksum`: the stream is computed from its
+    beginning, and sent from there on.
+
+    Several answers to a prompt are asked for at once, so that it travels once: `others` are streams
+    of their own from there on, each of which its own Submit may ask for again.
     """
 
     handle: U32  # the client's number for the stream within this session
@@ -45,6 +61,11 @@ class Submit(Struct, array_like=True, frozen=True, tag=tags.SUBMIT):
     num_chars: Count = 0
     cache_salt: LongText = ""  # cached blocks are shared only among requests with the same
     template: TemplateOptions = TemplateOptions()  # of `messages`
+    num_tokens: U32 = 0  # that the reader has, where `output_ids` does not hold them
+    checksum: U32 | None = None  # `history_checksum` of those
+    seed: I64 | None = None  # in the place of the one in `params`
+    others: Annotated[tuple[OtherAnswer, ...], Meta(max_length=MAX_OTHERS)] = ()
+    tenant: Identity = b""  # for whom it is asked; by default for the client itself
 
 
 class Resume(Struct, array_like=True, frozen=True, tag=tags.RESUME):
@@ -55,6 +76,7 @@ class Resume(Struct, array_like=True, frozen=True, tag=tags.RESUME):
     num_chars: Count
     num_tokens: U32
     digest: U64 | None = None  # `history_digest` of the tokens it has; None: it did not keep them
+    checksum: U32 | None = None  # `history_checksum` of them; None: it has none
 
 
 class Abort(Struct, array_like=True, frozen=True, tag=tags.ABORT):
@@ -109,10 +131,14 @@ class Accepted(Struct, array_like=True, frozen=True, tag=tags.ACCEPTED):
 
 
 class Rejected(Struct, array_like=True, frozen=True, tag=tags.REJECTED):
-    """The stream was never accepted, or what was asked of it cannot be done."""
+    """The stream was never accepted, or what was asked of it cannot be done.
+
+    is_leaving: it would be, but the server stops; another may come to its address.
+    """
 
     handle: U32
     fault: Fault
+    is_leaving: bool = False
 
 
 class Deltas(Struct, array_like=True, gc=False, frozen=True, tag=tags.DELTAS):

@@ -11,6 +11,7 @@ MAX_IDENTITY_BYTES = 64
 MAX_LABEL_CHARS = 1024
 MAX_TOOL_CALLS = 1024  # of one message
 MAX_TEMPLATE_CHARS = 2**20  # of a chat's tools, and of what else its template is given
+MAX_OTHERS = 127  # answers that a Submit asks for, besides its own
 MAX_CANCELLED = 4096  # streams to a Cancel
 
 U64 = Annotated[int, Meta(ge=0)]  # msgpack has no larger ones

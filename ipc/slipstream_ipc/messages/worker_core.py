@@ -46,6 +46,7 @@ class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
     bad_word_counts: bytes = b""  # tokens of each
     # of the prompt, its first token left out, as one entry; None: not asked for, or yet to compute
     prompt_logprobs: LogprobColumns | None = None
+    tenant: Identity = b""  # requests of equal priority run in turns of these
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=tags.REPORT):
@@ -64,9 +65,13 @@ class Withdraw(Struct, array_like=True, frozen=True, tag=tags.WITHDRAW):
 
 
 class Forget(Struct, array_like=True, frozen=True, tag=tags.FORGET):
-    """No reader will ask for these ended streams again."""
+    """No reader will ask for these ended streams again.
+
+    has_been: they were kept until nobody could want them, and are not to be run again.
+    """
 
     stream_ids: StreamIds
+    has_been: bool = False
 
 
 class Positions(Struct, array_like=True, frozen=True, tag=tags.POSITIONS):
@@ -146,6 +151,12 @@ class PromptScores(Struct, array_like=True, gc=False, frozen=True, tag=tags.PROM
     logprobs: LogprobColumns
 
 
+class Forgotten(Struct, array_like=True, frozen=True, tag=tags.FORGOTTEN):
+    """The latest streams that are not to be run again, told to a worker that knows of none."""
+
+    stream_ids: StreamIds
+
+
 WorkerToCore = Hello | Ping | Admit | Report | Withdraw | Forget | Positions
 CoreToWorker = (
     Welcome
@@ -160,4 +171,5 @@ CoreToWorker = (
     | SyncDone
     | Suspects
     | PromptScores
+    | Forgotten
 )

@@ -213,7 +213,7 @@ def test_without_the_key(worker, path):
     try:
         for headers in ((), ("Authorization: Bearer wrong",)):
             with Raw(front.port) as raw:
-                if "/v1/models" in path or "/v1/streams" in path:
+                if path not in GOOD:
                     answer = raw.get(path, *headers)
                 else:
                     raw.post(path, GOOD[path], *headers)

@@ -68,7 +68,8 @@ class Host:
     """Answers with `size` bytes each, at once; with None the test answers."""
 
     def __init__(self, size: int | None) -> None:
-        self.limits, self.counters, self.is_draining = LIMITS, Counters(), False
+        self.limits, self.counters = LIMITS, Counters()
+        self.is_draining = self.is_stopping = False
         self.begun: list[Exchange] = []
         self.num_gone = 0
         self._size = size
@@ -76,6 +77,10 @@ class Host:
     def connected(self, connection: Connection) -> None: ...
 
     def disconnected(self, connection: Connection) -> None: ...
+
+    def answered(self) -> None: ...
+
+    def hold(self, connection: Connection, num_bytes: int) -> None: ...
 
     def check_head(self, request: Request) -> None: ...
 

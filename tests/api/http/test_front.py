@@ -94,15 +94,20 @@ def test_a_chat_says_its_role_first_and_its_usage_last(played, raw):
     assert done == "[DONE]"
 
 
-def usages_of(raw: Raw) -> list[tuple[list[int], list[int] | None]]:
-    """Of each chunk of a stream: its choices, and prompt, output and all tokens."""
-    told = []
+Told = tuple[list[int], list[int] | None]
+
+
+def usage_of(event: dict) -> Told:
+    """Of a chunk of a stream: its choices, and prompt, output and all tokens."""
+    usage = event.get("usage")
+    return [each["index"] for each in event["choices"]], usage and [*usage.values()]
+
+
+def usages_of(raw: Raw) -> list[Told]:
+    """The same of a whole stream."""
     *events, done = raw.read().events
     assert done == "[DONE]"
-    for event in events:
-        usage = event.get("usage")
-        told.append(([each["index"] for each in event["choices"]], usage and [*usage.values()]))
-    return told
+    return [usage_of(event) for event in events]
 
 
 def test_each_chunk_tells_the_usage_of_its_choice_so_far_where_it_is_asked_to(played, raw):
@@ -111,15 +116,16 @@ def test_each_chunk_tells_the_usage_of_its_choice_so_far_where_it_is_asked_to(pl
     one = played.accept(played.expect(Submit), prompt_ids=[1, 2, 3])
     two = played.accept(played.expect(Submit), prompt_ids=[4])
     played.send(deltas(Entry(one, "ab"), Entry(two, "c")))
+    raw.read_until(b"\r\n\r\n")
+    # each is read before more is said: a front that is late puts messages together
+    assert usage_of(raw.read_event()) == ([0], [3, 2, 5])
+    assert usage_of(raw.read_event()) == ([1], [1, 1, 2])
     say(played, one, "de", 2, "stop")
+    assert usage_of(raw.read_event()) == ([0], [3, 4, 7])
     say(played, two, "", 1, "stop")
-    assert usages_of(raw) == [
-        ([0], [3, 2, 5]),
-        ([1], [1, 1, 2]),
-        ([0], [3, 4, 7]),
-        ([1], [1, 1, 2]),
-        ([], [4, 5, 9]),
-    ]
+    assert usage_of(raw.read_event()) == ([1], [1, 1, 2])
+    last, done = events_of(raw.read_chunk())
+    assert (usage_of(last), done) == (([], [4, 5, 9]), "[DONE]")
 
 
 @pytest.mark.parametrize("is_wanted", [False, True])
@@ -571,6 +577,23 @@ def test_who_is_too_slow_is_not_waited_for(worker):
 # ---- keys, and the process's life --------------------------------------------------------------
 
 
+def test_requests_with_a_key_are_for_their_own_tenant(played):
+    front = Front(played.address, api_keys=("right", "also"))
+    try:
+        found = []
+        for key in ("right", "also", "right"):
+            with Raw(front.port) as raw:
+                raw.post(COMPLETIONS, {"prompt": "x"}, f"Authorization: Bearer {key}")
+                submit = played.expect(Submit)
+                found.append(submit.tenant)
+                played.reject(submit, Fault("overloaded", "no"))
+                assert raw.read().status == 503
+        assert found[0] == found[2] != found[1]
+        assert {len(tenant) for tenant in found} == {16}
+    finally:
+        front.stop()
+
+
 def test_keys(worker):
     front = Front(worker.address, api_keys=("right", "also"))
     try:
@@ -655,16 +678,17 @@ def test_without_a_worker_it_lives_but_is_not_ready(address):
 def test_more_connections_than_there_may_be_wait_for_one_to_end(worker):
     """They would take the last descriptors, and libzmq ends a process that has none."""
     front = Front(worker.address, limits=Limits(connections=3))
-    idle = [Raw(front.port) for _ in range(3)]
-    for one in idle:
-        assert one.get("/health").status == 200
+    busy = [Raw(front.port) for _ in range(3)]
+    handles = [begun(worker, one) for one in busy]
     with Raw(front.port) as late:
         late.send("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        for one in 5 * idle:
-            assert one.get("/health").status == 200
+        for at in range(5):
+            for one, handle in zip(busy, handles, strict=True):
+                say(worker, handle, "b", 1 + at)
+                assert one.read_event()["choices"][0]["text"] == "b"
         assert not select.select([late.socket], [], [], 0)[0]
-        idle.pop().socket.close()
+        busy.pop().socket.close()
         assert late.read().status == 200
-    for one in idle:
+    for one in busy:
         one.socket.close()
     assert "there are as many as there may be" in front.stop()

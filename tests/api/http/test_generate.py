@@ -56,6 +56,7 @@ def test_an_answer_has_text_and_ids(played, raw):
             }
         ],
         "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+        "prompt_logprobs": None,
         "prompt_token_ids": [1, 2, 3],
     }
 

@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from tests.patience import Patience
+from tests.stacks import spareless_stack
 
 from slipstream import Stack
 from slipstream.http.metrics import Metrics
@@ -176,6 +177,28 @@ def test_open_streams_running_and_cache_use_are_seen(stack: Stack) -> None:
     after = quiet(stack)
     assert 0 <= value(after, "kv_cache_usage_perc") < 1
     assert value(after, "num_preemptions_total") > 0, "three of 200 tokens, room for one and a half"
+
+
+def test_as_many_run_as_streams_run() -> None:
+    """From when all of them have begun until the first of them ends, whichever step it is."""
+    num = 32
+    with spareless_stack("simulated:step_ms=20", http_port=0) as stack, stack.client() as client:
+        streams = [client.stream("x", max_tokens=4000, ignore_eos=True) for _ in range(num)]
+        for stream in streams:
+            next(stream)
+        patience, seen = Patience(), set[float]()
+        while value(scrape(stack), "num_requests_running") != num:
+            patience.check()
+        while len(seen) < 5:  # times that it was told since
+            samples = scrape(stack)
+            assert value(samples, "num_requests_running") == num
+            assert value(samples, "num_requests_waiting") == 0
+            seen.add(value(samples, "engine_steps_total"))
+            patience.check()
+        for stream in streams:
+            stream.abort()
+        while value(scrape(stack), "num_requests_running"):
+            patience.check()
 
 
 def test_prefix_hits_are_counted(stack: Stack) -> None:

@@ -175,7 +175,7 @@ def test_upgrades_are_ignored():
 def test_what_does_not_come_is_refused():
     parser = new_parser()
     parser.feed(WITH_LENGTH[:30])
-    (request,) = parser.refuse_late()
+    (request,) = parser.refuse(ApiError(408, "late"))
     assert status(request) == 408
 
 

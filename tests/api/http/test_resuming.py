@@ -227,6 +227,148 @@ def test_streams_go_on_from_a_front_that_never_heard_of_them(stack):
     assert said == expected
 
 
+DEATHS: dict[str, tuple[str, dict[str, Any]]] = {
+    "completion, no seed": (
+        "/v1/completions",
+        {**COMPLETION, "max_tokens": 900, "temperature": 1, "ignore_eos": True},
+    ),
+    "completion, many": (
+        "/v1/completions",
+        {
+            **COMPLETION,
+            "prompt": ["a", "b"],
+            "n": 2,
+            "temperature": 1,
+            "max_tokens": 900,
+            "logprobs": 1,
+            "ignore_eos": True,
+        },
+    ),
+    "chat": ("/v1/chat/completions", {**CHAT, "max_tokens": 900, "ignore_eos": True}),
+    "generate": (
+        "/generate",
+        {
+            "text": "Once",
+            "sampling_params": {"max_tokens": 900, "temperature": 1, "ignore_eos": True},
+            "stream": True,
+        },
+    ),
+}
+
+
+def kill(stack: Stack, *names: str) -> None:
+    for pid in [stack.pids[name] for name in names]:
+        os.kill(pid, signal.SIGKILL)
+
+
+def after(last: Event) -> str:
+    return f"Last-Event-ID: {last.id}"
+
+
+QUICK = ("completion, no seed", "completion, many")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [ask if ask in QUICK else pytest.param(ask, marks=pytest.mark.slow) for ask in DEATHS],
+)
+def test_what_nobody_has_any_more_is_computed_again_for_the_same_request(stack, ask):
+    """Its seed follows from its streams' ids, which the event names."""
+    path, body = DEATHS[ask]
+    with Raw(port_of(stack)) as raw:
+        raw.post(path, body, EVENTS)
+        events = events_of(read_some(raw, 30))
+        front = stack.pids["http"]
+        kill(stack, "http", "worker", "core")
+    wait_until_another_answers(stack, front)
+    answer_id = told_by(events)["head"][0]
+    with Raw(port_of(stack)) as raw:
+        refused = raw.get(f"/v1/streams/{answer_id}", after(events[-1]))
+        assert refused.status == 404
+        assert "POST the same request" in refused.error["message"]
+        raw.post(path, {**body, "seed": 6} if ask == "chat" else {}, after(events[-1]))
+        assert raw.read().status in (400, 404)  # the body is not what the event belongs to
+        raw.post(path, body, after(events[-1]))
+        answer = raw.read()
+        assert answer.status == 200, answer.body
+        events += events_of(answer.body)
+        has = "include_usage=true&" if ask == "chat" else ""
+        has += "logprobs=1" if ask == "completion, many" else ""
+        again = told_by(events_of(raw.get(f"/v1/streams/{answer_id}?{has}").body))
+    said = told_by(events)
+    del said["head"], again["head"]
+    assert said == again
+
+
+def test_another_text_is_never_put_behind_the_one_that_was_read(stack):
+    path, body = DEATHS["chat"]
+    body = {**body, "max_tokens": 1800}
+    with Raw(port_of(stack)) as raw:
+        raw.post(path, body, EVENTS)
+        last = events_of(read_some(raw, 30))[-1]
+        front = stack.pids["http"]
+        kill(stack, "http", "worker", "core")
+    wait_until_another_answers(stack, front)
+    told = parse_event_id(last.id)
+    (place,) = told.places
+    other = replace(told, places=(replace(place, checksum=place.checksum ^ 1),))
+    with Raw(port_of(stack)) as raw:
+        raw.post(path, body, f"Last-Event-ID: {EventIds(other).line().decode()[4:-1]}")
+        answer = raw.read()
+        assert (answer.status, answer.error["code"]) == (409, "diverged")
+        computed = told_by(events_of(raw.get(f"/v1/streams/{told.answer}").body))
+        assert computed[0, "end"] == ["abort"]  # it does not run to its end for nobody
+        lacks = replace(told, answer=replace(told.answer, first=bytes(16)))
+        raw.post(
+            path, {**body, "seed": 6}, f"Last-Event-ID: {EventIds(lacks).line().decode()[4:-1]}"
+        )
+        refused = raw.read()
+    assert refused.status == 404
+    assert "another request" in refused.error["message"]
+
+
+@pytest.mark.parametrize(
+    "method", ["GET", "POST", pytest.param("POST at another front", marks=pytest.mark.slow)]
+)
+def test_a_stream_that_was_come_back_to_outlives_worker_and_core(stack, method):
+    """Its front submits it again; of a GET it knows the request from the one that began it."""
+    path, body = DEATHS["chat"]
+    with Raw(port_of(stack)) as raw:
+        raw.post(path, body, EVENTS)
+        expected = told_by(events_of(raw.read().body))
+    with Raw(port_of(stack)) as raw:
+        raw.post(path, body, EVENTS)
+        events = events_of(read_some(raw, 10))
+        if method == "POST at another front":
+            front = stack.pids["http"]
+            kill(stack, "http")
+            wait_until_another_answers(stack, front)
+    with Raw(port_of(stack)) as raw:
+        if method != "GET":
+            raw.post(path, body, after(events[-1]))
+        else:
+            raw.send(
+                f"GET /v1/streams/{told_by(events)['head'][0]} HTTP/1.1\r\nHost: localhost\r\n"
+            )
+            raw.send(after(events[-1]) + "\r\n\r\n")
+        events += events_of(read_some(raw, 10))
+        kill(stack, "worker", "core")
+        while "done" not in told_by(events):
+            events += events_of(raw.read_chunk())
+    said = told_by(events)
+    del said["head"], expected["head"]
+    assert said == expected
+
+
+def test_an_id_of_an_earlier_version_is_refused_and_says_so(stack):
+    path, body = ASKS["completion"]
+    with Raw(port_of(stack)) as raw:
+        raw.post(path, body, EVENTS, f"Last-Event-ID: cmpl-{32 * '1'}/1700000000l2u/12.3.12.")
+        answer = raw.read()
+    assert answer.status == 400
+    assert "earlier version" in answer.error["message"]
+
+
 def wait_until_another_answers(stack: Stack, before: int) -> None:
     patience = Patience()
     while True:
@@ -244,7 +386,7 @@ def wait_until_another_answers(stack: Stack, before: int) -> None:
     [
         ("nonsense", (), 400, "id"),
         ("cmpl-" + 32 * "0", ("Last-Event-ID: nonsense",), 400, "last-event-id"),
-        ("cmpl-" + 32 * "0", (f"Last-Event-ID: cmpl-{32 * '1'}/1/0.0",), 400, "last-event-id"),
+        ("cmpl-" + 32 * "0", (f"Last-Event-ID: cmpl-{32 * '1'}/1//0.0.0",), 400, "last-event-id"),
         ("cmpl-" + 32 * "0" + ".9999x9999", (), 400, "id"),
         ("cmpl-" + 32 * "0" + "?logprobs=many", (), 400, "logprobs"),
         ("cmpl-" + 32 * "0" + "?include_usage=1", (), 400, "include_usage"),
@@ -312,7 +454,7 @@ def test_who_comes_back_in_time_finds_its_streams_running(played):
 
 numbers = st.integers(0, 2**32 - 1)
 places = st.just(Place(has_begun=False)) | st.builds(
-    Place, numbers, numbers, numbers, st.binary(max_size=3), st.booleans()
+    Place, numbers, numbers, numbers, numbers, st.binary(max_size=3), st.booleans()
 )
 
 
@@ -331,7 +473,8 @@ def tolds(draw: st.DrawFn) -> Told:
     with_usage = draw(st.booleans())
     is_told = with_usage and draw(st.booleans())
     usage = (with_usage, with_usage and draw(st.booleans()))
-    return Told(answer, draw(numbers), num_logprobs, *usage, tuple(found), is_told)
+    request = draw(st.none() | numbers)
+    return Told(answer, draw(numbers), num_logprobs, *usage, tuple(found), is_told, request)
 
 
 @given(tolds())

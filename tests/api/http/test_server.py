@@ -7,6 +7,7 @@ from typing import Any
 
 from slipstream.http import server, shares
 from slipstream.http.config import Limits
+from slipstream.http.parsing import Request
 
 
 class Waiting:
@@ -15,17 +16,17 @@ class Waiting:
     is_open = True
 
 
-def begun_by(share_s: float, monkeypatch: Any, *, gone: int = -1) -> list[object]:
+def begun_by(share_s: float, monkeypatch: Any, *, gone: int = -1) -> list[str]:
     """What happens in which order where three requests come at once and something else runs."""
     monkeypatch.setattr(shares, "SHARE_S", share_s)
-    told: list[object] = []
+    told: list[str] = []
 
     class App:
         def pattern_of(self, path: str) -> str:
             return path
 
-        def handle(self, request: object, _exchange: object) -> None:
-            told.append(request)
+        def handle(self, request: Request, _exchange: object) -> None:
+            told.append(request.path)
 
     async def main() -> None:
         running = server.Server(App(), Limits())
@@ -33,7 +34,7 @@ def begun_by(share_s: float, monkeypatch: Any, *, gone: int = -1) -> list[object
         for number in range(3):
             exchange = Waiting()
             exchange.is_open = number != gone
-            running.handle(number, exchange)
+            running.handle(Request(path=str(number)), exchange)
 
         def other(left: int) -> None:
             told.append("other")
@@ -50,12 +51,12 @@ def begun_by(share_s: float, monkeypatch: Any, *, gone: int = -1) -> list[object
 
 
 def test_requests_that_come_at_once_are_begun_at_once_where_there_is_time(monkeypatch):
-    assert begun_by(1000.0, monkeypatch) == [0, 1, 2, *["other"] * 4]
+    assert begun_by(1000.0, monkeypatch) == [*"012", *["other"] * 4]
 
 
 def test_without_time_others_have_their_turns_in_between(monkeypatch):
-    assert begun_by(0.0, monkeypatch) == [0, "other", 1, "other", 2, "other", "other"]
+    assert begun_by(0.0, monkeypatch) == ["0", "other", "1", "other", "2", "other", "other"]
 
 
 def test_who_has_left_meanwhile_is_not_begun(monkeypatch):
-    assert begun_by(1000.0, monkeypatch, gone=1) == [0, 2, *["other"] * 4]
+    assert begun_by(1000.0, monkeypatch, gone=1) == [*"02", *["other"] * 4]

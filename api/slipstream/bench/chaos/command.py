@@ -16,10 +16,11 @@ from pathlib import Path
 
 from slipstream.bench.chaos.report import json_of, lines_of
 from slipstream.bench.chaos.run import Options, chaos
-from slipstream.bench.chaos.schedule import PLACES, Place
+from slipstream.bench.chaos.schedule import KILLED, LIMITED, Blows, Place
 from slipstream.bench.log_level import log_level
 from slipstream.options import Parser
 from slipstream.settings import wrong_option
+from slipstream_ipc.whole_file import write_whole
 
 _LENGTHS = (20, 600)
 _QUICK_LENGTHS = (50, 400)
@@ -63,7 +64,9 @@ def add_chaos(parser: Parser) -> None:
         "--kill",
         metavar="WHO,...",
         default="worker,core,client,front",
-        help="by SIGKILL, at random moments; none: nobody; default: %(default)s",
+        help="by SIGKILL, at random moments, and every combination of two or more of worker, core, "
+        "front and client within a second; prompts: the prompt process; none: nobody; "
+        "default: %(default)s",
     )
     blows.add_argument(
         "--stop",
@@ -73,10 +76,24 @@ def add_chaos(parser: Parser) -> None:
         "default: %(default)s",
     )
     blows.add_argument(
+        "--limit-files",
+        metavar="WHO,...",
+        default="none",
+        help="worker, core, front: for some seconds it can open no further file; "
+        "default: %(default)s",
+    )
+    blows.add_argument(
+        "--fill-disk",
+        action="store_true",
+        help="the disk under runtime and cache folders is full for some seconds (where a tmpfs "
+        "can be mounted)",
+    )
+    blows.add_argument(
         "--rounds",
         type=int,
         metavar="N",
-        help=f"of blows, some of them bursts; default: {_ROUNDS}, with --quick {_QUICK_ROUNDS}",
+        help=f"of blows; default: as many as it takes for each to come, {_ROUNDS} at least, with "
+        f"--quick {_QUICK_ROUNDS}",
     )
     blows.add_argument(
         "--hang-timeout-s",
@@ -122,7 +139,7 @@ def bench_chaos(arguments: argparse.Namespace) -> int:
         result = chaos(options, folder, _tell)
     print("\n".join(lines_of(result)), flush=True)
     if arguments.json is not None:
-        Path(arguments.json).write_bytes(json_of(result))
+        write_whole(Path(arguments.json), json_of(result), mode=0o644)
     return 0 if result.is_good else 1
 
 
@@ -131,9 +148,15 @@ def _options(arguments: argparse.Namespace) -> Options:
     num_requests = arguments.requests
     if num_requests is None:
         num_requests = 60 if is_quick else 500
+    blows = Blows(
+        _places("kill", arguments.kill, KILLED),
+        _places("stop", arguments.stop, KILLED),
+        _places("limit_files", arguments.limit_files, LIMITED),
+        arguments.fill_disk,
+    )
     rounds = arguments.rounds
     if rounds is None:
-        rounds = _QUICK_ROUNDS if is_quick else _ROUNDS
+        rounds = _QUICK_ROUNDS if is_quick else max(_ROUNDS, blows.num_rounds)
     concurrency = arguments.concurrency
     if concurrency is None:
         concurrency = _QUICK_CONCURRENCY if is_quick else _CONCURRENCY
@@ -152,8 +175,7 @@ def _options(arguments: argparse.Namespace) -> Options:
     return Options(
         model=arguments.model,
         num_requests=num_requests,
-        kill=_places("kill", arguments.kill),
-        stop=_places("stop", arguments.stop),
+        blows=blows,
         seed=arguments.seed,
         num_rounds=rounds,
         concurrency=concurrency,
@@ -168,11 +190,11 @@ def _options(arguments: argparse.Namespace) -> Options:
     )
 
 
-def _places(name: str, given: str) -> tuple[Place, ...]:
+def _places(name: str, given: str, allowed: tuple[Place, ...]) -> tuple[Place, ...]:
     parts = [part for part in given.split(",") if part and part != "none"]
-    if not set(parts) <= set(PLACES):
-        raise wrong_option(name, given, f"of {','.join(PLACES)}, or none")
-    return tuple(place for place in PLACES if place in parts)
+    if not set(parts) <= set(allowed):
+        raise wrong_option(name, given, f"of {','.join(allowed)}, or none")
+    return tuple(place for place in allowed if place in parts)
 
 
 def _lengths(given: str | None, default: tuple[int, int]) -> tuple[int, int]:

@@ -42,6 +42,7 @@ class Read(Struct):
     text: str = ""
     token_ids: tuple[int, ...] = ()
     is_over: bool = False
+    event_id: str = ""
 
 
 class Follower:
@@ -155,9 +156,10 @@ def read_before(journals: Iterable[str | Path]) -> dict[int, Read]:
                     read.text += record.text
                     read.token_ids += record.token_ids
                     read.is_over = record.finish_reason is not None
+                    read.event_id = record.event_id
                 case AskedAgain():
                     if record.is_afresh:
-                        read.text, read.token_ids = "", ()
+                        read.text, read.token_ids, read.event_id = "", (), ""
                 case Failed():
                     read.is_over = True
     return found

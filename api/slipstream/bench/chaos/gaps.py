@@ -8,7 +8,8 @@ Rules:
   the next round: a reader may have unread deltas when the blow falls, and a process that took over
   may pause later than the one before it did. What goes on when the next round begins is counted
   here up to then.
-- Slow readers do not count: they pause by themselves.
+- Slow readers do not count: they pause by themselves. Nor do streams that were computed again from
+  their beginning: how long that takes is a matter of their length.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The requests over HTTP: a client in a process of its own, which is not killed itself.
+"""The requests over HTTP: a client in a process of its own, which may be killed at any moment.
 
 `python -m slipstream.bench.chaos.http_process`, with a config as `client_process` has. Here a
-stream whose connection breaks is asked for again with the id of the last event that came, and goes
-on behind it. Where none had come it is asked for from its beginning, and where nobody is left who
-knows it: front, worker and core have died together.
+stream whose connection breaks is asked for again with the id of the last event that was written
+into the journal, and goes on behind it; where none had come it is asked for from its beginning.
+Every other request comes back by a GET first, and by the same POST where the GET is told that
+nothing is left of the stream; the others by the POST alone.
 
 Rules:
 - Asked again where the front was not there, went away or was not ready yet, and only there; any
@@ -22,6 +23,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from slipstream.bench.chaos.client_process import ClientConfig, read_config
+from slipstream.bench.chaos.follow import Read, read_before
 from slipstream.bench.chaos.journal import AskedAgain, Failed, JournalWriter, Piece
 from slipstream.bench.chaos.workload import ChaosRequest
 from slipstream.bench.failures import RequestFailedError
@@ -55,16 +57,17 @@ class _Event(Struct):
 class _Reading:
     """One answer, as it comes."""
 
-    def __init__(self, index: int, journal: JournalWriter) -> None:
+    def __init__(self, index: int, read: Read, journal: JournalWriter) -> None:
         self._index = index
         self._journal = journal
         self._events = EventSplitter()
-        self.num_chars = 0
-        self.is_over = False
+        self._events.last_id = read.event_id.encode()
+        self.num_chars = len(read.text)
+        self.is_over = read.is_over
 
     @property
     def last_id(self) -> str:
-        """Of the last event that came; empty where none has."""
+        """Of the last event that came; empty where none has. Events are taken as they come."""
         return self._events.last_id.decode()
 
     def begin_anew(self) -> None:
@@ -74,16 +77,16 @@ class _Reading:
 
     def take_bytes(self, piece: bytes) -> None:
         """Raises: RequestFailedError."""
-        for data in self._events.feed(piece):
+        for event_id, data in self._events.feed_with_ids(piece):
             if data == b"[DONE]":
                 continue
             event = msgspec.json.decode(data, type=_Event)
             if bytes(event.error):
                 raise RequestFailedError("error_event", bytes(event.error).decode())
             for choice in event.choices:
-                self._take(choice)
+                self._take(choice, event_id.decode())
 
-    def _take(self, choice: _Choice) -> None:
+    def _take(self, choice: _Choice, event_id: str) -> None:
         text = choice.text or (choice.delta.content if choice.delta is not None else None) or ""
         if not text and choice.finish_reason is None:
             return
@@ -95,6 +98,7 @@ class _Reading:
                 0,
                 text,
                 finish_reason=choice.finish_reason,
+                event_id=event_id,
             )
         )
         self.num_chars += len(text)
@@ -113,46 +117,65 @@ def body_of(request: ChaosRequest) -> tuple[str, bytes]:
     return "/v1/completions", msgspec.json.encode(body)
 
 
-async def _follow(http: HttpClient, request: ChaosRequest, journal: JournalWriter) -> None:
+def _is_unknown(error: RequestFailedError) -> bool:
+    """Whether nothing is left of the stream, at once or while it was read."""
+    return error.reason == "http_404" or (
+        error.reason == "error_event" and '"code":"unknown_stream"' in str(error)
+    )
+
+
+async def _follow(
+    http: HttpClient, request: ChaosRequest, read: Read, journal: JournalWriter
+) -> None:
     path, body = body_of(request)
     is_away = False  # nothing has come since it was asked for again
-    reading = _Reading(request.index, journal)
+    reading = _Reading(request.index, read, journal)
+    gets = bool(request.index % 2)  # and posts where that finds nothing
+    is_unknown = False
     while True:
         num_chars = reading.num_chars
         reading.begin_anew()
-        last = {"Last-Event-ID": reading.last_id} if reading.last_id else {}
+        last_id = reading.last_id
+        last = {"Last-Event-ID": last_id} if last_id else {}
         try:
-            await http.exchange("POST", path, body, reading.take_bytes, last)
+            if gets and last_id and not is_unknown:
+                stream = f"/v1/streams/{last_id.partition('/')[0]}"
+                await http.exchange("GET", stream, None, reading.take_bytes, last)
+            else:
+                await http.exchange("POST", path, body, reading.take_bytes, last)
             if not reading.is_over:
                 raise RequestFailedError("incomplete")
             return
         except RequestFailedError as error:
-            if error.reason == "http_404" and reading.last_id:
-                reading, is_away = _Reading(request.index, journal), False
-            elif error.reason not in _NOT_THERE:
-                journal.write(Failed(request.index, time.monotonic(), str(error)))
-                return
             if reading.is_over:
                 return  # the connection broke behind the last word
+            is_unknown = gets and not is_unknown and _is_unknown(error)
+            if not is_unknown and error.reason not in _NOT_THERE:
+                journal.write(Failed(request.index, time.monotonic(), str(error)))
+                return
             is_away = is_away and reading.num_chars == num_chars
             if not is_away:
                 is_afresh = not reading.last_id
                 now = time.monotonic()
                 journal.write(AskedAgain(request.index, now, str(error), is_afresh=is_afresh))
             is_away = True
-        await asyncio.sleep(_PAUSE_S)
+        if not is_unknown:
+            await asyncio.sleep(_PAUSE_S)
 
 
 async def _follow_all(config: ClientConfig) -> None:
     places = asyncio.Semaphore(config.concurrency)
+    before = read_before(config.earlier)
     journal = JournalWriter(config.journal)
     http = HttpClient(urlsplit(config.address), {"Accept": "text/event-stream"})
 
-    async def one(request: ChaosRequest) -> None:
+    async def one(request: ChaosRequest, read: Read) -> None:
         async with places:
-            await _follow(http, request, journal)
+            await _follow(http, request, read, journal)
 
-    await asyncio.gather(*(one(request) for request in config.requests))
+    asked = [(request, before.get(request.index, Read())) for request in config.requests]
+    asked.sort(key=lambda each: each[0].index not in before)  # what runs comes first
+    await asyncio.gather(*(one(request, read) for request, read in asked if not read.is_over))
     http.close()
 
 

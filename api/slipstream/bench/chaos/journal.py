@@ -29,6 +29,7 @@ class Piece(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """A part of a stream, as its reader got it.
 
     num_chars, num_tokens: where it begins. prompt_ids: with a life's first piece of a stream.
+    event_id: over HTTP, of its event.
     """
 
     index: int
@@ -41,6 +42,7 @@ class Piece(Struct, frozen=True, array_like=True, tag=True, gc=False):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     prompt_ids: tuple[int, ...] | None = None
+    event_id: str = ""
 
 
 class AskedAgain(Struct, frozen=True, array_like=True, tag=True, gc=False):

@@ -22,15 +22,17 @@ _SHOWN = 10  # requests that are not identical
 
 
 class ChaosResult(Struct, frozen=True, kw_only=True):
-    """One run. Requests over HTTP are among the total.
+    """One run. Requests over HTTP are among the total. commit: of the code; None where unknown.
 
     lost, doubled: positions, of tokens and of characters. gap_*: the longest gap of a stream at the
     exit of a worker or a core, or of both. asked_again: streams that both had lost while nobody was
     left who could submit them; unexplained_again: the same where the two had not died together.
-    orphans: processes that were left, or that nobody would have ended.
+    orphans: processes that were left, or that nobody would have ended. combinations: of places in
+    which processes were killed within a second.
     """
 
     seed: int
+    commit: str | None
     model: str
     identical: int
     total: int
@@ -51,6 +53,7 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
     planned_rounds: int
     missed_blows: int
     blows: dict[str, int]
+    combinations: dict[str, int]
     gaps: list[GapSummary]
     recovery_s: dict[str, list[float]]
     memory_start: dict[str, Holding]
@@ -62,6 +65,7 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
     different: dict[int, list[str]] = {}
     stopped: str | None = None  # why the run broke off
     left: list[str] = []  # the orphans' command lines
+    left_out: list[str] = []  # blows that could not be done here, and why
 
     @property
     def is_good(self) -> bool:
@@ -80,6 +84,7 @@ def lines_of(result: ChaosResult) -> list[str]:
     lines = [
         f"{load} in {result.duration_s:.1f} s, seed {result.seed}, {result.model}",
         f"{sum(result.blows.values())} blows in {result.rounds} rounds: {blows or '-'}",
+        f"{len(result.combinations)} combinations of deaths within a second",
         "",
         f"identical        {result.identical} of {result.total}",
     ]
@@ -104,6 +109,7 @@ def lines_of(result: ChaosResult) -> list[str]:
             f"asked again      {result.asked_again}, after {result.double_deaths} deaths of worker "
             f"and core together; without one: {result.unexplained_again}"
         )
+    lines += [f"left out         {what}" for what in result.left_out]
     if result.rounds < result.planned_rounds:
         lines.append(f"the requests were over before {result.planned_rounds} rounds were")
     lines += ["", *table(_gap_rows(result), _GAP_COLUMNS)] if result.gaps else []

@@ -5,6 +5,7 @@ Owns: the order of things, which stack the requests meet. Does not know: the com
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,8 +22,10 @@ from slipstream.bench.chaos.gaps import Span, gaps_by_kind
 from slipstream.bench.chaos.gaps import summarise as summarise_gaps
 from slipstream.bench.chaos.reference import undisturbed
 from slipstream.bench.chaos.report import ChaosResult, count
-from slipstream.bench.chaos.schedule import Place, Round, make_schedule
+from slipstream.bench.chaos.schedule import Blows, Round, make_schedule
+from slipstream.bench.chaos.volume import mounted
 from slipstream.bench.chaos.workload import ChaosRequest, Shape, make_requests
+from slipstream.bench.commit import commit
 from slipstream.demo import MODEL_PATH
 from slipstream.plan import SIMULATED
 from slipstream.stack import Stack
@@ -34,7 +37,9 @@ SERVER_EXITS = (  # whose gaps are the run's
     "burst",
 )
 _SIMULATED = f"simulated:step_ms={{}},prefill_us=20,mode=chain,tokenizer={MODEL_PATH}"
-_STEP_MS = 25.0  # as long as it takes for all requests to last until all blows have fallen
+_STEP_MS = 25.0  # so 500 requests, 64 at a time, last until 20 rounds are over
+_MOST_STEP_MS = 250.0
+_MARGIN = 1.4  # of the rounds in which each kind of blow comes for the first time
 _CLIENT_TIMEOUT_S = 120.0
 
 
@@ -43,8 +48,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     model: str | None
     num_requests: int
-    kill: tuple[Place, ...]
-    stop: tuple[Place, ...]
+    blows: Blows
     seed: int
     num_rounds: int
     concurrency: int
@@ -69,6 +73,7 @@ class _Played(Struct):
     memory_end: dict[str, census.Holding]
     stopped: str | None
     strays: list[str]
+    left_out: list[str]
 
 
 def chaos(options: Options, folder: Path, tell: Callable[[str], object]) -> ChaosResult:
@@ -83,10 +88,10 @@ def chaos(options: Options, folder: Path, tell: Callable[[str], object]) -> Chao
             expected = undisturbed(stack, requests, lambda: None)
         schedule = make_schedule(
             options.seed,
-            options.kill,
-            options.stop,
+            options.blows,
             options.num_rounds,
             is_quick=options.is_quick,
+            is_exact=is_simulated,
         )
         tell(f"{len(requests)} requests under fire")
         played = _play(options, requests, schedule, folder, mark)
@@ -106,7 +111,8 @@ def chaos(options: Options, folder: Path, tell: Callable[[str], object]) -> Chao
     whole = summarise_gaps("all", of_exits)
     return ChaosResult(
         seed=options.seed,
-        model=options.model or _SIMULATED.format(_STEP_MS),
+        commit=commit(),
+        model=options.model or _SIMULATED.format(_step_ms(options)),
         identical=sum(one.is_identical for one in verdicts),
         total=len(requests),
         lost=sum(one.lost for one in verdicts),
@@ -126,6 +132,7 @@ def chaos(options: Options, folder: Path, tell: Callable[[str], object]) -> Chao
         planned_rounds=len(schedule),
         missed_blows=conductor.num_missed,
         blows=count([one.blow.name for one in conductor.struck]),
+        combinations=count(_combinations(conductor.struck)),
         gaps=[summarise_gaps(kind, gaps) for kind, gaps in sorted(by_kind.items())],
         recovery_s=recovery_s,
         memory_start=played.memory_start,
@@ -137,6 +144,7 @@ def chaos(options: Options, folder: Path, tell: Callable[[str], object]) -> Chao
         different={one.index: list(one.differences) for one in verdicts if not one.is_identical},
         stopped=played.stopped,
         left=left,
+        left_out=played.left_out,
     )
 
 
@@ -158,9 +166,19 @@ def _play(
     spares = {"worker", "core"} if options.has_spares else set()
     settings |= {f"spare_{name}": name in spares for name in ("worker", "core")}
     settings |= {"max_restarts": 10 + 4 * len(schedule), "hang_timeout_s": options.hang_timeout_s}
-    model = options.model or _SIMULATED.format(_STEP_MS)
-    with Stack(model, **_settings(options, settings)) as stack:
-        conductor = Conductor(stack, schedule, spares)
+    model = options.model or _SIMULATED.format(_step_ms(options))
+    with contextlib.ExitStack() as stack_of:
+        volume = None
+        left_out = []
+        if options.blows.fill:
+            found = stack_of.enter_context(mounted(folder / "disk"))
+            if isinstance(found, str):
+                left_out.append(f"fill disk: {found}")
+            else:
+                volume = found
+                settings["runtime_dir"] = volume.runtime_dir
+        stack = stack_of.enter_context(Stack(model, **_settings(options, settings)))
+        conductor = Conductor(stack, schedule, spares, volume)
         conductor.settle()
         memory_start = _memory(stack, conductor)
         clients = _clients(stack, requests, options, folder)
@@ -181,7 +199,19 @@ def _play(
         strays = list(census.strays(mark).values())
     records = [record for one in clients for record in one.records()]
     streams = assemble(records, len(requests))
-    return _Played(conductor, streams, begin_s, end_s, memory_start, memory_end, stopped, strays)
+    return _Played(
+        conductor, streams, begin_s, end_s, memory_start, memory_end, stopped, strays, left_out
+    )
+
+
+def _step_ms(options: Options) -> float:
+    """So long that the requests last until the rounds are over."""
+    if options.is_quick:
+        return _STEP_MS
+    load = options.num_requests / options.concurrency / (500 / 64)
+    rounds = max(options.num_rounds, _MARGIN * min(options.blows.num_rounds, options.num_rounds))
+    longer = max(1.0, rounds / 20 / load)
+    return min(round(_STEP_MS * longer, 1), _MOST_STEP_MS)
 
 
 def _settings(options: Options, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,7 +227,7 @@ def _shape(options: Options, card: ModelCard) -> Shape:
         min(options.min_len, most),
         min(options.max_len, most),
         options.num_clients,
-        "front" in options.kill + options.stop,
+        True,  # requests over HTTP
         card.vocab_size,
         has_grammars=_has_grammars(options),
     )
@@ -250,21 +280,36 @@ def _gaps(
         end_s = begins[rounds[at + 1]] if at + 1 < len(rounds) else played.end_s
         spans.append(Span(kind, begins[number], end_s))
         for one in blows:
-            if one.recovered_s is not None and one.blow.place != "client":
+            is_exit = one.blow.means in ("kill", "stop") and one.blow.place != "client"
+            if one.recovered_s is not None and is_exit:
                 recovery_s.setdefault(kind, []).append(round(one.recovered_s - one.at_s, 4))
     times = [
         streamed.times_s
         for request, streamed in zip(requests, played.streams, strict=True)
-        if request.via == "client" and not request.pauses
+        if request.via == "client" and not (request.pauses or streamed.num_again)
     ]
     return gaps_by_kind(times, spans), recovery_s
+
+
+def _combinations(struck: Sequence[Struck]) -> list[str]:
+    """Which died together, in each round in which several did."""
+    places: dict[int, set[str]] = {}
+    for one in struck:
+        if one.blow.means == "kill":
+            places.setdefault(one.round, set()).add(one.blow.place)
+    return [", ".join(sorted(each)) for each in places.values() if len(each) > 1]
 
 
 def _kind(struck: Sequence[Struck]) -> str:
     """Hangs are told apart from exits, clients from servers, bursts from single blows."""
     places = {one.blow.place for one in struck}
-    if any(one.blow.means == "stop" for one in struck):
+    means = {one.blow.means for one in struck}
+    if "stop" in means:
         return "hang of " + ", ".join(sorted(places))
+    if "fill" in means:
+        return "full disk"
+    if "limit" in means:
+        return "no more files for " + ", ".join(sorted(places))
     if len(struck) > 1:
         return "burst with client" if "client" in places else "burst"
     (one,) = struck

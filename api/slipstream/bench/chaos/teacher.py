@@ -65,7 +65,11 @@ class Teacher:
         if not token_ids:
             return []
         submit = new_submit(request.prompt, request.params, stream_id=request.stream_id)
-        admit = register(submit, pack_u32(list(prompt_ids)), b"", self._card)
+        admit = register(
+            *(submit, pack_u32(list(prompt_ids)), b"", self._card),
+            params=request.params,
+            known_as=b"",
+        )
         allowed = self._allowed(admit, token_ids)
         with torch.inference_mode():
             hidden = torch.tensor([[*prompt_ids, *token_ids[:-1]]])

@@ -16,6 +16,7 @@ import msgspec
 
 _PING, _SUBMIT, _RESUME, _ABORT, _GOODBYE = 4, 10, 11, 12, 13
 _NUM_SHARED = 64
+_TEMPLATE = ("", "", True, False)
 _WORDS = ("In", "Python,", "the", "function", "returns", "é", "漢字", "🙂", "\n", "x" * 40)
 _STOPS: tuple[Any, ...] = ("the", (), ("e", "\n"), ("()", "zzz", "a b c"))
 
@@ -145,6 +146,8 @@ class ClientSpeech:
             if random.random() < 0.5:  # as if it had run before
                 outputs = self._ids(random.choice((0, 1, 2, 7)))
                 body += (True, outputs, random.choice((0, 1, 3, 20, 2**40)))
+                if random.random() < 0.5:  # as if its ids were not kept
+                    body += ("", _TEMPLATE, random.choice((0, 1, 7, 2**32 - 1)), self._checksum())
         return body
 
     def _ids(self, num: int) -> bytes:
@@ -164,7 +167,13 @@ class ClientSpeech:
         )
         if random.random() < 0.4:
             body += (random.choice((None, 0, 2**64 - 1, random.getrandbits(64))),)
+            if random.random() < 0.5:
+                body += (self._checksum(),)
         return body
+
+    def _checksum(self) -> int | None:
+        random = self._random
+        return random.choice((None, 0, 2**32 - 1, random.getrandbits(32)))
 
     def _abort(self) -> tuple[Any, ...]:
         random = self._random

@@ -8,20 +8,24 @@ have got alone; 1 otherwise.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from slipstream.bench.fuzz.result import FuzzResult, nothing_yet
 from slipstream.options import Parser
 from slipstream.settings import wrong_option
+from slipstream_ipc.whole_file import write_whole
 
 if TYPE_CHECKING:
     from slipstream.bench.fuzz.request_run import RequestFuzzResult
-    from slipstream.bench.fuzz.run import FuzzResult
 
 _MESSAGES, _QUICK_MESSAGES = 1_000_000, 20_000
+_PART = 100_000
+_NEXT_SEED = 1_000_003  # between the seeds of two parts
 _MIB = 2**20
 
 
@@ -42,7 +46,12 @@ def add_fuzz(parser: Parser) -> None:
     )
     parser.add_argument("--seed", type=int, metavar="N", default=0, help="default: 0")
     parser.add_argument("--quick", action="store_true", help="a small form, in some seconds")
-    parser.add_argument("--json", metavar="FILE", help="write the result there, one object")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help=f"write the result there, one object, after every {_PART:,} messages; where a run of "
+        "the same seed and number was ended, it goes on behind them",
+    )
     parser.set_defaults(run=bench_fuzz)
 
 
@@ -60,19 +69,39 @@ def bench_fuzz(arguments: argparse.Namespace) -> int:
         num = _QUICK_MESSAGES if arguments.quick else _MESSAGES
     if num < 1:
         raise wrong_option("messages", num, "an integer >= 1")
+    file = None if arguments.json is None else Path(arguments.json)
+    whole = _read(file, num, arguments.seed)
     with tqdm(total=num, unit="msg", disable=not sys.stderr.isatty(), leave=False) as bar:
-        try:
-            result = fuzz(num, arguments.seed, lambda done: bar.update(done - bar.n))
-        except FuzzFailed as error:
-            bar.close()
-            print(f"slipstream bench fuzz: {error}", file=sys.stderr)
-            return 1
-    print("\n".join(lines_of(result)))
-    if arguments.json is not None:
-        Path(arguments.json).write_bytes(
-            msgspec.json.format(msgspec.json.encode(msgspec.structs.asdict(result))) + b"\n"
-        )
-    return 0 if result.is_good else 1
+        while whole.messages < num:
+            begin = whole.messages
+            bar.update(begin - bar.n)
+
+            def tell(done: int, begin: int = begin) -> None:
+                bar.update(begin + done - bar.n)
+
+            try:
+                part_seed = arguments.seed + _NEXT_SEED * whole.num_parts
+                part = fuzz(min(_PART, num - begin), part_seed, tell)
+            except FuzzFailed as error:
+                bar.close()
+                print(f"slipstream bench fuzz: {error}", file=sys.stderr)
+                return 1
+            whole = whole.and_then(part)
+            if file is not None:
+                encoded = msgspec.json.format(msgspec.json.encode(whole))
+                write_whole(file, encoded + b"\n", mode=0o644)
+    print("\n".join(lines_of(whole)))
+    return 0 if whole.is_good else 1
+
+
+def _read(file: Path | None, num: int, seed: int) -> FuzzResult:
+    """What an earlier run has left there, if it was the same; else nothing yet."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        if file is not None:
+            found = msgspec.json.decode(file.read_bytes(), type=FuzzResult)
+            if (found.wanted, found.seed) == (num, seed):
+                return found
+    return nothing_yet(num, seed)
 
 
 def _bench_requests(arguments: argparse.Namespace) -> int:
@@ -91,9 +120,8 @@ def _bench_requests(arguments: argparse.Namespace) -> int:
     def keep(part: RequestFuzzResult) -> None:
         bar.update(part.done - bar.n)
         if file is not None:
-            whole = file.with_name(f"{file.name}.part")
-            whole.write_bytes(msgspec.json.format(msgspec.json.encode(part), indent=2) + b"\n")
-            whole.replace(file)
+            encoded = msgspec.json.format(msgspec.json.encode(part))
+            write_whole(file, encoded + b"\n", mode=0o644)
 
     shown = sys.stderr.isatty()
     with tqdm(total=begin.requests, unit="request", disable=not shown, leave=False) as bar:
@@ -109,10 +137,10 @@ def _bench_requests(arguments: argparse.Namespace) -> int:
 
 def _begin(file: Path | None, seed: int, num_requests: int) -> RequestFuzzResult:
     """A run to begin, or what the file says of one to go on with. Raises: BadRequestError."""
-    from slipstream.bench.commit import commit_hash
+    from slipstream.bench.commit import commit
     from slipstream.bench.fuzz.request_run import RequestFuzzResult
 
-    begin = RequestFuzzResult(commit=commit_hash(), seed=seed, requests=num_requests)
+    begin = RequestFuzzResult(commit=commit(), seed=seed, requests=num_requests)
     if file is None or not file.exists():
         return begin
     try:

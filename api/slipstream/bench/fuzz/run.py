@@ -20,11 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from msgspec import Struct
-
+from slipstream.bench.commit import commit
 from slipstream.bench.fuzz.attacker import Attacker
 from slipstream.bench.fuzz.client_attacker import ClientSpeech
 from slipstream.bench.fuzz.honest import Answer, HonestClient
+from slipstream.bench.fuzz.result import FuzzResult
 from slipstream.bench.fuzz.stack import ErrorLog, FuzzStack, Heir, resident_bytes
 from slipstream.bench.fuzz.worker_attacker import WorkerSpeech
 from slipstream_ipc.codec import MAX_MESSAGE_BYTES
@@ -41,39 +41,6 @@ _REFUSAL, _ACCEPTED, _REJECTED, _ADMITTED, _REFUSED = 3, 20, 21, 40, 42  # tags
 
 class FuzzFailed(Exception):  # noqa: N818  (what happened)
     """A loop died or stood still."""
-
-
-class FuzzResult(Struct, frozen=True):
-    """What came of a run.
-
-    admitted, refused: streams that attackers were given, and messages of theirs that were answered
-    with a refusal, as far as they listened. identical, total: the honest client's streams. errors:
-    of worker and core that they survived, with their tracebacks. held: what worker and core still
-    hold at the end.
-    """
-
-    seed: int
-    messages: int
-    by_kind: dict[str, int]
-    seconds: float
-    admitted: int
-    refused: int
-    identical: int
-    total: int
-    differences: tuple[str, ...]
-    num_errors: int
-    errors: tuple[str, ...]
-    longest_turn_ms: float
-    rss_start: int
-    rss_end: int
-    held: dict[str, int]
-
-    @property
-    def is_good(self) -> bool:
-        """Whether nothing happened to anybody."""
-        return (
-            0 < self.total == self.identical and not self.num_errors and not any(self.held.values())
-        )
 
 
 def fuzz(
@@ -158,6 +125,8 @@ class _Run:
             rss_start=rss_start,
             rss_end=self._resident(),
             held=held,
+            wanted=num_messages,
+            commits=(commit() or "unknown",),
         )
 
     def close(self) -> None:

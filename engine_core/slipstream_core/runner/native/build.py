@@ -11,8 +11,6 @@ Rules:
 - What is kept carries its own digest behind its last byte, where a loader does not look. A damaged
   file is compiled anew; to load it would be the process's end (a file that was cut is mapped beyond
   its end: SIGBUS).
-- It is linked to the OpenMP runtime by its soname, which torch has loaded already: one runtime,
-  one team of threads.
 """
 
 from __future__ import annotations
@@ -33,14 +31,14 @@ from slipstream_ipc.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
-_HEADERS = tuple(map(Path(__file__).with_name, ("kernels.h", "vectors.h")))
-_SOURCES = tuple(map(Path(__file__).with_name, ("kernels.c", "products.c", "program.c")))
+_HEADERS = tuple(map(Path(__file__).with_name, ("kernels.h", "team.h", "vectors.h")))
+_SOURCES = tuple(map(Path(__file__).with_name, ("kernels.c", "products.c", "program.c", "team.c")))
 _FLAGS = (
     "-O3",
     "-march=native",
-    "-fopenmp",
     "-fno-math-errno",
     "-ffp-contract=fast",
+    "-pthread",
     "-shared",
     "-fPIC",
 )

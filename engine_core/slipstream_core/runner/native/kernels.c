@@ -2,7 +2,7 @@
  * operations of a decode step that cost more to dispatch than to compute.
  *
  * Compiled on the machine that runs it (build.py), so -march=native is right; GCC's and Clang's
- * vector extensions keep it free of intrinsics. Threads are OpenMP's, and so torch's own team.
+ * vector extensions keep it free of intrinsics. Threads are those of team.c.
  *
  * Rules:
  * - Nothing here allocates, waits or keeps state; every buffer is the caller's.
@@ -159,11 +159,26 @@ static void attend_row(const Decode *p, int64_t row, int64_t first, int64_t last
     }
 }
 
-/* Store all tokens' keys and values, then let the decode rows attend. Rows are shared out among
- * the threads; where they are few, their heads too. To be called by all of a team, or by one alone. */
-void slipstream_attend_together(const Decode *p) {
-#pragma omp for schedule(static)
-    for (int64_t t = 0; t < p->tokens; t++)
+/* Store all tokens' keys and values (part 0), then let the decode rows attend (part 1). Where rows
+ * are few, their heads are shared out too. */
+static int64_t split_of(const Decode *p) { return p->rows >= 8 ? 1 : p->kv_heads; }
+
+Stage slipstream_attend_stage(const Decode *p, int64_t part, int64_t after) {
+    if (part == 0) {
+        int64_t numbers = p->kv_heads * (p->key_dim + p->value_dim);
+        return (Stage){p->tokens, slipstream_row_chunk(numbers), after};
+    }
+    return (Stage){p->rows * split_of(p), 1, after};
+}
+
+void slipstream_attend_work(const Decode *p, int64_t part, int64_t first, int64_t last) {
+    if (part == 1) {
+        int64_t split = split_of(p), heads = p->kv_heads / split;
+        for (int64_t item = first; item < last; item++)
+            attend_row(p, item / split, item % split * heads, (item % split + 1) * heads);
+        return;
+    }
+    for (int64_t t = first; t < last; t++)
         for (int64_t h = 0; h < p->kv_heads; h++) {
             int64_t place = p->slots[t] * p->kv_heads + h;
             memcpy(p->keys + place * p->key_dim, p->key + t * p->key_token + h * p->key_head,
@@ -172,24 +187,61 @@ void slipstream_attend_together(const Decode *p) {
                    p->value + t * p->value_token + h * p->value_head,
                    sizeof(float) * p->value_dim);
         }
-    int64_t split = p->rows >= 8 ? 1 : p->kv_heads;
-    int64_t heads = p->kv_heads / split;
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t item = 0; item < p->rows * split; item++)
-        attend_row(p, item / split, item % split * heads, (item % split + 1) * heads);
+}
+
+static Stage attend_stage(const void *of, int64_t part) {
+    return part < 2 ? slipstream_attend_stage(of, part, part + 1) : NO_STAGE;
+}
+
+static void attend_work(const void *of, int64_t part, int64_t first, int64_t last) {
+    slipstream_attend_work(of, part, first, last);
 }
 
 void slipstream_attend(const Decode *p) {
-#pragma omp parallel if (p->rows > 1 || p->kv_heads > 1 || p->tokens > 256)
-    slipstream_attend_together(p);
+    slipstream_do(&(Job){attend_stage, attend_work, p});
+}
+
+/* The small operations, rows [first, last) of them. */
+typedef struct {
+    void (*rows_of)(const void *of, int64_t first, int64_t last);
+    const void *of;
+    int64_t rows, numbers; /* of each row */
+} Rows;
+
+static Stage rows_stage(const void *of, int64_t index) {
+    const Rows *r = of;
+    return index ? NO_STAGE : (Stage){r->rows, slipstream_row_chunk(r->numbers), 1};
+}
+
+static void rows_work(const void *of, int64_t index, int64_t first, int64_t last) {
+    const Rows *r = of;
+    (void)index;
+    r->rows_of(r->of, first, last);
+}
+
+static void by_row(void (*rows_of)(const void *, int64_t, int64_t), const void *of, int64_t rows,
+                   int64_t numbers) {
+    slipstream_do(&(Job){rows_stage, rows_work, &(Rows){rows_of, of, rows, numbers}});
+}
+
+typedef struct {
+    const float *x, *weight;
+    float *y;
+    int64_t x_row, dim;
+    float epsilon;
+} Norm;
+
+static void norm_rows(const void *of, int64_t first, int64_t last) {
+    const Norm *p = of;
+    for (int64_t row = first; row < last; row++)
+        slipstream_norm_row(p->x + row * p->x_row, p->weight, p->y + row * p->dim, p->dim,
+                            p->epsilon);
 }
 
 /* y = weight * (x / sqrt(mean(x^2) + epsilon)) by row; x and y [rows, dim]. */
 void slipstream_rms_norm(const float *x, int64_t x_row, const float *weight, float *y,
                          int64_t rows, int64_t dim, float epsilon) {
-#pragma omp parallel for schedule(static) if (rows * dim > 65536)
-    for (int64_t row = 0; row < rows; row++)
-        slipstream_norm_row(x + row * x_row, weight, y + row * dim, dim, epsilon);
+    by_row(norm_rows, &(Norm){x, weight, y, x_row, dim, epsilon}, rows, dim);
 }
 
 /* Of one row, by whoever calls. */
@@ -205,12 +257,23 @@ void slipstream_norm_row(const float *in, const float *weight, float *out, int64
     for (i = 0; i < dim; i++) out[i] = weight[i] * (in[i] * scale);
 }
 
+typedef struct {
+    const float *gate, *up;
+    float *y;
+    int64_t gate_row, up_row, dim;
+} SiluMul;
+
+static void silu_mul_rows(const void *of, int64_t first, int64_t last) {
+    const SiluMul *p = of;
+    for (int64_t row = first; row < last; row++)
+        slipstream_silu_mul_row(p->gate + row * p->gate_row, p->up + row * p->up_row,
+                                p->y + row * p->dim, p->dim);
+}
+
 /* y = silu(gate) * up by row; [rows, dim]. */
 void slipstream_silu_mul(const float *gate, int64_t gate_row, const float *up, int64_t up_row,
                          float *y, int64_t rows, int64_t dim) {
-#pragma omp parallel for schedule(static) if (rows * dim > 16384)
-    for (int64_t row = 0; row < rows; row++)
-        slipstream_silu_mul_row(gate + row * gate_row, up + row * up_row, y + row * dim, dim);
+    by_row(silu_mul_rows, &(SiluMul){gate, up, y, gate_row, up_row, dim}, rows, dim);
 }
 
 /* Of one row, by whoever calls. */
@@ -218,14 +281,26 @@ void slipstream_silu_mul_row(const float *g, const float *u, float *out, int64_t
     for (int64_t i = 0; i < dim; i++) out[i] = g[i] / (1.0f + exp_(-g[i])) * u[i];
 }
 
+typedef struct {
+    const float *x, *cosines, *sines;
+    float *y;
+    int64_t x_token, x_head, heads, dim;
+} Rotate;
+
+static void rotate_tokens(const void *of, int64_t first, int64_t last) {
+    const Rotate *p = of;
+    for (int64_t t = first; t < last; t++)
+        slipstream_rotate_token(p->x + t * p->x_token, p->x_head, p->cosines + t * p->dim,
+                                p->sines + t * p->dim, p->y + t * p->heads * p->dim, p->heads,
+                                p->dim);
+}
+
 /* Rotary positions, halves rotated (GPT-NeoX's way): x [tokens, heads, dim] by strides, cosines
  * and sines [tokens, dim], y [tokens, heads, dim]. */
 void slipstream_rotate(const float *x, int64_t x_token, int64_t x_head, const float *cosines,
                        const float *sines, float *y, int64_t tokens, int64_t heads, int64_t dim) {
-#pragma omp parallel for schedule(static) if (tokens * heads * dim > 65536)
-    for (int64_t t = 0; t < tokens; t++)
-        slipstream_rotate_token(x + t * x_token, x_head, cosines + t * dim, sines + t * dim,
-                                y + t * heads * dim, heads, dim);
+    by_row(rotate_tokens, &(Rotate){x, cosines, sines, y, x_token, x_head, heads, dim}, tokens,
+           heads * dim);
 }
 
 /* Of one token, by whoever calls. */

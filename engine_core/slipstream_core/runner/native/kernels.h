@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#include "team.h"
+
 /* Attention of decode rows over the paged cache. */
 typedef struct {
     const float *key, *value; /* [tokens, kv_heads, dim]: the step's own, to be stored first */
@@ -36,12 +38,23 @@ typedef struct {
     int64_t y_row, rows, n, k;
 } Product;
 
-void slipstream_attend_together(const Decode *p);
-void slipstream_product_together(const Product *p);
+/* Stages of a job (team.h): storing, then attending; a product's one. */
+Stage slipstream_attend_stage(const Decode *p, int64_t part, int64_t after);
+void slipstream_attend_work(const Decode *p, int64_t part, int64_t first, int64_t last);
+Stage slipstream_product_stage(const Product *p, int64_t after);
+void slipstream_product_work(const Product *p, int64_t first, int64_t last);
+
 void slipstream_norm_row(const float *in, const float *weight, float *out, int64_t dim,
                          float epsilon);
 void slipstream_silu_mul_row(const float *g, const float *u, float *out, int64_t dim);
 void slipstream_rotate_token(const float *x, int64_t x_head, const float *c, const float *s,
                              float *y, int64_t heads, int64_t dim);
+
+#define ROW_CHUNK 16384 /* numbers that an operation by row takes some microseconds for */
+
+/* Rows of `numbers` each, to be claimed at once. */
+static inline int64_t slipstream_row_chunk(int64_t numbers) {
+    return numbers < ROW_CHUNK ? ROW_CHUNK / (numbers + 1) + 1 : 1;
+}
 
 #endif

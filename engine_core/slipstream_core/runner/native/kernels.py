@@ -4,9 +4,10 @@ Owns the translation from tensors to pointers and strides. Knows no model and no
 
 Rules:
 - Tensors are float32 on the CPU; a last dimension with a stride other than 1 is made dense first.
-- Small kernels keep the GIL: giving it up costs more than they take. Attention and large products
-  give it up.
-- They run in torch's team: as many threads as torch.set_num_threads has said in this thread.
+- Small kernels keep the GIL: giving it up costs more than they take. Attention and whatever is
+  large enough for a team give it up.
+- They run in a team of their own (team.c), of as many threads as `set_threads` has said in the
+  thread that calls.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+from typing import Any
 
 import torch
 
@@ -24,7 +26,8 @@ logger = logging.getLogger(__name__)
 _Pointer, _Int, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 _LINE = 16  # floats
-_LARGE = 1 << 20  # multiplications, about 0.1 ms of a single row's, 0.02 ms of many rows'
+_LARGE = 1 << 18  # multiplications, some 20 µs
+_CHUNK = 1 << 14  # numbers of an operation by row; kernels.h's ROW_CHUNK
 
 
 class Decode(ctypes.Structure):
@@ -88,48 +91,49 @@ class Kernels:
         self.attend.argtypes, self.attend.restype = (_Pointer,), None
         self.run = releasing.slipstream_run
         self.run.argtypes, self.run.restype = (_Pointer,), None
-        self._rms_norm = holding.slipstream_rms_norm
-        self._rms_norm.argtypes = (_Pointer, _Int, _Pointer, _Pointer, _Int, _Int, _Float)
-        self._silu_mul = holding.slipstream_silu_mul
-        self._silu_mul.argtypes = (_Pointer, _Int, _Pointer, _Int, _Pointer, _Int, _Int)
-        self._rotate = holding.slipstream_rotate
-        self._rotate.argtypes = (
-            _Pointer,
-            _Int,
-            _Int,
-            _Pointer,
-            _Pointer,
-            _Pointer,
-            _Int,
-            _Int,
-            _Int,
+        self._set_threads = holding.slipstream_set_threads
+        self._set_threads.argtypes, self._set_threads.restype = (_Int,), None
+        self._present = holding.slipstream_present
+        self._present.argtypes, self._present.restype = (), _Int
+        self._rms_norm = _both(
+            holding.slipstream_rms_norm,
+            releasing.slipstream_rms_norm,
+            (_Pointer, _Int, _Pointer, _Pointer, _Int, _Int, _Float),
+        )
+        self._silu_mul = _both(
+            holding.slipstream_silu_mul,
+            releasing.slipstream_silu_mul,
+            (_Pointer, _Int, _Pointer, _Int, _Pointer, _Int, _Int),
+        )
+        self._rotate = _both(
+            holding.slipstream_rotate,
+            releasing.slipstream_rotate,
+            (_Pointer, _Int, _Int, _Pointer, _Pointer, _Pointer, _Int, _Int, _Int),
+        )
+        self._product = _both(
+            holding.slipstream_product_alone, releasing.slipstream_product, (_Pointer,)
         )
         self._pack = releasing.slipstream_pack
         self._pack.argtypes = (_Pointer, _Int, _Int, _Int, _Int, _Pointer)
-        self._product, self._large_product = (
-            holding.slipstream_product,
-            releasing.slipstream_product,
-        )
-        for function in (self._product, self._large_product):
-            function.argtypes = (_Pointer,)
         holding.slipstream_panel.restype = _Int
         self._panel: int = holding.slipstream_panel()
-        for function in (
-            self._rms_norm,
-            self._silu_mul,
-            self._rotate,
-            self._pack,
-            self._product,
-            self._large_product,
-        ):
-            function.restype = None
+        self._pack.restype = None
+
+    def set_threads(self, count: int) -> None:
+        """How many threads this thread's calls may have, itself one of them; 1 until it is said."""
+        self._set_threads(count)
+
+    def present(self) -> int:
+        """… and how many of them do not stay away, because other processes have their cores."""
+        count: int = self._present()
+        return count
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         """weight * x / sqrt(mean(x²) + epsilon) over the last dimension; weight is dense."""
         x = dense(x)
         output = torch.empty_like(x)
         dim = x.shape[-1]
-        self._rms_norm(
+        self._rms_norm[x.numel() > _CHUNK](
             x.data_ptr(),
             dim,
             weight.data_ptr(),
@@ -145,7 +149,7 @@ class Kernels:
         gate, up = dense_rows(gate), dense_rows(up)
         _, rows, dim = gate.shape
         output = gate.new_empty(1, rows, dim)
-        self._silu_mul(
+        self._silu_mul[gate.numel() > _CHUNK](
             gate.data_ptr(),
             gate.stride(1),
             up.data_ptr(),
@@ -161,7 +165,7 @@ class Kernels:
         x, cosines, sines = dense_rows(x), dense(cosines), dense(sines)
         tokens, heads, dim = x.shape
         output = x.new_empty(tokens, heads, dim)
-        self._rotate(
+        self._rotate[x.numel() > _CHUNK](
             x.data_ptr(),
             x.stride(0),
             x.stride(1),
@@ -205,8 +209,15 @@ class Kernels:
             k=num_inputs,
         )
         is_large = rows * num_outputs * num_inputs > _LARGE
-        (self._large_product if is_large else self._product)(ctypes.addressof(call))
+        self._product[is_large](ctypes.addressof(call))
         return y
+
+
+def _both(holding: Any, releasing: Any, argtypes: tuple[Any, ...]) -> tuple[Any, Any]:
+    """A function that keeps the GIL, and one that gives it up."""
+    for function in (holding, releasing):
+        function.argtypes, function.restype = argtypes, None
+    return holding, releasing
 
 
 def dense(x: torch.Tensor) -> torch.Tensor:

@@ -67,7 +67,7 @@ class Operation:
 
     @property
     def by_row(self) -> bool:
-        """Whether each row is computed from that row alone, always by the same thread."""
+        """Whether each row is computed from that row alone."""
         return self.kind not in (PRODUCT, ATTEND)
 
 
@@ -180,19 +180,9 @@ def _of(operation: Operation, together: bool) -> _Operation:
 
 
 def _together(operations: Sequence[Operation]) -> list[bool]:
-    """Whether the operation behind each one may begin before that one is done."""
-    touched: set[int] = set()  # since the last barrier, by operations that have none of their own
-    answers = []
-    for each, after in zip(operations, [*operations[1:], None], strict=True):
-        if not each.by_row:  # it ends with a barrier
-            touched = set()
-            answers.append(False)
-            continue
-        touched |= {*each.read, each.out.buffer}
-        is_free = after is not None and (
-            after.by_row or not touched & {*after.read, after.out.buffer}
-        )
-        answers.append(is_free)
-        if not is_free:
-            touched = set()
-    return answers
+    """Whether an operation and the one behind it are both by row: each row goes through both."""
+    behind = [*operations[1:], None]
+    return [
+        each.by_row and after is not None and after.by_row
+        for each, after in zip(operations, behind, strict=True)
+    ]

@@ -9,8 +9,6 @@
  * Rules:
  * - Each output is one sum in the order of k, whatever rows are beside it and however many threads
  *   work: a row's result does not depend on its batch.
- * - Panels are shared out as threads come for them: one that has lost its core to another process
- *   holds up a few panels, not half of them.
  */
 
 #include "kernels.h"
@@ -28,21 +26,40 @@
 #define BLOCK 96      /* rows of x that a panel is taken through at once: they stay in L2 */
 #define FEW 4         /* rows that take each panel once, from memory */
 #define AHEAD 2048    /* floats of a panel that are asked for while one is read only once */
-#define PARALLEL 32768 /* products that are worth a second thread */
+#define CHUNK_NS 6000 /* a chunk of panels, about: by arithmetic or by what is read of memory, */
+#define PER_NS 40     /* multiplications … */
+#define BYTES_PER_NS 15
 
 int64_t slipstream_panel(void) { return PANEL; }
+
+typedef struct {
+    const float *weight;
+    int64_t row, column, n, k;
+    float *packed;
+} Pack;
+
+static Stage pack_stage(const void *of, int64_t index) {
+    const Pack *p = of;
+    int64_t panels = (p->n + PANEL - 1) / PANEL;
+    return index ? NO_STAGE : (Stage){panels, slipstream_row_chunk(p->k * PANEL), 1};
+}
+
+static void pack_panels(const void *of, int64_t index, int64_t first, int64_t last) {
+    const Pack *p = of;
+    (void)index;
+    for (int64_t panel = first; panel < last; panel++)
+        for (int64_t j = 0; j < p->k; j++)
+            for (int64_t i = 0; i < PANEL; i++) {
+                int64_t output = panel * PANEL + i;
+                p->packed[(panel * p->k + j) * PANEL + i] =
+                    output < p->n ? p->weight[output * p->row + j * p->column] : 0.0f;
+            }
+}
 
 /* weight[i * row + j * column] is that of output i and input j. */
 void slipstream_pack(const float *weight, int64_t row, int64_t column, int64_t n, int64_t k,
                      float *packed) {
-#pragma omp parallel for schedule(static)
-    for (int64_t panel = 0; panel < (n + PANEL - 1) / PANEL; panel++)
-        for (int64_t j = 0; j < k; j++)
-            for (int64_t i = 0; i < PANEL; i++) {
-                int64_t output = panel * PANEL + i;
-                packed[(panel * k + j) * PANEL + i] =
-                    output < n ? weight[output * row + j * column] : 0.0f;
-            }
+    slipstream_do(&(Job){pack_stage, pack_panels, &(Pack){weight, row, column, n, k, packed}});
 }
 
 /* sums[m][p] += x[m] times `depth` inputs of panel p, for M rows and P panels `apart` floats
@@ -154,30 +171,61 @@ static void few_rows(const Product *p, int64_t panel, int64_t count) {
     end(p, panel, count, 0, p->rows, sums);
 }
 
-/* To be called by all of a team, or by one alone. */
-void slipstream_product_together(const Product *p) {
-    int64_t panels = (p->n + PANEL - 1) / PANEL;
+/* How a product is cut into items: a few rows take `at_once` panels each, the rest singly; many
+ * rows go through one panel in blocks. */
+typedef struct {
+    int64_t panels, at_once, whole, each, items, chunk;
+} Cut;
+
+static Cut cut(const Product *p) {
+    Cut c = {(p->n + PANEL - 1) / PANEL, 1, 0, p->rows, 0, 0};
+    int64_t blocks = 1;
     if (p->rows <= FEW) {
-        int64_t at_once = p->rows == 1 ? 4 : p->rows == 4 ? 1 : 2;
-        int64_t whole = panels / at_once, rest = panels % at_once, chunk = 1 + whole / 32;
-#pragma omp for schedule(dynamic, chunk)
-        for (int64_t item = 0; item < whole + rest; item++)
-            if (item < whole)
-                few_rows(p, item * at_once, at_once);
-            else
-                few_rows(p, whole * at_once + item - whole, 1);
-        return;
+        c.at_once = p->rows == 1 ? 4 : p->rows == 4 ? 1 : 2;
+        c.whole = c.panels / c.at_once;
+        c.items = c.whole + c.panels % c.at_once;
+    } else {
+        blocks = (p->rows + BLOCK - 1) / BLOCK;
+        c.each = (p->rows + blocks - 1) / blocks;
+        c.items = blocks * c.panels;
     }
-    int64_t blocks = (p->rows + BLOCK - 1) / BLOCK, each = (p->rows + blocks - 1) / blocks;
-    int64_t chunk = 1 + panels / 64;
-#pragma omp for schedule(dynamic, chunk)
-    for (int64_t item = 0; item < blocks * panels; item++) {
-        int64_t first = item / panels * each, left = p->rows - first;
-        if (left > 0) many_rows(p, item % panels, first, left < each ? left : each);
-    }
+    int64_t sums = c.at_once * PANEL * p->k, computed = c.each * sums / PER_NS;
+    int64_t read = sums * (int64_t)sizeof(float) / BYTES_PER_NS;
+    c.chunk = CHUNK_NS / (1 + (computed > read ? computed : read)) + 1;
+    return c;
+}
+
+Stage slipstream_product_stage(const Product *p, int64_t after) {
+    Cut c = cut(p);
+    return (Stage){c.items, c.chunk, after};
+}
+
+void slipstream_product_work(const Product *p, int64_t first, int64_t last) {
+    Cut c = cut(p);
+    for (int64_t item = first; item < last; item++)
+        if (p->rows > FEW) {
+            int64_t row = item / c.panels * c.each, left = p->rows - row;
+            if (left > 0) many_rows(p, item % c.panels, row, left < c.each ? left : c.each);
+        } else if (item < c.whole)
+            few_rows(p, item * c.at_once, c.at_once);
+        else
+            few_rows(p, c.whole * c.at_once + item - c.whole, 1);
+}
+
+static Stage product_stage(const void *of, int64_t index) {
+    return index ? NO_STAGE : slipstream_product_stage(of, 1);
+}
+
+static void product_work(const void *of, int64_t index, int64_t first, int64_t last) {
+    (void)index;
+    slipstream_product_work(of, first, last);
 }
 
 void slipstream_product(const Product *p) {
-#pragma omp parallel if (p->rows * p->n * p->k > PARALLEL)
-    slipstream_product_together(p);
+    slipstream_do(&(Job){product_stage, product_work, p});
+}
+
+/* For callers that hold a lock, and must not wait for anybody. */
+void slipstream_product_alone(const Product *p) {
+    slipstream_do_alone(&(Job){product_stage, product_work, p});
 }

@@ -4,8 +4,8 @@
  * one by one, the calls, and waking and gathering the team for each, cost more than they do.
  *
  * Every value is a part of a buffer [rows, width]: a pointer to its first row's first number, and
- * the buffer's width as the distance between rows. Operations that do not hang on one another are
- * not separated by a barrier (`together`: the next one may begin before this one is done).
+ * the buffer's width as the distance between rows. Operations by row that follow one another are
+ * done row by row (`together`: the next one is such a one too).
  */
 
 #include "kernels.h"
@@ -35,67 +35,90 @@ typedef struct {
     const Decode *decode; /* slots, tables, lengths: what is the same for all layers */
 } Run;
 
-static void run(const Run *r) {
-    int64_t rows = r->rows;
-    for (const Operation *o = r->operations; o < r->operations + r->count; o++) {
 #define AT(part) (r->buffers[o->part.buffer] + o->part.at)
 #define ROW(part) (o->part.buffer < 0 ? 0 : r->widths[o->part.buffer])
-        float *out = AT(out);
-        int64_t out_row = ROW(out);
-        switch (o->kind) {
-        case NORM:
-#pragma omp for schedule(static) nowait
-            for (int64_t t = 0; t < rows; t++)
-                for (int64_t h = 0; h < o->heads; h++)
-                    slipstream_norm_row(AT(a) + t * ROW(a) + h * o->n, o->weight,
-                                        out + t * out_row + h * o->n, o->n, o->number);
-            break;
-        case ROTATE:
-#pragma omp for schedule(static) nowait
-            for (int64_t t = 0; t < rows; t++)
-                slipstream_rotate_token(AT(a) + t * ROW(a), o->n, AT(b) + t * ROW(b),
-                                        AT(c) + t * ROW(c), out + t * out_row, o->heads, o->n);
-            break;
-        case ADD:
-#pragma omp for schedule(static) nowait
-            for (int64_t t = 0; t < rows; t++) {
-                const float *a = AT(a) + t * ROW(a), *b = AT(b) + t * ROW(b);
-                for (int64_t i = 0; i < o->n; i++) out[t * out_row + i] = a[i] + b[i];
-            }
-            break;
-        case SILU_MUL:
-#pragma omp for schedule(static) nowait
-            for (int64_t t = 0; t < rows; t++)
-                slipstream_silu_mul_row(AT(a) + t * ROW(a), AT(b) + t * ROW(b),
-                                        out + t * out_row, o->n);
-            break;
-        case PRODUCT: {
-            Product p = {AT(a), ROW(a), o->weight, o->bias, o->c.buffer < 0 ? 0 : AT(c), ROW(c),
-                         out, out_row, rows, o->n, o->k};
-            slipstream_product_together(&p);
-            continue; /* it ends with a barrier */
-        }
-        case ATTEND: {
-            Decode d = *r->decode;
-            d.query = AT(a), d.query_row = ROW(a), d.query_head = o->key_dim;
-            d.key = AT(b), d.key_token = ROW(b), d.key_head = o->key_dim;
-            d.value = AT(c), d.value_token = ROW(c), d.value_head = o->value_dim;
-            d.keys = r->caches[2 * o->layer], d.values = r->caches[2 * o->layer + 1];
-            d.output = out, d.sinks = 0;
-            d.heads = o->heads, d.kv_heads = o->kv_heads;
-            d.key_dim = o->key_dim, d.value_dim = o->value_dim;
-            d.window = o->window, d.scale = o->number, d.softcap = o->softcap;
-            slipstream_attend_together(&d);
-            continue;
-        }
-        }
-        if (!o->together) {
-#pragma omp barrier
-        }
+
+static Product product_of(const Run *r, const Operation *o) {
+    return (Product){AT(a), ROW(a), o->weight, o->bias, o->c.buffer < 0 ? 0 : AT(c), ROW(c),
+                     AT(out), ROW(out), r->rows, o->n, o->k};
+}
+
+static Decode decode_of(const Run *r, const Operation *o) {
+    Decode d = *r->decode;
+    d.query = AT(a), d.query_row = ROW(a), d.query_head = o->key_dim;
+    d.key = AT(b), d.key_token = ROW(b), d.key_head = o->key_dim;
+    d.value = AT(c), d.value_token = ROW(c), d.value_head = o->value_dim;
+    d.keys = r->caches[2 * o->layer], d.values = r->caches[2 * o->layer + 1];
+    d.output = AT(out), d.sinks = 0;
+    d.heads = o->heads, d.kv_heads = o->kv_heads;
+    d.key_dim = o->key_dim, d.value_dim = o->value_dim;
+    d.window = o->window, d.scale = o->number, d.softcap = o->softcap;
+    return d;
+}
+
+/* An operation by row, of row t. */
+static void of_row(const Run *r, const Operation *o, int64_t t) {
+    const float *a = AT(a) + t * ROW(a);
+    float *out = AT(out) + t * ROW(out);
+    switch (o->kind) {
+    case NORM:
+        for (int64_t h = 0; h < o->heads; h++)
+            slipstream_norm_row(a + h * o->n, o->weight, out + h * o->n, o->n, o->number);
+        break;
+    case ROTATE:
+        slipstream_rotate_token(a, o->n, AT(b) + t * ROW(b), AT(c) + t * ROW(c), out, o->heads,
+                                o->n);
+        break;
+    case ADD: {
+        const float *b = AT(b) + t * ROW(b);
+        for (int64_t i = 0; i < o->n; i++) out[i] = a[i] + b[i];
+        break;
+    }
+    case SILU_MUL:
+        slipstream_silu_mul_row(a, AT(b) + t * ROW(b), out, o->n);
+        break;
     }
 }
 
-void slipstream_run(const Run *r) {
-#pragma omp parallel
-    run(r);
+/* A stage's index is its operation's, twice, and 1 more for what attention does second. Operations
+ * by row that follow one another are one stage: each row goes through all of them. */
+static int64_t chain_end(const Run *r, int64_t at) {
+    while (r->operations[at].together) at++;
+    return at + 1;
 }
+
+static Stage stage(const void *of, int64_t index) {
+    const Run *r = of;
+    int64_t at = index / 2;
+    if (at == r->count) return NO_STAGE;
+    const Operation *o = r->operations + at;
+    if (o->kind == PRODUCT) {
+        Product p = product_of(r, o);
+        return slipstream_product_stage(&p, index + 2);
+    }
+    if (o->kind == ATTEND) {
+        Decode d = decode_of(r, o);
+        return slipstream_attend_stage(&d, index % 2, index + 1);
+    }
+    int64_t end = chain_end(r, at), numbers = 0;
+    for (; o < r->operations + end; o++) numbers += o->n * (o->heads ? o->heads : 1);
+    return (Stage){r->rows, slipstream_row_chunk(numbers), 2 * end};
+}
+
+static void work(const void *of, int64_t index, int64_t first, int64_t last) {
+    const Run *r = of;
+    const Operation *o = r->operations + index / 2;
+    if (o->kind == PRODUCT) {
+        Product p = product_of(r, o);
+        slipstream_product_work(&p, first, last);
+    } else if (o->kind == ATTEND) {
+        Decode d = decode_of(r, o);
+        slipstream_attend_work(&d, index % 2, first, last);
+    } else {
+        const Operation *end = r->operations + chain_end(r, index / 2);
+        for (int64_t t = first; t < last; t++)
+            for (const Operation *each = o; each < end; each++) of_row(r, each, t);
+    }
+}
+
+void slipstream_run(const Run *r) { slipstream_do(&(Job){stage, work, r}); }

@@ -1,0 +1,1 @@
+"""`slipstream bench beside`: what a CPU engine keeps of its speed beside other processes."""

@@ -1,0 +1,66 @@
+"""A small disk of its own for a stack's folders, which can be filled.
+
+Owns: a tmpfs under a folder, and the file that fills it. Does not know: what lies there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+_SIZE = "64m"
+_BLOCK = bytes(2**16)
+
+
+class Volume:
+    """Runtime folder and cache of a stack, on a disk of 64 MiB."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runtime_dir = folder / "run"
+        self.cache = folder / "cache"
+        self.runtime_dir.mkdir(mode=0o700)
+        self.cache.mkdir(mode=0o700)
+        self._filler = folder / "filler"
+
+    def fill(self) -> None:
+        """Leave no room."""
+        with self._filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(_BLOCK)
+
+    def empty(self) -> None:
+        """Give the room back. Idempotent."""
+        self._filler.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def mounted(folder: Path) -> Iterator[Volume | str]:
+    """Inside there is such a disk at `folder`, and XDG_CACHE_HOME names its cache; where mounting
+    is not allowed, the reason instead.
+    """
+    folder.mkdir()
+    options = f"size={_SIZE},mode=700"
+    command = ["mount", "-t", "tmpfs", "-o", options, "slipstream-chaos", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        refusal = done.stderr.strip() if done.returncode else ""
+    except OSError as error:
+        refusal = str(error)
+    if refusal:
+        yield refusal
+        return
+    before = os.environ.get("XDG_CACHE_HOME")
+    try:
+        volume = Volume(folder)
+        os.environ["XDG_CACHE_HOME"] = str(volume.cache)
+        yield volume
+    finally:
+        if before is None:
+            os.environ.pop("XDG_CACHE_HOME", None)
+        else:
+            os.environ["XDG_CACHE_HOME"] = before
+        command = ["umount", "--lazy", str(folder)]
+        subprocess.run(command, check=False)

@@ -1,0 +1,27 @@
+/* Work in stages, shared out among a team of threads. */
+
+#ifndef SLIPSTREAM_TEAM_H
+#define SLIPSTREAM_TEAM_H
+
+#include <stdint.h>
+
+typedef struct {
+    int64_t items; /* computed independently of one another, in any order */
+    int64_t chunk; /* that are claimed at once: some microseconds' worth */
+    int64_t after; /* the next stage's index; it begins when all items of this one are done */
+} Stage;
+
+#define NO_STAGE ((Stage){-1, 0, 0})
+
+typedef struct {
+    Stage (*stage)(const void *of, int64_t index); /* from 0 on; NO_STAGE when the job is done */
+    void (*work)(const void *of, int64_t index, int64_t first, int64_t last);
+    const void *of;
+} Job;
+
+void slipstream_do(const Job *job);
+void slipstream_do_alone(const Job *job);
+void slipstream_set_threads(int64_t count);
+int64_t slipstream_present(void);
+
+#endif

@@ -1,0 +1,86 @@
+"""What many requests of one client cost the others: a turn, whoever dies in between."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize("dies", ["nobody", "worker", "core", "both"])
+def test_one_tenants_queue_is_not_everybodys(make_stack, dies) -> None:
+    stack = make_stack(max_num_seqs=4, grace_s=60)
+    many, one = stack.client(), stack.client()
+    flood = [many.submit(f"number {n}", max_tokens=8) for n in range(200)]
+    stack.until(lambda: all(it.accepted for it in flood))
+    if dies in ("worker", "both"):
+        stack.kill_worker()
+    if dies in ("core", "both"):
+        stack.kill_core()
+        stack.start_core()
+    if dies in ("worker", "both"):
+        stack.start_worker()
+    stack.until(lambda: many.hop.is_attached and one.hop.is_attached)
+    stack.until(lambda: stack.core.scheduler.num_running == 4)
+    num_before = sum(it.is_over for it in flood)
+    it = one.submit("just this", max_tokens=8)
+    stack.until(lambda: it.is_over)
+    # those that ran already, one that goes first, and what ends while messages are under way
+    assert sum(it.is_over for it in flood) - num_before < 60
+    stack.until(lambda: all(it.is_over for it in flood))
+    assert {it.end.reason for it in flood} == {"length"}
+
+
+def test_whom_a_stream_is_for_outlives_everybody(make_stack) -> None:
+    stack = make_stack()
+    client, other = stack.client(), stack.client()
+    mine = [client.submit(f"number {n}", max_tokens=300) for n in range(2)]
+    its = other.submit("other", max_tokens=300)
+    stack.until(lambda: its.accepted and all(it.accepted for it in mine))
+
+    def tenants() -> list[bytes]:
+        return sorted(stack.core.scheduler._requests.tenants.values())
+
+    expected = tenants()
+    assert len(set(expected)) == 2
+    stack.kill_core()
+    stack.start_core()
+    stack.until(lambda: tenants() == expected)
+    stack.kill_worker()
+    stack.start_worker()
+    stack.until(lambda: len(stack.worker.lives.streams) == 3)
+    found = sorted(it.registration.tenant for it in stack.worker.lives.streams.all())
+    assert found == expected
+
+
+def test_a_client_that_lives_and_acknowledges_nothing_is_dismissed(make_stack) -> None:
+    stack = make_stack(client_timeout_s=5.0, grace_s=20.0)
+    bad, good = stack.client(), stack.client()
+    stack.until(lambda: bad.hop.is_attached)
+    link = bad.hop._link
+    control, numbered = link.control_header, link.next_header
+    link.control_header = lambda: control()._replace(ack=0)
+    link.next_header = lambda: numbered()._replace(ack=0)
+    streams = [bad.submit(f"number {n}", max_tokens=400) for n in range(4)]
+    own = good.submit("just this", max_tokens=400)
+    stack.until(lambda: own.is_over)
+    (session,) = [
+        each for each in stack.worker._front.sessions if each.identity == bad.hop._identity
+    ]
+    assert session.link.num_unacked
+    assert len(stack.worker.lives.streams) == 5
+    for _ in range(20):  # it answers each ping
+        stack.pass_time(1.0)
+        for _ in range(3):
+            stack.step()
+    assert session.is_open
+    assert bad.hop.epoch == link.epoch
+    stack.pass_time(10.0)
+    with pytest.raises(AssertionError, match="nothing was acknowledged for 30 s"):
+        stack.until(lambda: False)  # who speaks by hand is not prepared for a Refusal
+    bad.is_reading = False
+    assert not session.is_open
+    assert session.link.num_unacked == 0  # nothing is kept of what was under way
+    assert not stack.worker.lives.num_running
+    later = good.submit("and this", max_tokens=20)
+    stack.until(lambda: later.is_over)
+    assert later.end.reason == "length"
+    stack.until(lambda: not any(stack.worker.lives.streams.get(it.stream_id) for it in streams))
