@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from slipstream_core.runner.most_likely import most_likely
 from slipstream_core.runner.step_buffers import Copies, Field, Layout, Mark
 from slipstream_ipc.wide_logprobs import Candidates, joined
 
@@ -96,7 +97,7 @@ def _columns(
     ranks = (logits > own).sum(-1) + 1
     values, ids = own, token_ids[:, None]
     if num:
-        top_values, top_ids = logits.topk(num, dim=-1)
+        top_values, top_ids = most_likely(logits, num)
         values, ids = torch.cat([own, top_values], 1), torch.cat([ids, top_ids], 1)
     return values - logits.logsumexp(-1, keepdim=True), ids, ranks
 

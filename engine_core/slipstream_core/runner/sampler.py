@@ -9,6 +9,7 @@ Rules:
   applied before; masked ids and what a grammar forbids to -inf; temperature; top-k; top-p on
   what top-k leaves, renormalised; min-p relative to the most likely token.
 - Temperature 0 is greedy, also in a batch with others.
+- Equal logits are ordered by id (`most_likely`).
 - A row's token depends on its own logits, parameters, seed and position alone. So every path
   draws from noise stream 0 first, and a row that others drag along a longer path (a row without
   truncation in a batch with some) still gets the token that it gets alone.
@@ -29,6 +30,7 @@ import numpy.typing as npt
 import torch
 
 from slipstream_core.runner.grammar_masks import apply_masks
+from slipstream_core.runner.most_likely import most_likely
 from slipstream_core.runner.noise import exponential, row_keys
 from slipstream_core.runner.plan import Bools, Float32s, Int32s, Int64s, StepPlan
 from slipstream_core.runner.upload import to_device
@@ -118,7 +120,7 @@ def logprob_columns(
     ranks = (logits > sampled).sum(-1) + 1
     values, ids = sampled, token_ids[:, None]
     if num > 0:
-        top_values, top_ids = logits.topk(num, dim=-1)
+        top_values, top_ids = most_likely(logits, num)
         values, ids = torch.cat([sampled, top_values], 1), torch.cat([ids, top_ids], 1)
     return values - logits.logsumexp(-1, keepdim=True), ids, ranks
 
@@ -225,7 +227,7 @@ def draw_candidates(limits: Limits, keys: torch.Tensor) -> tuple[torch.Tensor, t
     `keys` int32 [2, S]; the tokens are int64 [S].
     """
     width = min(NUM_CANDIDATES, limits.scaled.shape[1])
-    values, ids = limits.scaled.topk(width, dim=-1)
+    values, ids = most_likely(limits.scaled, width)
     probs = (values - limits.log_total).exp_()
     bounded = (limits.top_ks > 0) & (limits.top_ks <= width)
     ranks = torch.arange(width, device=values.device)
