@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream_core.runner import threads
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner import load, threads
 from slipstream_core.runner.threads import TeamSize, Threads, cgroup_quota, num_cores
 
 
@@ -111,3 +112,26 @@ def test_torch_has_one_thread_where_kernels_do_the_work() -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "10000"),
+        ({"GOMP_SPINCOUNT": "7"}, "7"),
+        ({"OMP_WAIT_POLICY": "active"}, None),
+    ],
+)
+def test_torch_is_imported_with_little_spinning_unless_it_is_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], expected: str | None
+) -> None:
+    at_import = []
+    environment = dict(given)
+    monkeypatch.setattr(load.os, "environ", environment)
+    monkeypatch.setattr(
+        load.importlib,
+        "import_module",
+        lambda _: at_import.append(environment.get("GOMP_SPINCOUNT")),
+    )
+    load.import_runner(CoreConfig(model="m", address="none"))
+    assert at_import == [expected]

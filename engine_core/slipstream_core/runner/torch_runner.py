@@ -291,10 +291,12 @@ class TorchRunner:
         The StepResult; on a card all of that is enqueued, and a Pending of it is given back.
         """
         graphs = self._graphs if self._graphs is not None and self._graphs.takes(plan) else None
-        is_list = self._is_recorded and plan.num_decodes == len(plan.kv_lens)
-        self._threads.begin_forward(is_list=is_list)
+        if self._device.type == "cpu":
+            is_list = self._is_recorded and plan.num_decodes == len(plan.kv_lens)
+            self._threads.begin_forward(is_list=is_list)
         logits = self._forward(plan) if graphs is None else graphs.forward(plan)
-        self._threads.end_forward()
+        if self._device.type == "cpu":
+            self._threads.end_forward()
         prompt: Prompts = ()
         if plan.prompt is not None:
             num = len(logits) - len(plan.prompt.tokens)
