@@ -49,6 +49,7 @@ from slipstream_worker.registration import (
     check_answer,
     open_output,
     register,
+    tenant_of,
 )
 from slipstream_worker.streams import Position, Stage, Stream
 
@@ -172,8 +173,9 @@ class FromClients:
             self._reject(session, submit.handle, error.fault)
             return
         render = _render_of(submit, submission.bad_words, card)
+        tenant = tenant_of(submit, session.identity)
         if render is not None and not submit.was_accepted:
-            why = lives.renderings.why_full(render)
+            why = lives.renderings.why_full(render, tenant)
             if why:
                 self._reject(session, submit.handle, Fault("overloaded", why))
                 return
@@ -187,7 +189,7 @@ class FromClients:
             self._set_out(stream, Rendered(0), card)
         else:
             stream.submit = structs.replace(submit, text=None, messages=())  # `render` has them
-            lives.renderings.ask(stream, render)
+            lives.renderings.ask(stream, render, tenant)
 
     def _submit_again(
         self, session: Session[Receipt], submit: Submit, known: Stream, known_as: bytes

@@ -88,6 +88,11 @@ def answers_of(submit: Submit) -> Iterator[Submit]:
         )
 
 
+def tenant_of(submit: Submit, client: bytes) -> bytes:
+    """For whom a client asks: for itself, unless it says otherwise."""
+    return submit.tenant or client
+
+
 def check_answer(answer: Submit) -> None:
     """BadRequest for what is wrong with one of the answers that a Submit asks for."""
     if len(answer.stream_id) != _STREAM_ID_BYTES:
@@ -165,7 +170,7 @@ def register(
         priority=submit.priority,
         label=submit.label,
         owner=client,
-        tenant=submit.tenant or client,
+        tenant=tenant_of(submit, client),
         handle=submit.handle,
         fingerprint=known_as,
         output_ids=submit.output_ids,

@@ -6,12 +6,15 @@ Rules:
 - Streams with the same prompt, as the `n` answers of a request have, wait for one rendering of it.
 - Long prompts (see `long_prompts`) and short ones are bounded each by themselves: nobody's short
   one is turned away for the sake of somebody's long ones.
+- A tenant may have as much as is left to all others, of twice what one alone may have: its prompts
+  turn away its own. A prompt that several share is that of the tenant which asked for it first.
 - What no stream waits for any more is withdrawn, and gives its place back at once. What is being
   rendered by then keeps it until that is done: work that goes on counts.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from slipstream_ipc.messages import Render
@@ -19,14 +22,26 @@ from slipstream_worker.long_prompts import is_long, size_of
 from slipstream_worker.prompts import PromptSource
 from slipstream_worker.streams import Stream
 
+# Of a tenant that is alone, and half of what all may have:
 MAX_RENDERING = 16384  # streams that wait for short prompts, or for long ones; more are turned away
-MAX_RENDERING_CHARS = 2**28  # of these prompts together
+MAX_RENDERING_CHARS = 2**27  # of these prompts together
 
 
 @dataclass(slots=True)
 class _Load:
     num_streams: int = 0
     num_chars: int = 0
+    streams: Counter[bytes] = field(default_factory=Counter)  # by tenant
+    chars: Counter[bytes] = field(default_factory=Counter)
+
+    def count(self, tenant: bytes, num_streams: int, num_chars: int) -> None:
+        """So many more are a tenant's."""
+        self.num_streams += num_streams
+        self.num_chars += num_chars
+        for counter, num in ((self.streams, num_streams), (self.chars, num_chars)):
+            counter[tenant] += num
+            if not counter[tenant]:
+                del counter[tenant]
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +50,8 @@ class _Rendering:
     key: int  # the prompt process'
     size: int  # characters
     load: _Load  # that it is a part of
-    streams: dict[Stream, None] = field(default_factory=dict)  # oldest first
+    tenant: bytes  # whose characters it has
+    streams: dict[Stream, bytes] = field(default_factory=dict)  # oldest first, with their tenants
 
 
 class Renderings:
@@ -48,26 +64,27 @@ class Renderings:
         self._by_stream: dict[Stream, _Rendering] = {}
         self._loads = {False: _Load(), True: _Load()}  # by whether prompts are long
 
-    def why_full(self, render: Render) -> str:
-        """Why no stream may wait for this prompt; empty where one may."""
+    def why_full(self, render: Render, tenant: bytes = b"") -> str:
+        """Why no stream of this tenant may wait for this prompt; empty where one may."""
         load = self._loads[is_long(render)]
-        if load.num_streams >= MAX_RENDERING:
-            return f"{load.num_streams} prompts wait to be tokenised already"
-        if load.num_chars >= MAX_RENDERING_CHARS and render not in self._by_prompt:
-            return f"prompts of {load.num_chars} characters wait to be tokenised already"
+        if load.streams[tenant] >= 2 * MAX_RENDERING - load.num_streams:
+            return f"{load.streams[tenant]} prompts wait to be tokenised already"
+        is_full = load.chars[tenant] >= 2 * MAX_RENDERING_CHARS - load.num_chars
+        if is_full and render not in self._by_prompt:
+            return f"prompts of {load.chars[tenant]} characters wait to be tokenised already"
         return ""
 
-    def ask(self, stream: Stream, render: Render) -> None:
-        """Have a stream's prompt rendered (`render.key` is 0)."""
+    def ask(self, stream: Stream, render: Render, tenant: bytes = b"") -> None:
+        """Have the prompt of a tenant's stream rendered (`render.key` is 0)."""
         rendering = self._by_prompt.get(render)
         if rendering is None:
             load = self._loads[is_long(render)]
             key = self._prompts.ask(render)
-            rendering = _Rendering(render, key, size_of(render), load)
+            rendering = _Rendering(render, key, size_of(render), load, tenant)
             self._by_key[key] = self._by_prompt[render] = rendering
-            load.num_chars += rendering.size
-        rendering.load.num_streams += 1
-        rendering.streams[stream] = None
+            load.count(tenant, 0, rendering.size)
+        rendering.load.count(tenant, 1, 0)
+        rendering.streams[stream] = tenant
         self._by_stream[stream] = rendering
 
     def withdraw(self, stream: Stream) -> None:
@@ -77,8 +94,8 @@ class Renderings:
             return
         if len(rendering.streams) == 1 and not self._prompts.withdraw(rendering.key):
             return  # it keeps its place until there is an answer
-        del self._by_stream[stream], rendering.streams[stream]
-        rendering.load.num_streams -= 1
+        del self._by_stream[stream]
+        rendering.load.count(rendering.streams.pop(stream), -1, 0)
         if not rendering.streams:
             self._forget(rendering)
 
@@ -88,11 +105,11 @@ class Renderings:
         if rendering is None:
             return []
         self._forget(rendering)
-        rendering.load.num_streams -= len(rendering.streams)
-        for stream in rendering.streams:
+        for stream, tenant in rendering.streams.items():
+            rendering.load.count(tenant, -1, 0)
             del self._by_stream[stream]
         return list(rendering.streams)
 
     def _forget(self, rendering: _Rendering) -> None:
         del self._by_key[rendering.key], self._by_prompt[rendering.render]
-        rendering.load.num_chars -= rendering.size
+        rendering.load.count(rendering.tenant, 0, -rendering.size)

@@ -146,3 +146,30 @@ def test_what_counts_is_what_waits_or_is_worked_on(acts: list[tuple[str, int, bo
             assert renderings._loads[kind].num_chars == sum(map(size_of, asked))
             num = sum(is_long(prompts.waiting[key]) == kind for key in waiting.values())
             assert num <= renderings._loads[kind].num_streams <= num + len(asked)
+
+
+@pytest.mark.parametrize("of", ["streams", "characters"])
+def test_a_tenants_prompts_turn_away_its_own(
+    renderings: Renderings, prompts: Prompts, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    size = 100
+    monkeypatch.setattr(module, "MAX_RENDERING", 8 if of == "streams" else 1000)
+    monkeypatch.setattr(module, "MAX_RENDERING_CHARS", 10**6 if of == "streams" else 8 * size)
+
+    def fill(tenant: bytes) -> int:
+        for num in range(1000):
+            render = Render(0, f"{tenant!r} {num}".ljust(size))
+            if renderings.why_full(render, tenant):
+                return num
+            renderings.ask(stream(num), render, tenant)
+        raise AssertionError("there is no bound")
+
+    assert fill(b"many") == 8  # alone it may have half of what there is
+    assert fill(b"one") == 4
+    assert fill(b"another") == 2
+    for key in list(prompts.waiting):
+        prompts.answer(key)
+        renderings.answered(key)
+    assert {(load.num_streams, load.num_chars) for load in renderings._loads.values()} == {(0, 0)}
+    assert not any(load.streams or load.chars for load in renderings._loads.values())
+    assert fill(b"one") == 8

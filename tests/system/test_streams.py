@@ -377,15 +377,16 @@ def test_whose_client_leaves_gives_its_place_to_others(make_stack, monkeypatch) 
     stack.prompts.is_held = True
     kept, aborted = (leaver.submit(prompt, max_tokens=5) for prompt in ("a" * 20, "b" * 20))
     stack.until(lambda: len(stack.worker.lives.streams) == 2)
-    refused = other.submit("c", max_tokens=5)
+    refused = leaver.submit("c", max_tokens=5)
+    stack.until(lambda: refused.is_over)
+    assert refused.fault.code == "overloaded"
+    first = other.submit("d" * 20, max_tokens=5)  # there is room for another's
+    stack.until(lambda: len(stack.worker.lives.streams) == 3)
+    refused = other.submit("e", max_tokens=5)
     stack.until(lambda: refused.is_over)
     assert refused.fault.code == "overloaded"
     leaver.abort(aborted)
     stack.until(lambda: aborted.is_over)
-    first = other.submit("d" * 20, max_tokens=5)
-    refused = other.submit("e", max_tokens=5)
-    stack.until(lambda: refused.is_over)
-    assert refused.fault.code == "overloaded"
     leaver.goodbye()
     stack.until(lambda: len(stack.worker.lives.streams) == 1)
     second = other.submit("f" * 20, max_tokens=5)
