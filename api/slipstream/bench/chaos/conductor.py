@@ -46,6 +46,7 @@ _KEEPERS: set[Place] = {"worker", "core"}  # each of them can be rebuilt from th
 _LOOK_S = 0.05  # between two looks at the clients; the stack's events wake at once
 _RECOVERY_S = 120.0  # then it does not come any more
 _CLIENT_STOP_S = 1.0, 8.0  # how long a client stands still
+_TOGETHER_S = 1.0  # after one is back: then it knows all that the other one knows
 _SHORTAGE_S = 1.0, 4.0  # how long there are no files, or no room on the disk
 _PROMPT_PROCESS = "prompt_process"  # in its command line
 
@@ -93,7 +94,7 @@ class Conductor:
         self.struck: list[Struck] = []
         self.spares: dict[str, int] = {}  # those that wait, by name
         self.num_missed = 0
-        self.num_double_deaths = 0  # of worker and core, one before the other was back
+        self.num_double_deaths = 0  # of worker and core, one before the other was back for long
 
     def run(self, clients: Sequence[ClientLives], within_s: float) -> None:
         """Until every client has read everything. Raises: ChaosFailed."""
@@ -205,7 +206,12 @@ class Conductor:
         if blow.means == "limit":
             self.struck.append(struck)
             return
-        missing = {one.blow.place for one in self._missing()} - {blow.place}
+        # a spare takes over at once, and is told what its predecessor knew a little later
+        missing = {
+            one.blow.place
+            for one in self.struck
+            if one.recovered_s is None or one.recovered_s > struck.at_s - _TOGETHER_S
+        } - {blow.place}
         if blow.place in _KEEPERS and missing & _KEEPERS:
             self.num_double_deaths += 1
         self.struck.append(struck)
