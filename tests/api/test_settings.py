@@ -96,6 +96,7 @@ def test_defaults_are_those_of_the_processes(tmp_path):
         core_address=core.address,
         runtime_dir=str(tmp_path),
         cache_dir=worker.cache_dir,
+        may_return=True,  # to a folder of a given name
     )
 
 

@@ -81,12 +81,11 @@ class MemorySocket:
         self._peer._inbox += (self._route, data)
         self._context.tap(self, len(data))
 
-    def recv(self, _flags: int = 0, *, copy: bool = True) -> bytes | zmq.Frame:
-        """One part: from the router, or the route of a dealer. Raises zmq.Again."""
+    def recv(self, _flags: int = 0) -> bytes:
+        """From the router. Raises zmq.Again."""
         if not self._inbox:
             _again()
-        part = self._inbox.popleft()
-        return part if copy else zmq.Frame(part)
+        return self._inbox.popleft()
 
     def send_multipart(self, parts: Sequence[bytes], _flags: int = 0) -> None:
         """To the dealer of a route."""
@@ -98,10 +97,10 @@ class MemorySocket:
         self._context.tap(self, len(data))
 
     def recv_multipart(self, _flags: int = 0) -> list[bytes]:
-        """What a dealer sent, whose route was read by itself. Raises zmq.Again."""
+        """From any dealer: its route, and what it sent. Raises zmq.Again."""
         if not self._inbox:
             _again()
-        return [self._inbox.popleft()]
+        return [self._inbox.popleft(), self._inbox.popleft()]
 
     def get_monitor_socket(self, _events: int) -> MemorySocket:
         """Nothing ever happens to a connection here."""
