@@ -195,6 +195,7 @@ class StackOptions(TypedDict, total=False):
     max_num_batched_tokens: int
     max_model_len: int | None
     max_waiting: int
+    max_waiting_tokens: int | None
     max_logprobs: int
     logprobs_gib: float
     kv_cache_gib: float
