@@ -37,7 +37,7 @@ from slipstream.bench.fuzz.request_speech import (
     HostileRequest,
     hostile_request,
 )
-from slipstream.bench.fuzz.run import FuzzFailed
+from slipstream.bench.fuzz.run import FuzzFailed, answers_alone
 from slipstream.bench.fuzz.stack import ErrorLog, FuzzStack
 from slipstream.client_io import ClientIO
 from slipstream.client_session import ClientSession
@@ -110,7 +110,9 @@ def fuzz_requests(
     then. Raises: FuzzFailed.
     """
     with tempfile.TemporaryDirectory(prefix="slipstream-fuzz-") as folder, ErrorLog() as log:
-        expected = _learn(Path(folder) / "alone", begin.seed)
+        alone = Path(folder) / "alone"
+        alone.mkdir(mode=0o700)
+        expected = answers_alone(_stack(alone), begin.seed)
         target = Path(folder) / "target"
         target.mkdir(mode=0o700)
         run = _Run(_stack(target), expected, begin, log)
@@ -128,22 +130,6 @@ def _stack(folder: Path) -> FuzzStack:
         max_logprobs=-1,
         logprobs_gib=_LOGPROBS_GIB,
     )
-
-
-def _learn(folder: Path, seed: int) -> list[Answer]:
-    folder.mkdir(mode=0o700)
-    stack = _stack(folder)
-    client = HonestClient(stack.context, stack.client_address, seed)
-    try:
-        deadline = time.monotonic() + _STALL_S
-        while (expected := client.learn()) is None:
-            stack.turn()
-            if time.monotonic() > deadline:
-                raise FuzzFailed("a stack without hostile requests does not answer")
-        return expected
-    finally:
-        client.close()
-        stack.close()
 
 
 class _Waits:

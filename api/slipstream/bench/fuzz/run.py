@@ -48,7 +48,9 @@ def fuzz(
 ) -> FuzzResult:
     """Run it. Raises: FuzzFailed."""
     with tempfile.TemporaryDirectory(prefix="slipstream-fuzz-") as folder, ErrorLog() as log:
-        expected = _learn(Path(folder) / "alone", seed)
+        alone = Path(folder) / "alone"
+        alone.mkdir(mode=0o700)
+        expected = answers_alone(FuzzStack(alone), seed)
         target = Path(folder) / "target"
         target.mkdir(mode=0o700)
         run = _Run(FuzzStack(target), expected, seed)
@@ -58,16 +60,18 @@ def fuzz(
             run.close()
 
 
-def _learn(folder: Path, seed: int) -> list[Answer]:
-    folder.mkdir(mode=0o700)
-    stack = FuzzStack(folder)
+def answers_alone(stack: FuzzStack, seed: int) -> list[Answer]:
+    """What the honest client gets of a stack that serves it alone; closes the stack.
+
+    Raises: FuzzFailed.
+    """
     client = HonestClient(stack.context, stack.client_address, seed)
     try:
         deadline = time.monotonic() + _STALL_S
         while (expected := client.learn()) is None:
             stack.turn()
             if time.monotonic() > deadline:
-                raise FuzzFailed("a stack without attackers does not answer")
+                raise FuzzFailed("a stack that serves the honest client alone does not answer")
         return expected
     finally:
         client.close()
