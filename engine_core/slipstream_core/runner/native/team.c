@@ -48,15 +48,15 @@ static struct {
     /* of the stage; read before a claim succeeds, so by itself, and never through `job` */
     int64_t items __attribute__((aligned(64)));
     int64_t chunk;
-    Stage stage;   /* these three are read and written by threads that hold a claim, … */
+    Stage stage; /* these three are read and written by threads that hold a claim */
     int64_t index;
     const Job *job;
-    bool over;     /* … and this one by the job's caller */
+    uint32_t over; /* the epoch in which the last job is over: once the ticket is of that epoch */
     uint32_t active __attribute__((aligned(64))); /* threads that may claim, the caller with them */
     uint32_t made;                                /* … that there are */
     uint32_t away;
     pthread_mutex_t busy;
-} team = {.busy = PTHREAD_MUTEX_INITIALIZER, .active = 1, .made = 1, .over = true};
+} team = {.busy = PTHREAD_MUTEX_INITIALIZER, .active = 1, .made = 1};
 
 static inline void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -159,8 +159,10 @@ static void begin(int64_t index) {
     __atomic_store_n(&team.done, 0, __ATOMIC_RELEASE);
     __atomic_store_n(&team.chunk, stage.chunk, __ATOMIC_RELEASE);
     __atomic_store_n(&team.items, stage.items < 0 ? 0 : stage.items, __ATOMIC_RELEASE);
-    if (stage.items < 0) __atomic_store_n(&team.over, true, __ATOMIC_RELEASE);
-    __atomic_store_n(&team.ticket, old + 1, __ATOMIC_SEQ_CST); /* the next epoch, from item 0 */
+    if (stage.items < 0) __atomic_store_n(&team.over, (uint32_t)((old + 1) >> 32), __ATOMIC_RELEASE);
+    /* The next epoch, from item 0. Where the job is over its caller goes on from here, perhaps with
+     * another job, so nothing of the team may be written behind this. */
+    __atomic_store_n(&team.ticket, old + 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&team.sleepers, __ATOMIC_SEQ_CST)) wake(epoch_word());
 }
 
@@ -185,6 +187,11 @@ static void help(Fares *fares) {
     if (__atomic_add_fetch(&team.done, last - first, __ATOMIC_ACQ_REL) == items)
         begin(team.stage.after);
     if (took > SUSPECT_NS) judge(fares, took);
+}
+
+static bool is_over(void) {
+    uint64_t ticket = __atomic_load_n(&team.ticket, __ATOMIC_ACQUIRE);
+    return ticket >> 32 == __atomic_load_n(&team.over, __ATOMIC_ACQUIRE);
 }
 
 static void *member(void *number) {
@@ -254,8 +261,7 @@ void slipstream_do(const Job *job) {
         wake(&team.active);
     }
     team.job = job;
-    __atomic_store_n(&team.over, false, __ATOMIC_RELAXED);
     begin(0);
-    while (!__atomic_load_n(&team.over, __ATOMIC_ACQUIRE)) help(NULL);
+    while (!is_over()) help(NULL);
     pthread_mutex_unlock(&team.busy);
 }
