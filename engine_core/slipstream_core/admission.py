@@ -21,7 +21,7 @@ from slipstream_core.in_flight import ID_BYTES
 from slipstream_core.rule_columns import token_rules
 from slipstream_core.streams import Stream
 from slipstream_ipc.codec import MAX_CORE_MESSAGE_BYTES
-from slipstream_ipc.columns import check_entry, u32
+from slipstream_ipc.columns import check_entry, num_scored, u32
 from slipstream_ipc.errors import BadRequest, ProtocolError
 from slipstream_ipc.messages import Admit, Fault, ModelCard
 from slipstream_ipc.params import check_logprob_bytes, check_num_logprobs
@@ -115,7 +115,7 @@ class Admission:
         width = 0 if admit.params.logprobs is None else 1 + admit.params.logprobs
         if admit.logprobs is not None:
             try:
-                check_entry(admit.logprobs, len(admit.output_ids) // 4, width)
+                check_entry(admit.logprobs, num_scored(admit), width)
             except ProtocolError as error:
                 return Fault("bad_request", str(error), "logprobs")
         num_bytes = 4 * total + admit.max_tokens * (8 * width + 4) + _OTHER_BYTES

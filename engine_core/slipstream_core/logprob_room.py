@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 
+from slipstream_ipc.columns import num_scored
 from slipstream_ipc.messages import Admit
 from slipstream_ipc.pages import PAGE_LEN
 from slipstream_ipc.params import LOGPROB_BYTES, logprob_bytes
@@ -106,9 +107,12 @@ def outputs_bytes(num_logprobs: int, num_tokens: int) -> int:
 
 
 def stream_bytes(admit: Admit, num_outputs: int) -> int:
-    """Bytes of a stream whose history has so many outputs, those of its registration included."""
+    """Bytes of a stream whose history has so many outputs, those of its registration included.
+
+    Of these only some have log-probabilities here (`num_scored`).
+    """
     num_given, prompt_len = len(admit.output_ids) // 4, len(admit.prompt_ids) // 4
-    num_bytes = logprob_bytes(admit.params, prompt_len, num_given)
+    num_bytes = logprob_bytes(admit.params, prompt_len, num_scored(admit))
     if admit.params.logprobs is not None:
         num_bytes += outputs_bytes(admit.params.logprobs, num_outputs - num_given)
     return num_bytes

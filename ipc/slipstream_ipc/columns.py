@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc.errors import ProtocolError
-from slipstream_ipc.messages import Deltas, LogprobColumns, Report, Step
+from slipstream_ipc.messages import Admit, Deltas, LogprobColumns, Report, Step
 
 UInt32s = npt.NDArray[np.uint32]
 Float32s = npt.NDArray[np.float32]
@@ -76,6 +76,13 @@ def check_entry(logprobs: LogprobColumns, num_tokens: int, width: int) -> None:
     if logprobs.width != width or logprobs.widths:
         raise ProtocolError(f"logprobs.width: got {logprobs.width}, expected {width}")
     _check_logprobs(logprobs, pack_u32([num_tokens]), 1)
+
+
+def num_scored(admit: Admit) -> int:
+    """How many of the last outputs of a registration come with their log-probabilities."""
+    if admit.logprobs is None:
+        return 0
+    return min(len(admit.logprobs.ranks), len(admit.output_ids)) // 4
 
 
 def check_deltas(deltas: Deltas) -> None:

@@ -27,7 +27,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_ipc.columns import u32
+from slipstream_ipc.columns import num_scored, u32
 from slipstream_ipc.log import PagedLog
 from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.messages import Admit
@@ -110,10 +110,11 @@ class StreamColumns:
         if params.logprobs is not None:
             width = 1 + params.logprobs
             # outputs that come without theirs were delivered by a server that is no more
-            stream.logprobs_from = 0 if admit.logprobs is not None else len(outputs)
+            num_known = num_scored(admit)
+            stream.logprobs_from = len(outputs) - num_known
             self.logprobs.open(line, params.logprobs, stream.logprobs_from)
-            if admit.logprobs is not None and len(outputs):
-                counts = np.array([len(outputs)])
+            if admit.logprobs is not None and num_known:
+                counts = np.array([num_known])
                 self.logprobs.append_columns(np.array([line]), counts, admit.logprobs)
         if params.prompt_logprobs is not None:
             self.prompts.open(line, len(admit.prompt_ids) // 4, params.prompt_logprobs)

@@ -127,11 +127,10 @@ class Lives:
         """The registration with which a core that lost a stream can go on with it."""
         assert stream.registration is not None
         num_tokens = self.columns.num_tokens(stream)
-        is_whole = not stream.logprobs_from
         return structs.replace(
             stream.registration,
             output_ids=pack_u32(self.columns.token_ids(stream)),
-            logprobs=self.columns.logprobs.read(stream.line, 0, num_tokens) if is_whole else None,
+            logprobs=self.columns.logprobs.read(stream.line, stream.logprobs_from, num_tokens),
             prompt_logprobs=self.columns.prompts.columns(stream.line),
             was_accepted=stream.stage is not Stage.SUBMITTED or stream.registration.was_accepted,
             strikes=stream.strikes,

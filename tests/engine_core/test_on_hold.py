@@ -12,7 +12,7 @@ from msgspec import structs
 from slipstream_core.logprob_room import LogprobRoom, first_bytes, outputs_bytes
 from slipstream_core.on_hold import OnHold
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import Admit, SamplingParams
+from slipstream_ipc.messages import Admit, LogprobColumns, SamplingParams
 
 BYTES = outputs_bytes(5, 20)  # of 20 tokens with 5 each, and their own
 PROMPT = [5, 6, 7, 8]
@@ -90,6 +90,14 @@ def test_never_more_is_promised_and_everybody_gets_his_turn(
         take_ready()
     assert not len(held)
     assert room.num_promised == 0
+
+
+def test_outputs_that_come_without_their_logprobs_take_no_room() -> None:
+    plain = registration(1, 2)
+    again = structs.replace(plain, output_ids=pack_u32(range(10)))
+    assert first_bytes(again) == first_bytes(plain)
+    last = LogprobColumns(3, bytes(4 * 3 * 4), bytes(4 * 3 * 4), bytes(4 * 4))  # of four
+    assert first_bytes(structs.replace(again, logprobs=last)) == first_bytes(plain) + 4 * 3 * 8
 
 
 def test_who_finds_no_room_waits_until_others_are_forgotten(make_core, undisturbed) -> None:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 from msgspec import structs
+from tests.engine_core.conftest import columns
 
 from slipstream_ipc.codec import MAX_MESSAGE_BYTES
 from slipstream_ipc.columns import pack_u32
@@ -55,6 +56,39 @@ def test_log_probabilities_of_before_survive_core_and_worker(make_core, undistur
     box.until(lambda: replayed.is_over)
     plain = undisturbed(it.admit)
     assert (replayed.token_ids, replayed.logprobs) == (plain.token_ids, plain.logprobs)
+
+
+def resubmitted(it, num_outputs: int, logprobs: LogprobColumns | None):
+    """A registration of the same request that comes with some of its outputs."""
+    return structs.replace(
+        it.admit,
+        stream_id=b"r" * 16,
+        output_ids=pack_u32(it.token_ids[:num_outputs]),
+        logprobs=logprobs,
+        was_accepted=True,
+    )
+
+
+def test_log_probabilities_of_the_last_outputs_alone_are_handed_on(make_core, undisturbed) -> None:
+    """Those of the outputs before went to the client, which brought the outputs back alone."""
+    box = make_core()
+    worker = box.worker()
+    plain = worker.admit(PROMPTS[0], 30, logprobs=2)
+    assert finished(box, [plain])
+    tail = columns(plain.logprobs[6:10])
+    again = worker.send_admit(resubmitted(plain, 10, tail))
+    box.until(lambda: again.is_over)
+    assert again.is_whole
+    assert again.token_ids == plain.token_ids
+    assert again.logprobs == plain.logprobs[10:]
+    box.kill_worker(worker)
+    fresh = box.worker()
+    box.until(lambda: fresh.is_synced)
+    found = {body.registration.stream_id: body for body in fresh.heard(Registered)}
+    assert found[again.admit.stream_id].registration.logprobs == tail
+    replayed = fresh.streams[again.admit.stream_id]
+    box.until(lambda: replayed.is_over)
+    assert replayed.logprobs == plain.logprobs[6:]
 
 
 def test_a_registration_larger_than_any_clients_message(make_core) -> None:
@@ -214,16 +248,19 @@ def test_other_outputs_than_the_cores_are_never_spliced(make_core) -> None:
 # ---- what cannot be taken ------------------------------------------------------------------------
 
 ONE = LogprobColumns(2, b"\0" * 8, b"\0" * 8, b"\0" * 4)
+TWO = LogprobColumns(2, b"\0" * 16, b"\0" * 16, b"\0" * 8)
 
 
 @pytest.mark.parametrize(
     ("changes", "logprobs"),
     [
-        ({"output_ids": pack_u32([1, 2]), "logprobs": ONE}, 1),  # of one token, and there are two
+        ({"output_ids": pack_u32([1]), "logprobs": TWO}, 1),  # of two tokens, and there is one
         ({"output_ids": pack_u32([1]), "logprobs": ONE}, 2),  # too narrow
         ({"output_ids": pack_u32([1]), "logprobs": ONE}, None),  # not wanted
         ({"logprobs": ONE}, 1),  # of no output
         ({"output_ids": pack_u32([1]), "logprobs": structs.replace(ONE, ranks=b"")}, 1),
+        ({"output_ids": pack_u32([1]), "logprobs": structs.replace(ONE, ranks=b"abc")}, 1),
+        ({"output_ids": pack_u32([1, 2]), "logprobs": structs.replace(TWO, values=b"")}, 1),
         ({"output_ids": pack_u32([1]), "logprobs": structs.replace(ONE, widths=b"\2\0\0\0")}, 1),
     ],
 )

@@ -101,6 +101,7 @@ class Received:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
+    logprobs: bytearray = field(default_factory=bytearray)  # f32, all that came with its tokens
     num_deltas: int = 0
     accepted: int = 0
     end: End | None = None
@@ -264,8 +265,10 @@ class RawClient:
         token_ids = u32(deltas.token_ids).tolist()
         widths = [0] * num
         ranks: list[int] = []
+        values, begin = b"", 0
         if deltas.logprobs is not None:
             columns = deltas.logprobs
+            values = columns.values
             widths = u32(columns.widths).tolist() if columns.widths else [columns.width] * num
             ranks = u32(columns.ranks).tolist()
         touched = []
@@ -282,6 +285,9 @@ class RawClient:
             if widths[i]:
                 it.ranks += ranks[: counts[i]]
                 del ranks[: counts[i]]
+                end = begin + 4 * counts[i] * widths[i]
+                it.logprobs += values[begin:end]
+                begin = end
             it.num_deltas += 1
         for i, end in zip(u32(deltas.ended).tolist(), deltas.ends, strict=True):
             touched[i].end = end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from slipstream.prompt_pieces import prompt_logprobs_of
 from slipstream_ipc.messages import Resume, Suspects
 from slipstream_worker.keeping import LEAST_UNREAD_S
 
@@ -67,6 +68,92 @@ def test_logprobs_survive_the_death_of_the_core_and_then_of_the_worker(
     stack.until(lambda: all(s.is_over for s in taken))
     assert outcome(taken) == outcome(plain)
     assert [s.ranks for s in taken] == [s.ranks for s in plain]
+
+
+def num_in_worker(stack, it) -> int:
+    """Tokens of a stream that the worker has."""
+    lives = stack.worker.lives
+    stream = lives.streams.get(it.stream_id)
+    return 0 if stream is None or not stream.line else lives.columns.num_tokens(stream)
+
+
+def resubmit(stack, client, streams) -> None:
+    """Core and worker die together; the client reads some of what the next ones say."""
+    client.is_reading = True
+    stack.kill_core()
+    stack.kill_worker()
+    stack.start_core()
+    stack.start_worker()
+    client.hop.attach(stack.now())  # what was under way is lost with the old socket
+    had = [len(it.token_ids) for it in streams]
+    stack.until(
+        lambda: all(len(it.token_ids) > num + 4 for it, num in zip(streams, had, strict=True))
+    )
+
+
+def core_then_worker(stack, client, streams) -> None:
+    """They die one after the other, while the client lacks some of what the worker has."""
+    client.is_reading = False
+    stack.until(lambda: all(num_in_worker(stack, it) > len(it.token_ids) + 4 for it in streams))
+    stack.kill_core()
+    stack.start_core()
+    stack.until(lambda: stack.core.desk.num_streams == len(streams))
+    stack.kill_worker()
+    stack.start_worker()
+    client.hop.attach(stack.now())
+
+
+def core_twice_then_worker(stack, client, streams) -> None:
+    """The second core has nothing from the one before it but by the worker."""
+    client.is_reading = False
+    stack.until(lambda: all(num_in_worker(stack, it) > len(it.token_ids) + 4 for it in streams))
+    stack.kill_core()
+    stack.start_core()
+    stack.until(lambda: stack.core.desk.num_streams == len(streams))
+    core_then_worker(stack, client, streams)
+
+
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        (resubmit, core_then_worker),
+        (resubmit, core_twice_then_worker),
+        (resubmit, core_then_worker, core_then_worker),
+        (resubmit, resubmit, core_then_worker),
+        (resubmit, core_then_worker, resubmit, core_then_worker),
+    ],
+)
+@pytest.mark.parametrize(
+    "params",
+    [{"logprobs": 2}, {"logprobs": 70}, {"logprobs": 1, "prompt_logprobs": 3}, {"logprobs": 0}],
+    ids=["few", "wide", "prompt", "own"],
+)
+def test_logprobs_since_a_resubmission_survive_core_and_then_worker(
+    make_stack, outcome, deaths, params
+) -> None:
+    """The client has those before; those since are handed on to the next core, and by it."""
+
+    def run(*deaths):
+        stack = make_stack(max_logprobs=100)
+        client = stack.client()
+        streams = [client.submit(p, max_tokens=200, **params) for p in PROMPTS[:3]]
+        stack.until(lambda: all(len(it.token_ids) > 4 for it in streams))
+        for death in deaths:
+            death(stack, client, streams)
+        client.is_reading = True
+        stack.until(lambda: all(it.is_over for it in streams))
+        return streams
+
+    plain, found = run(), run(*deaths)
+    assert [it.fault for it in found] == [None] * len(found)
+    assert outcome(found) == outcome(plain)
+    assert [it.end for it in found] == [it.end for it in plain]
+    assert [it.ranks for it in found] == [it.ranks for it in plain]
+    assert [it.logprobs for it in found] == [it.logprobs for it in plain]
+    if "prompt_logprobs" in params:
+        assert [prompt_logprobs_of(it.prompt) for it in found] == [
+            prompt_logprobs_of(it.prompt) for it in plain
+        ]
 
 
 def test_a_resume_whose_tokens_are_others_ends_as_diverged_and_harms_nobody(

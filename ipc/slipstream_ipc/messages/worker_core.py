@@ -38,7 +38,8 @@ class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
     owner: Identity = b""  # of the client that reads it
     handle: U32 = 0  # and its number there
     fingerprint: Identity = b""  # of the submission, by which a late duplicate is known
-    logprobs: LogprobColumns | None = None  # of `output_ids`, as one entry, where they are wanted
+    # of the last of `output_ids`, as one entry; those before were delivered before a resubmission
+    logprobs: LogprobColumns | None = None
     was_accepted: bool = False  # it passes the bound on waiting requests
     strikes: U32 = 0  # cores that died from within while they ran it, without progress between
     cache_salt: Label = ""  # cached blocks are shared only among requests with the same
