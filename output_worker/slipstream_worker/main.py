@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import time
@@ -84,7 +85,9 @@ def main() -> int:
                         Connections(raise_file_limit()),
                     )
                 except (ValueError, OSError, zmq.ZMQError) as error:  # an address, or keys
-                    report(Status(error=str(error)))
+                    is_full = getattr(error, "errno", None) == errno.ENOSPC
+                    where = f"cannot start in {config.runtime_dir}: " if is_full else ""
+                    report(Status(error=f"{where}{error}"))
                     return 1
                 _freeze()
                 _serve(worker, prompts, commands, poller, stop, beats)

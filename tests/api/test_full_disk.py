@@ -49,7 +49,7 @@ def test_a_disk_without_files_left_is_told_by_the_process_that_needs_one(
     tmp_path: Path, num_files: int
 ) -> None:
     said = serve_on_a_small_disk(tmp_path, fill=f"touch $(seq {num_files})")
-    [line] = said.splitlines()
+    *_, line = said.splitlines()  # a core says before that it keeps no note
     assert line.startswith("slipstream serve: ")
     assert f"cannot start in {tmp_path}/run: " in line
     assert "No space left on device" in line

@@ -166,14 +166,10 @@ class FakeRouter:
         assert option == zmq.EVENTS
         return zmq.POLLIN if self._network.arrived_up else 0
 
-    def recv(self, _flags: int, *, copy: bool) -> zmq.Frame:
-        assert not copy
+    def recv_multipart(self, _flags: int) -> list[bytes]:
         if not self._network.arrived_up:
             raise zmq.Again
-        return zmq.Frame(self._network.arrived_up[0][0])
-
-    def recv_multipart(self, _flags: int) -> list[bytes]:
-        return list(self._network.arrived_up.popleft()[1:])
+        return list(self._network.arrived_up.popleft())
 
     def send_multipart(self, parts: tuple[bytes, bytes], _flags: int) -> None:
         wire = self._network.wire(parts[0])
