@@ -16,9 +16,12 @@ MIB = 2**20
 
 
 def flat(*held: tuple[int, int]) -> bool:
-    """Of own memory and descriptors; resident memory besides comes and goes."""
+    """Of own memory in MiB and descriptors; resident memory besides comes and goes."""
     (one,) = growths(
-        [{"core": Holding(own + n * 999, fds, own)} for n, (own, fds) in enumerate(held)]
+        [
+            {"core": Holding((own + n * 999) * MIB, fds, own * MIB)}
+            for n, (own, fds) in enumerate(held)
+        ]
     )
     return one.is_flat
 
@@ -30,6 +33,8 @@ def test_what_grows_or_shrinks_is_not_flat():
     assert not flat((1000, 20), (1000, 20), (949, 20))
     assert not flat((1000, 20), (1000, 20), (1000, 23))
     assert flat((1000, 100), (1000, 104), (1000, 100))
+    assert flat((30, 20), (34, 20), (30, 20))  # little, whatever the share
+    assert not flat((30, 20), (30, 20), (35, 20))
 
 
 def test_a_process_that_is_not_there_any_more_is_not_flat():
