@@ -166,10 +166,9 @@ static void begin(int64_t index) {
     if (__atomic_load_n(&team.sleepers, __ATOMIC_SEQ_CST)) wake(epoch_word());
 }
 
-/* Do one chunk of the stage that is under way, if any is left; else wait for another stage.
- * `fares` is a helper's; a job's caller has none. */
-static void help(Fares *fares) {
-    uint64_t ticket = __atomic_load_n(&team.ticket, __ATOMIC_ACQUIRE);
+/* Do one chunk of the stage that `ticket` is of, if any is left; else wait for another stage.
+ * `ticket` is the team's, a moment ago. `fares` is a helper's; a job's caller has none. */
+static void help(uint64_t ticket, Fares *fares) {
     int64_t first = (int64_t)(ticket & CLAIMED);
     int64_t items = __atomic_load_n(&team.items, __ATOMIC_ACQUIRE);
     int64_t chunk = __atomic_load_n(&team.chunk, __ATOMIC_ACQUIRE);
@@ -189,11 +188,6 @@ static void help(Fares *fares) {
     if (took > SUSPECT_NS) judge(fares, took);
 }
 
-static bool is_over(void) {
-    uint64_t ticket = __atomic_load_n(&team.ticket, __ATOMIC_ACQUIRE);
-    return ticket >> 32 == __atomic_load_n(&team.over, __ATOMIC_ACQUIRE);
-}
-
 static void *member(void *number) {
     uint32_t own = (uint32_t)(uintptr_t)number;
     Fares fares = {.wall = now_ns(), .away = LEAST_AWAY_NS};
@@ -201,7 +195,7 @@ static void *member(void *number) {
     for (;;) {
         uint32_t active = __atomic_load_n(&team.active, __ATOMIC_ACQUIRE);
         if (own < active)
-            help(&fares);
+            help(__atomic_load_n(&team.ticket, __ATOMIC_ACQUIRE), &fares);
         else {
             int64_t from = now_ns();
             sleep_while(&team.active, active);
@@ -262,6 +256,12 @@ void slipstream_do(const Job *job) {
     }
     team.job = job;
     begin(0);
-    while (!is_over()) help(NULL);
+    /* the ticket that is looked at is the one that is waited for to change: the last stage may be
+     * set up in between, and no other comes behind it */
+    for (;;) {
+        uint64_t ticket = __atomic_load_n(&team.ticket, __ATOMIC_ACQUIRE);
+        if (ticket >> 32 == __atomic_load_n(&team.over, __ATOMIC_ACQUIRE)) break;
+        help(ticket, NULL);
+    }
     pthread_mutex_unlock(&team.busy);
 }
