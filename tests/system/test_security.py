@@ -296,18 +296,18 @@ class Broken(DetokenizerFactory):
 
     def __init__(self, factory: DetokenizerFactory) -> None:
         self._factory = factory
-        self._num = 0
+        self.num_asked = 0
 
     @property
     def fast_table(self) -> Any:
         return None  # or nobody would ask a detokeniser
 
     def create(self, prompt_ids: Any, skip_special_tokens: bool) -> Detokenizer:
-        self._num += 1
-        if self._num == 1:
+        self.num_asked += 1
+        if self.num_asked == 1:
             raise RuntimeError("not this one")
         real = self._factory.create(prompt_ids, skip_special_tokens)
-        if self._num > 2:
+        if self.num_asked > 2:
             return real
 
         class Breaking:
@@ -325,10 +325,12 @@ class Broken(DetokenizerFactory):
 def test_no_id_identity_or_prompt_is_ever_logged(make_stack, detokenizers, caplog) -> None:
     """Whoever can read the log could read, resume and end the streams."""
     caplog.set_level(logging.DEBUG)
-    stack = make_stack(detokenizers=Broken(detokenizers))
+    broken = Broken(detokenizers)
+    stack = make_stack(detokenizers=broken)
     client, stranger = stack.client(), Stranger(stack)
     marked = [f"a secret called xyzzy-{n}" for n in range(4)]
     streams = [client.submit(p, max_tokens=40, stop=("zzz",)) for p in marked]
+    stack.until(lambda: broken.num_asked >= len(streams))  # the stranger's submission is no second
     stranger.say(structs.replace(streams[3].submit, text="xyzzy-9"))
     stranger.say(Resume(1, secrets.token_bytes(16), 0, 0))
     stack.until(lambda: all(s.is_over for s in streams))
