@@ -24,6 +24,7 @@ import mmap
 import os
 import select
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Sequence
 
@@ -193,7 +194,8 @@ class Taker:
 
     most: connections to have at a time; those that find no room wait in the system's queue, for
     another front or for one of ours to end. Whoever gets one from `new_protocol` says by `release`
-    when it has ended. make_room: ends one that has nothing to do; whether one is ending.
+    when it has ended. make_room: ends one that has nothing to do; whether one is ending. tls: of
+    all connections; a handshake that takes longer than handshake_s is ended.
     """
 
     def __init__(
@@ -202,12 +204,15 @@ class Taker:
         new_protocol: Callable[[], asyncio.Protocol],
         most: int,
         make_room: Callable[[], bool] = bool,
+        tls: ssl.SSLContext | None = None,
+        handshake_s: float | None = None,
     ) -> None:
         self._listeners = listeners
         self._shares = listeners.shares()
         self._new_protocol = new_protocol
         self._most = most
         self._make_room = make_room
+        self._tls, self._handshake_s = tls, None if tls is None else handshake_s
         self._num_held = 0  # or being opened
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
@@ -256,8 +261,14 @@ class Taker:
                 self._give_up(listener, str(error))
                 return
             connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            opening = self._loop.connect_accepted_socket(self._new_protocol, connection)
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            opening = self._loop.connect_accepted_socket(
+                self._new_protocol,
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._handshake_s,
+            )
             task: asyncio.Task[object] = self._loop.create_task(opening)
             self._hold(1)
             self._tasks.add(task)

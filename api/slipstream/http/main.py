@@ -25,7 +25,7 @@ from slipstream.http.auth import Keys
 from slipstream.http.config import FrontConfig
 from slipstream.http.cors import Cors
 from slipstream.http.hosts import hosts_of, is_loopback
-from slipstream.http.server import Server
+from slipstream.http.server.server import Server
 from slipstream.http.token_texts import TokenTexts
 from slipstream.listening import Listeners
 from slipstream.loop_io import LoopIO
