@@ -40,7 +40,7 @@ from aiohttp.web_protocol import _ErrInfo
 from multidict import CIMultiDict
 
 from slipstream.http.config import Limits
-from slipstream.http.counters import Counters
+from slipstream.http.counters import GONE, Counters
 from slipstream.http.errors import ApiError, error_of, overloaded
 from slipstream.http.exchange import Exchange, Request
 from slipstream.http.wire import EVENT_STREAM, Response
@@ -264,7 +264,7 @@ class Connection(web.RequestHandler):
         self._message = message
         self._request = request = _request_of(message, self.version)
         if self._transport.is_closing():
-            return web.Response()  # to nobody
+            return web.Response(status=GONE)  # nothing of it is sent
         try:
             refusal = self._protocol_refusal(request) or self._host.check_head(request)
             if refusal is not None:
@@ -273,7 +273,7 @@ class Connection(web.RequestHandler):
         except ApiError as error:
             return self._refusal(error, request)
         except ConnectionError:
-            return web.Response()  # to nobody
+            return web.Response(status=GONE)  # nothing of it is sent
         rest = max(self._num_head, self.num_held - len(request.body))
         self._hold(rest if self._messages else self._num_head)
         self.phase, self.deadline = "answer", inf
@@ -506,7 +506,7 @@ class Connection(web.RequestHandler):
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.leave()
-        self._settle(web.Response())  # nothing of it is sent
+        self._settle(web.Response(status=GONE))  # nothing of it is sent
         if self._body is not None and not self._body.is_eof():
             self._body.set_exception(ConnectionResetError())
         if self._ended is not None and not self._ended.done():

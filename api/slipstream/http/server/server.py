@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion10, HttpVersion11, RawRequestMessage
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from slipstream.http.config import Limits
 from slipstream.http.counters import Counters
@@ -37,6 +38,7 @@ from slipstream_ipc.statistics import FrontNumbers
 _TICK_S = 0.5  # how late a deadline may be noticed
 _RESERVED_DESCRIPTORS = 128  # for all else: libzmq ends a process that has none for its sockets
 _MALFORMED = "UNKNOWN"  # aiohttp's method of what could not be read
+_NO_HEADERS = CIMultiDictProxy(CIMultiDict[str]())  # which has a dict there
 
 
 class Application(Protocol):
@@ -210,6 +212,8 @@ def _request(
     """As aiohttp makes it, but that no answer speaks another version than HTTP/1.0 and HTTP/1.1."""
     assert isinstance(protocol, Connection)
     protocol.version = message.version
-    if message.method == _MALFORMED or message.version not in (HttpVersion10, HttpVersion11):
+    if message.method == _MALFORMED:
+        message = message._replace(version=HttpVersion11, headers=_NO_HEADERS)
+    elif message.version not in (HttpVersion10, HttpVersion11):
         message = message._replace(version=HttpVersion11)
     return web.BaseRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
