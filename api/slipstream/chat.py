@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import sys
 
+from slipstream.cli_parser import one_line
 from slipstream.client import Client
 from slipstream.errors import BadRequestError, RequestError
 from slipstream.options import (
@@ -20,7 +21,6 @@ from slipstream.options import (
     add_sampling,
     add_settings,
     connected,
-    one_line,
     sampling_params_of,
 )
 from slipstream_ipc.messages import ChatMessage, SamplingParams

@@ -12,26 +12,12 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from slipstream.bench.beside.options import add_beside
-from slipstream.bench.chaos.command import add_chaos
-from slipstream.bench.front.options import add_front
-from slipstream.bench.fuzz.command import add_fuzz
-from slipstream.bench.garbage.options import add_gc
-from slipstream.bench.interval.options import add_interval
-from slipstream.bench.latency import add_latency
-from slipstream.bench.output_path.options import add_output_path
-from slipstream.bench.overlap.options import add_overlap
-from slipstream.bench.protocol.options import add_protocol
-from slipstream.bench.serve import add_serve_benchmark
-from slipstream.bench.soak.command import add_soak
-from slipstream.bench.step.options import add_step
-from slipstream.bench.throughput import add_throughput
 from slipstream.chat import add_chat
+from slipstream.cli_parser import Parser, installed_commands, one_line
 from slipstream.demo.command import add_demo
 from slipstream.errors import BadRequestError, SlipstreamError
 from slipstream.generate import add_generate
 from slipstream.keys import add_keys
-from slipstream.options import Parser, one_line
 from slipstream.run_batch import add_run_batch
 from slipstream.serve import add_serve
 from slipstream.stack import LOG_LEVEL_VARIABLE
@@ -81,32 +67,16 @@ def _parser() -> Parser:
     add_trace(_command(commands, "trace", "show what --trace recorded"))
     add_keys(_command(commands, "keys", "make keys for tcp:// addresses"))
     add_demo(_command(commands, "demo", "see what it can do"))
-    benchmarks = _command(commands, "bench", "measure a stack").add_subparsers(
-        dest="benchmark", required=True, metavar="BENCHMARK"
-    )
-    add_serve_benchmark(_command(benchmarks, "serve", "a server under load, ours or any other"))
-    add_chaos(_command(benchmarks, "chaos", "kill its processes, and look for a difference"))
-    add_fuzz(_command(benchmarks, "fuzz", "messages that no honest peer sends, by the million"))
-    add_soak(_command(benchmarks, "soak", "whether anything grows over many short requests"))
-    add_throughput(_command(benchmarks, "throughput", "many requests at once: tokens a second"))
-    add_latency(_command(benchmarks, "latency", "how long one batch of requests takes"))
-    add_output_path(_command(benchmarks, "output-path", "CPU per token, from ids to deltas"))
-    add_overlap(
-        _command(benchmarks, "overlap", "output processing in the engine's loop or beside it")
-    )
-    add_protocol(_command(benchmarks, "protocol", "deltas against whole histories"))
-    add_interval(_command(benchmarks, "interval", "what a stream interval is worth"))
-    add_front(_command(benchmarks, "front", "what a streamed event costs the HTTP front"))
-    add_beside(_command(benchmarks, "beside", "a CPU engine beside other processes"))
-    add_step(_command(benchmarks, "step", "the core's parts of a decode step, and a model's"))
-    add_gc(_command(benchmarks, "gc", "what the shape of a step's ids costs the collector"))
+    for name, (purpose, target) in installed_commands().items():
+        _command(commands, name, purpose, target)
     return parser
 
 
-def _command(commands: argparse._SubParsersAction[Parser], name: str, purpose: str) -> Parser:
-    return commands.add_parser(
-        name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}."
-    )
+def _command(
+    commands: argparse._SubParsersAction[Parser], name: str, purpose: str, target: str = ""
+) -> Parser:
+    about = f"{purpose[0].upper()}{purpose[1:]}."
+    return commands.add_parser(name, help=purpose, description=about, target=target)
 
 
 if __name__ == "__main__":

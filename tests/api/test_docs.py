@@ -22,7 +22,7 @@ PACKAGES = [
     "api/slipstream",
 ]
 # folders of which ARCHITECTURE.md says what they are for; what is in them, their modules say
-WHOLE = ["bench", "demo", "tracing"]
+WHOLE = ["demo", "tracing"]
 
 
 def modules(package: str) -> Iterator[str]:
@@ -63,6 +63,7 @@ def commands(
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each, sub in action.choices.items():
+                sub.load()
                 yield from commands(sub, f"{name} {each}")
 
 
