@@ -22,7 +22,7 @@ import numpy.typing as npt
 from msgspec import Raw
 
 from slipstream.errors import bad_request
-from slipstream_ipc.codec import MAX_MESSAGE_BYTES, client_codec, encode_params
+from slipstream_ipc.codec import client_codec, encode_params
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
@@ -37,6 +37,7 @@ from slipstream_ipc.messages import (
     Submit,
     TemplateOptions,
 )
+from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.params import (
     check_cache_salt,
     check_label,

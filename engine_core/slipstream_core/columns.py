@@ -26,6 +26,7 @@ import numpy.typing as npt
 from slipstream_core.block_pool import NULL_BLOCK
 from slipstream_core.logprob_room import step_len
 from slipstream_core.rule_columns import RuleColumns, TokenRules
+from slipstream_core.step.limits import NO_ROW
 from slipstream_ipc.wide_logprobs import MAX_NARROW
 
 Int32s = npt.NDArray[np.int32]
@@ -34,7 +35,6 @@ Float32s = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
 NO_SLOT = -1
-NO_ROW = -1
 
 # Positions that each row's worker has acknowledged, the prompt's included, by row; a function where
 # to say them costs something: nobody asks unless somebody has to be looked at.

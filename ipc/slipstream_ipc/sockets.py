@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import zmq
 
-from slipstream_ipc.codec import MAX_MESSAGE_BYTES
 from slipstream_ipc.connections import HANDSHAKE_S, Connections
 from slipstream_ipc.curve import Access, ServerKeys, open_gate, secure_client, secure_server
 from slipstream_ipc.messages import Hello, Ping, Reattach, Refusal, Starting, Welcome
+from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.security import (
     check_ipc_address,
     check_listen_address,

@@ -23,6 +23,7 @@ from slipstream_ipc.messages import (
     Abort,
     Accepted,
     Cancel,
+    Cancelled,
     ClientToWorker,
     Detokenize,
     Fault,
@@ -75,7 +76,7 @@ class FromClients:
         self._may_return = may_return
         self._lives = lives
         self._detokenizers = detokenizers
-        self._questions = Questions(lives, prompts)
+        self._questions = Questions(lives.readers, prompts)
         self.is_draining = False  # nothing new is taken
 
     def handle(self, session: Session[Receipt], body: ClientToWorker, card: ModelCard) -> None:
@@ -101,7 +102,8 @@ class FromClients:
             case Detokenize():
                 self._questions.detokenize(session.identity, body, card)
             case Cancel():
-                self._questions.cancel(session.identity, body)
+                found = tuple([lives.cancel(stream_id) for stream_id in body.stream_ids])
+                lives.readers.port(session.identity).state(Cancelled(body.number, found))
             case Goodbye():
                 self._questions.withdraw(session.identity)
                 self._front.close(session)

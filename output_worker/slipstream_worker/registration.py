@@ -12,19 +12,17 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import structs
 
-from slipstream_ipc.codec import MESSAGE_BUDGET_BYTES, decode_params
+from slipstream_ipc.codec import decode_params
 from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
     Admit,
-    ChatMessage,
     ModelCard,
     SamplingParams,
     Submit,
-    TemplateOptions,
 )
+from slipstream_ipc.messages.budgets import LOGPROB_BYTES, MESSAGE_BUDGET_BYTES
 from slipstream_ipc.params import (
-    LOGPROB_BYTES,
     check_cache_salt,
     check_label,
     check_params,
@@ -119,18 +117,6 @@ def _check_submit(submit: Submit) -> SamplingParams:
     if len(submit.output_ids) % 4:
         raise BadRequest("output_ids", f"{len(submit.output_ids)} bytes", "u32 values")
     return params
-
-
-def num_prompt_chars(
-    text: str | None, messages: tuple[ChatMessage, ...], template: TemplateOptions
-) -> int:
-    """How much there is to render and to tokenise."""
-    turns = 0
-    for turn in messages:
-        turns += len(turn.role) + len(turn.content)
-        for call in turn.tool_calls or ():
-            turns += len(call.function.name) + len(call.function.arguments)
-    return len(text or "") + turns + len(template.tools) + len(template.kwargs)
 
 
 def register(

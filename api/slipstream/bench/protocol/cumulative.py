@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from slipstream_ipc.codec import MAX_CORE_MESSAGE_BYTES, Codec
+from slipstream_ipc.codec import Codec
 from slipstream_ipc.columns import pack_f32, pack_u32, u32
 from slipstream_ipc.log import PagedLog
 from slipstream_ipc.logprob_log import LogprobLog
@@ -31,6 +31,7 @@ from slipstream_ipc.messages import (
     Step,
     WorkerToCore,
 )
+from slipstream_ipc.messages.budgets import MAX_CORE_MESSAGE_BYTES
 
 Int64s = npt.NDArray[np.int64]
 
