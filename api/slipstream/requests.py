@@ -261,7 +261,8 @@ def _check_answer(params: SamplingParams, token_ids: bytes, model: ModelCard | N
 
 
 def _num_bytes(body: ClientToWorker) -> int:
-    return len(_codec.encode(Frame(2**63, 2**63, 2**63, body)))
+    frame: Frame[ClientToWorker] = Frame(2**63, 2**63, 2**63, body)
+    return len(_codec.encode(frame))
 
 
 def _stream_id(given: str) -> bytes:

@@ -102,7 +102,7 @@ class Scheduler:
         self._room = LogprobRoom() if room is None else room
         self._unbounded: int | None = None  # the row that goes on beyond the room there is
         self._places = Places(
-            *(self._requests, self._slots, self._blocks), block_size=block_size, room=self._room
+            self._requests, self._slots, self._blocks, block_size=block_size, room=self._room
         )
         self._prompts = PromptRows(tokens)
         self._prefill = Prefill(

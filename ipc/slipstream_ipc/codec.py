@@ -23,6 +23,7 @@ from slipstream_ipc.errors import BadRequest, ProtocolError, brief
 from slipstream_ipc.messages import (
     Admit,
     ClientToWorker,
+    Control,
     CoreToWorker,
     Frame,
     SamplingParams,
@@ -62,7 +63,7 @@ class Codec(Generic[Out, In]):
         """The largest message that `decode` reads; its socket cuts off what is far beyond."""
         return self._max_bytes
 
-    def encode(self, frame: Frame[Out]) -> bytes:
+    def encode(self, frame: Frame[Out] | Frame[Control]) -> bytes:
         """The frame's bytes."""
         return _encoder.encode(frame)
 

@@ -45,6 +45,7 @@ from slipstream_worker.lives import Lives
 from slipstream_worker.prompts import PromptSource
 from slipstream_worker.questions import Questions
 from slipstream_worker.registration import (
+    BadWords,
     Submission,
     answers_of,
     check_answer,
@@ -211,9 +212,12 @@ class FromClients:
         assert stream.reader is not None
         try:
             prompt_ids = stream.submit.token_ids or rendered.token_ids
-            words = rendered.bad_word_ids, rendered.bad_word_counts
             admit = register(
-                *(stream.submit, prompt_ids, stream.reader.client, card, words),
+                stream.submit,
+                prompt_ids,
+                stream.reader.client,
+                card,
+                bad_words=BadWords(rendered.bad_word_ids, rendered.bad_word_counts),
                 params=stream.params,
                 known_as=stream.fingerprint,
             )
@@ -260,7 +264,10 @@ def _render_of(submit: Submit, bad_words: tuple[str, ...], card: ModelCard) -> R
     if submit.token_ids and not bad_words:
         return None
     return Render(
-        *(0, submit.text, submit.messages, bad_words),
+        0,
+        submit.text,
+        submit.messages,
+        bad_words,
         template=submit.template,
         max_tokens=card.max_model_len,
     )
