@@ -1,7 +1,7 @@
 """`slipstream`: the command line.
 
-Owns: which commands there are, and how they end: 0 done, 1 failed or interrupted, 2 asked for
-what cannot be, with one plain line on standard error. Does not know: what the commands do.
+Exit codes: 0 done; 1 failed, or interrupted; 2 the command line asks for something impossible. The
+last two come with one line on standard error.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
+from typing import Any
 
-from slipstream.chat import add_chat
-from slipstream.cli_parser import Parser, installed_commands, one_line
-from slipstream.demo.command import add_demo
-from slipstream.errors import BadRequestError, SlipstreamError
-from slipstream.generate import add_generate
-from slipstream.keys import add_keys
-from slipstream.run_batch import add_run_batch
-from slipstream.serve import add_serve
-from slipstream.stack import LOG_LEVEL_VARIABLE
-from slipstream.tracing.command import add_trace
+from slipstream.cli_parser import Command, Parser, add_commands, installed_commands, one_line
+
+_COMMANDS = {
+    "serve": Command("run a stack in the foreground", "slipstream.serve:add_serve"),
+    "generate": Command("stream the answer to one prompt", "slipstream.generate:add_generate"),
+    "chat": Command("talk with a model", "slipstream.chat:add_chat"),
+    "run-batch": Command("answer a file of requests", "slipstream.run_batch:add_run_batch"),
+    "trace": Command("show what --trace recorded", "slipstream.tracing.command:add_trace"),
+    "keys": Command("make keys for tcp:// addresses", "slipstream.keys:add_keys"),
+    "demo": Command("see what it can do", "slipstream.demo.command:add_demo"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,20 +34,35 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # whoever read our output has enough of it; Python would complain when it flushes the rest
+        # the reader of our output has gone; Python would complain when it flushes the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         return _failed(arguments.command, "interrupted", 1)
-    except BadRequestError as error:
-        return _failed(arguments.command, one_line(error), 2)
-    except (SlipstreamError, OSError) as error:
-        return _failed(arguments.command, one_line(error), 1)
     except Exception as error:
-        if os.environ.get(LOG_LEVEL_VARIABLE, "").upper() == "DEBUG":
-            raise
-        hint = f"a fault of Slipstream's own; {LOG_LEVEL_VARIABLE}=debug shows where"
-        return _failed(arguments.command, f"{type(error).__name__}: {one_line(error)} ({hint})", 1)
+        return _failed(arguments.command, *_told(error))
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="slipstream", description="Serve language models.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    add_commands(parser, "command", {**_COMMANDS, **installed_commands()})
+    return parser
+
+
+def _told(error: Exception) -> tuple[str, int]:
+    """What is said of it, and the exit code. Raises a fault of our own where logs are at debug."""
+    from slipstream.errors import BadRequestError, SlipstreamError
+    from slipstream.stack import LOG_LEVEL_VARIABLE
+
+    if isinstance(error, BadRequestError):
+        return one_line(error), 2
+    if isinstance(error, SlipstreamError | OSError):
+        return one_line(error), 1
+    if os.environ.get(LOG_LEVEL_VARIABLE, "").upper() == "DEBUG":
+        raise error
+    hint = f"a fault of Slipstream's own; {LOG_LEVEL_VARIABLE}=debug shows where"
+    return f"{type(error).__name__}: {one_line(error)} ({hint})", 1
 
 
 def _failed(command: str, message: str, code: int) -> int:
@@ -54,29 +70,13 @@ def _failed(command: str, message: str, code: int) -> int:
     return code
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="slipstream", description="Serve language models.")
-    parser.add_argument(
-        "--version", action="version", version=f"slipstream {version('slipstream')}"
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add_serve(_command(commands, "serve", "run a stack in the foreground"))
-    add_generate(_command(commands, "generate", "stream the answer to one prompt"))
-    add_chat(_command(commands, "chat", "talk with a model"))
-    add_run_batch(_command(commands, "run-batch", "answer a file of requests"))
-    add_trace(_command(commands, "trace", "show what --trace recorded"))
-    add_keys(_command(commands, "keys", "make keys for tcp:// addresses"))
-    add_demo(_command(commands, "demo", "see what it can do"))
-    for name, (purpose, target) in installed_commands().items():
-        _command(commands, name, purpose, target)
-    return parser
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for."""
 
+    def __call__(self, parser: argparse.ArgumentParser, *_given: Any) -> None:
+        from importlib.metadata import version
 
-def _command(
-    commands: argparse._SubParsersAction[Parser], name: str, purpose: str, target: str = ""
-) -> Parser:
-    about = f"{purpose[0].upper()}{purpose[1:]}."
-    return commands.add_parser(name, help=purpose, description=about, target=target)
+        parser.exit(0, f"slipstream {version('slipstream')}\n")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import msgspec
 
 from slipstream.cli_parser import Parser as Parser  # benchmarks import it from here
 from slipstream.client import Client
+from slipstream.errors import wrong_option
 from slipstream.requests import checked_params
 from slipstream.settings import (
     SHORT_LIVED,
@@ -22,7 +23,6 @@ from slipstream.settings import (
     allowed_values,
     description,
     settings_from,
-    wrong_option,
 )
 from slipstream.stack import Stack
 from slipstream.tracing.parts import checked_trace

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from slipstream_bench.models import tiny_models
+from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.loader import load_model
-from slipstream_core.runner.refusals import ModelLoadError
 
 SERVED = [each for each in tiny_models.ARCHITECTURES if each.refused is None]
 REFUSED = [each for each in tiny_models.ARCHITECTURES if each.refused is not None]

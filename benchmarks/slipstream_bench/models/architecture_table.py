@@ -31,8 +31,8 @@ from slipstream_bench.models.tiny_models import (
     save,
     serve,
 )
+from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.loader import load_model
-from slipstream_core.runner.refusals import ModelLoadError
 
 
 @dataclass(frozen=True, slots=True)
