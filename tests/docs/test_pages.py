@@ -80,6 +80,7 @@ def commands(
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each, sub in action.choices.items():
+                sub.load()
                 yield from commands(sub, f"{name} {each}")
 
 
