@@ -20,10 +20,10 @@ from slipstream_core.columns import NewRequest
 from slipstream_core.in_flight import ID_BYTES
 from slipstream_core.rule_columns import token_rules
 from slipstream_core.streams import Stream
-from slipstream_ipc.codec import MAX_CORE_MESSAGE_BYTES
 from slipstream_ipc.columns import check_entry, num_scored, u32
 from slipstream_ipc.errors import BadRequest, ProtocolError
 from slipstream_ipc.messages import Admit, Fault, ModelCard
+from slipstream_ipc.messages.budgets import MAX_CORE_MESSAGE_BYTES
 from slipstream_ipc.params import check_logprob_bytes, check_num_logprobs
 from slipstream_ipc.structured import check_ending
 from slipstream_ipc.token_rules import check_rules, unpack_words

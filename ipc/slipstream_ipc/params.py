@@ -23,12 +23,12 @@ from slipstream_ipc.messages import (
     SamplingParams,
     StructuredOutputs,
 )
+from slipstream_ipc.messages.budgets import LOGPROB_BYTES
 from slipstream_ipc.structured import check_structured
 from slipstream_ipc.token_rules import check_known_ids, check_token_params, unpack_words
 
 MAX_LOGPROBS = 300_000  # more than vocabularies have
 MAX_LOGPROB_TOKEN_IDS = 128
-LOGPROB_BYTES = 8  # its value and its id
 MAX_LOGPROB_BYTES = 64 * 2**20  # of one request, prompt and outputs
 MAX_N = 128
 MAX_STOPS = 64

@@ -26,7 +26,7 @@ from slipstream import (
 )
 from slipstream.demo import MODEL_PATH
 from slipstream.outputs import PromptTokenLogprobs, TokenLogprobs
-from slipstream_ipc.codec import MAX_MESSAGE_BYTES
+from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.params import MAX_LOGPROB_BYTES, MAX_STOP_CHARS
 
 TOLERANCE = 2e-4

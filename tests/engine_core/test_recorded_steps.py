@@ -22,13 +22,14 @@ from tests.engine_core.recording import OpRecorder
 from tests.engine_core.test_rules import asked
 from tests.engine_core.test_torch_runner import BLOCK, VOCAB, prompts_of, save_model
 
-from slipstream_core.columns import NO_ROW, NewRequest
+from slipstream_core.columns import NewRequest
 from slipstream_core.runner.decode_graphs import DecodeGraphs
 from slipstream_core.runner.loader import LoadedModel, load_model
 from slipstream_core.runner.plan import StepPlan, StepResult
 from slipstream_core.runner.step_buffers import HostCopies
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.scheduler import Scheduler
+from slipstream_core.step.limits import NO_ROW
 from slipstream_ipc.log import PagedLog
 
 SLOTS = 8

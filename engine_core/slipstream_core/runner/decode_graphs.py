@@ -42,7 +42,6 @@ from slipstream_core.runner.plan import StepPlan
 from slipstream_core.runner.results import Landing, fetch, packed_layout, write_logprobs
 from slipstream_core.runner.sampler import (
     NUM_CANDIDATES,
-    Limits,
     divisors,
     draw,
     draw_candidates,
@@ -53,6 +52,7 @@ from slipstream_core.runner.sampler import (
 )
 from slipstream_core.runner.step_buffers import AnyArray, Copies, Field, Layout, Mark, Staging
 from slipstream_core.runner.traced import Forward
+from slipstream_core.runner.truncation import Limits
 from slipstream_core.runner.whole_draws import WholeDraws
 
 logger = logging.getLogger(__name__)

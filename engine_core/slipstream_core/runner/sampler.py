@@ -40,6 +40,7 @@ from slipstream_core.runner.plan import (
     ListedLogprobs,
     StepPlan,
 )
+from slipstream_core.runner.truncation import Limits
 from slipstream_core.runner.upload import to_device
 from slipstream_ipc.wide_logprobs import MAX_NARROW
 
@@ -221,37 +222,6 @@ def limited_twice(plan: StepPlan, top_ks: Int32s, vocab_size: int) -> Int64s:
     """Those of them that top_p cuts after top_k has, [B]: it takes a share of what is left then."""
     has_both = (top_ks > 0) & (plan.top_ps < 1)
     return np.flatnonzero(has_both & may_reach_further(plan, top_ks, vocab_size))
-
-
-class Limits:
-    """Scaled logits [S, vocab] and the truncation that each of the S rows asks for."""
-
-    def __init__(
-        self, scaled: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor
-    ) -> None:
-        self.scaled = scaled
-        self.top_ks = top_ks[:, None]  # 0 is off
-        # 1 is off; as a bound on a rounded sum it would still cut the last tokens
-        self.top_ps = torch.where(top_ps < 1, top_ps, torch.inf)[:, None]
-        self.min_ps = min_ps[:, None]
-        self.log_total = scaled.logsumexp(-1, keepdim=True)
-
-    def masses(self, rows: torch.Tensor, widest: int) -> torch.Tensor:
-        """What is likelier than a kept token has less of, [S, 1], where `rows`, int64 [B], are
-        limited twice, with a top_k of at most `widest`; of other rows it is top_ps.
-        """
-        probs = self.scaled[rows].topk(widest, dim=-1).values.sub_(self.log_total[rows]).exp_()
-        kept_mass = probs.cumsum(-1).gather(1, self.top_ks[rows].long() - 1)
-        return self.top_ps.index_copy(0, rows, self.top_ps[rows] * kept_mass)
-
-    def of(self, index: torch.Tensor) -> Limits:
-        """The same of some rows."""
-        return Limits(
-            self.scaled[index],
-            self.top_ks[index, 0],
-            self.top_ps[index, 0],
-            self.min_ps[index, 0],
-        )
 
 
 def draw_candidates(limits: Limits, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

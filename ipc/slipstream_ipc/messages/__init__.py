@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from slipstream_ipc.messages.attaching import (
     PROTOCOL_VERSION,
+    Control,
     Hello,
     Ping,
     Reattach,
@@ -122,6 +123,7 @@ __all__ = [
     "CancelledState",
     "ChatMessage",
     "ClientToWorker",
+    "Control",
     "CoreToWorker",
     "Deltas",
     "Detokenize",
