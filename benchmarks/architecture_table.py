@@ -21,8 +21,8 @@ from tiny_models import ARCHITECTURES, VARIANTS, Architecture, generate, num_equ
 from tqdm import tqdm
 from transformers.utils import logging
 
+from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.loader import load_model
-from slipstream_core.runner.refusals import ModelLoadError
 
 
 @dataclass(frozen=True, slots=True)

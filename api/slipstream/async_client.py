@@ -255,7 +255,7 @@ class AsyncClient:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-        on_done: Callable[[Completion], None] | None = None,
+        on_done: Callable[[Completion], object] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> list[Completion]:
         """Run many requests to their ends; see `Client.generate_many`."""

@@ -259,7 +259,7 @@ class Client:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-        on_done: Callable[[Completion], None] | None = None,
+        on_done: Callable[[Completion], object] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> list[Completion]:
         """Run many requests to their ends; completions in the order of the prompts, one to each:

@@ -108,7 +108,7 @@ class Desk:
         self._suspects = suspects
         self._now = 0.0  # of the last look at what has arrived
         self._lives = Lives(
-            *(scheduler, tokens, logprobs), grammars=grammars, room=room, counters=counters
+            scheduler, tokens, logprobs, grammars=grammars, room=room, counters=counters
         )
         self._forgotten: deque[bytes] = deque(maxlen=_MAX_FORGOTTEN)
         self._streams = self._lives.streams

@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.admission import new_request, wants_prompt
-from slipstream_core.columns import NO_ROW
 from slipstream_core.counters import Counters
 from slipstream_core.grammar.rows import GrammarRows
 from slipstream_core.grammar.state import GrammarState
 from slipstream_core.logprob_room import LogprobRoom, first_bytes, stream_bytes
 from slipstream_core.port import Port
 from slipstream_core.scheduler import Scheduler
+from slipstream_core.step.limits import NO_ROW
 from slipstream_core.streams import Stream, StreamTable
 from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.cursors import Cursors

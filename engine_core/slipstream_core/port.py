@@ -22,13 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc.accept import Acceptor, Session
-from slipstream_ipc.codec import MESSAGE_BUDGET_BYTES
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.cursors import Cursors, Portion
 from slipstream_ipc.log import PagedLog
 from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.messages import CoreToWorker, Step, WorkerToCore
-from slipstream_ipc.params import LOGPROB_BYTES
+from slipstream_ipc.messages.budgets import LOGPROB_BYTES, MESSAGE_BUDGET_BYTES
 
 Int64s = npt.NDArray[np.int64]
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.columns import NO_ROW, Acked, NewRequest, RequestColumns, SlotColumns
+from slipstream_core.columns import Acked, NewRequest, RequestColumns, SlotColumns
 from slipstream_core.course import Course
 from slipstream_core.decode_batch import DecodeBatch
 from slipstream_core.launched import LaunchedSteps, Sampled
@@ -39,6 +39,7 @@ from slipstream_core.probation import Probation
 from slipstream_core.prompt_rows import PromptRows
 from slipstream_core.request_blocks import RequestBlocks
 from slipstream_core.runner.plan import StepPlan
+from slipstream_core.step.limits import NO_ROW
 from slipstream_ipc.log import PagedLog
 from slipstream_ipc.pages import PAGE_LEN
 
@@ -101,7 +102,7 @@ class Scheduler:
         self._room = LogprobRoom() if room is None else room
         self._unbounded: int | None = None  # the row that goes on beyond the room there is
         self._places = Places(
-            *(self._requests, self._slots, self._blocks), block_size=block_size, room=self._room
+            self._requests, self._slots, self._blocks, block_size=block_size, room=self._room
         )
         self._prompts = PromptRows(tokens)
         self._prefill = Prefill(

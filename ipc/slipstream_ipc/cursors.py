@@ -24,6 +24,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_ipc.row_table import RowTable, column
+
 Int64s = npt.NDArray[np.int64]
 
 
@@ -59,14 +61,16 @@ class _Course:
         return self.acked is None or self.acked.item(0) < portion.starts.item(0)
 
 
-class Cursors:
+class Cursors(RowTable):
     """Cursors by row; positions count from the row's own start."""
 
+    _sent: Int64s = column(np.int64)
+    _acked: Int64s = column(np.int64)
+    _open: npt.NDArray[np.bool_] = column(np.bool_)
+    _lives: Int64s = column(np.int64)
+
     def __init__(self, rows: int = 64) -> None:
-        self._sent = np.zeros(rows, np.int64)
-        self._acked = np.zeros(rows, np.int64)
-        self._open = np.zeros(rows, np.bool_)
-        self._lives = np.zeros(rows, np.int64)
+        super().__init__(rows)
         self._first = 0  # the row that is taken first where not all fit
         self._course: _Course | None = None
 
@@ -84,12 +88,8 @@ class Cursors:
     def open(self, row: int, position: int) -> None:
         """Begin (or, after an attach, begin again) to send `row` from `position` on."""
         self._end_course()
-        if row >= len(self._sent):
-            more = max(row + 1, 2 * len(self._sent)) - len(self._sent)
-            self._sent = np.pad(self._sent, (0, more))
-            self._acked = np.pad(self._acked, (0, more))
-            self._open = np.pad(self._open, (0, more))
-            self._lives = np.pad(self._lives, (0, more))
+        if row >= self.num_rows:
+            self.grow(row + 1)
         self._sent[row] = self._acked[row] = position
         self._open[row] = True
         self._lives[row] += 1

@@ -25,8 +25,10 @@ from slipstream_ipc.columns import f32, pack_f32, pack_u32, u32
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import LogprobColumns
 from slipstream_ipc.pages import PageTable, Pool, spans
+from slipstream_ipc.row_table import RowTable, column
 from slipstream_ipc.wide_logprobs import MAX_NARROW, Candidates, WideRows, joined
 
+_FEWEST_ROWS = 64
 _SPARE_BYTES = 2**22  # that the pools of a width may keep when no row has it
 
 Int64s = npt.NDArray[np.int64]
@@ -119,9 +121,9 @@ class _Width:
         return self._values.read(places), self._ids.read(places), self._ranks.read(places)
 
     def _write(self, places: Int64s, values: Float32s, ids: UInt32s, ranks: UInt32s) -> None:
-        for pool, column in ((self._values, values), (self._ids, ids), (self._ranks, ranks)):
+        for pool, found in ((self._values, values), (self._ids, ids), (self._ranks, ranks)):
             pool.reserve(self._table.num_places)
-            pool.write(places, column)
+            pool.write(places, found)
 
 
 class _Wide:
@@ -178,22 +180,22 @@ class _Wide:
         return whole.values, whole.ids, whole.ranks
 
 
-class LogprobLog:
+class LogprobLog(RowTable):
     """Log-probabilities of every token since a row was opened."""
 
+    _widths: Int64s = column(np.int64)  # 0: none wanted
+    _bases: Int64s = column(np.int64)  # position in the row's token history of the first
+
     def __init__(self) -> None:
+        super().__init__(_FEWEST_ROWS)
         self._by_width: dict[int, _Width | _Wide] = {}
         self._wide = WideRows()
-        self._widths = np.zeros(64, np.int64)  # by row; 0: none wanted
-        self._bases = np.zeros(64, np.int64)  # position in the row's token history of the first
         self._asked: tuple[Int64s, int] | None = None  # rows last asked for, the width of all
 
     def open(self, row: int, num_logprobs: int, position: int) -> None:
         """Keep the sampled token's and `num_logprobs` more for tokens from `position` on."""
-        if row >= len(self._widths):
-            more = max(row + 1, 2 * len(self._widths)) - len(self._widths)
-            self._widths = np.pad(self._widths, (0, more))
-            self._bases = np.pad(self._bases, (0, more))
+        if row >= self.num_rows:
+            self.grow(row + 1)
         self.drop(row)
         self._asked = None
         width = 1 + num_logprobs

@@ -33,6 +33,7 @@ from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.messages import Admit
 from slipstream_ipc.params import stop_strings
 from slipstream_ipc.prompt_log import PromptLog
+from slipstream_ipc.row_table import RowTable, column
 from slipstream_ipc.text_log import Cursor
 from slipstream_ipc.wide_logprobs import MAX_NARROW
 from slipstream_worker.cells import NO_CELLS, Cells
@@ -50,43 +51,44 @@ UInt64s = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 
 _NOBODY = 0
-_NOT_BY_LINE = ("_latest", "_sorted")
+_FEWEST_LINES = 64
 _NOBODYS: Int64s = np.zeros(0, np.int64)
 
 
-class StreamColumns:
+class StreamColumns(RowTable):
     """Columns by line. Those without an underscore may be read by whoever sends."""
+
+    is_fast: Bools = column(np.bool_)
+    is_dirty: Bools = column(np.bool_)  # may have something its reader lacks
+    intervals: Int64s = column(np.int64, 1)
+    widths: Int64s = column(np.int64)  # log-probabilities to a token
+    handles: UInt32s = column(np.uint32)  # its reader's
+    sent_tokens: Int64s = column(np.int64)  # of fast lines
+    sent_chars: Int64s = column(np.int64)
+    # when its reader was sent something last, 0.0 never (see `counters`, which keeps it)
+    delivered_at: Float64s = column(np.float64)
+    _prompt_lens: Int64s = column(np.int64)
+    _max_tokens: Int64s = column(np.int64)
+    _firsts: Int64s = column(np.int64)  # of the line's view in `fast`
+    _stop_low: UInt64s = column(np.uint64)  # first characters of its stop strings
+    _stop_high: UInt64s = column(np.uint64)
+    _sets: Int64s = column(np.int64)  # of its stop strings; 0: nothing is learnt
 
     def __init__(self, fast: FastTable | None) -> None:
         """`fast` None: no line is ever fast."""
+        super().__init__(_FEWEST_LINES)
         self.fast = fast
         self.tokens = PagedLog(np.uint32)
         self.logprobs = LogprobLog()
         self.prompts = PromptLog()
         self.streams: list[Stream | None] = [None]
         self._free: list[int] = []
-        num = 64
-        self.is_fast: Bools = np.zeros(num, np.bool_)
-        self.is_dirty: Bools = np.zeros(num, np.bool_)  # may have something its reader lacks
-        self.intervals: Int64s = np.ones(num, np.int64)
-        self.widths: Int64s = np.zeros(num, np.int64)  # log-probabilities to a token
         self.max_width = 0  # of any line so far that can be fast
         self.has_logprobs = False  # any line so far
         self._latest: Int64s = _NOBODYS  # lines of the last `append`, …
         self._sorted: Int64s | None = None  # … the same in ascending order, once it was asked for
-        self.handles: UInt32s = np.zeros(num, np.uint32)  # its reader's
-        self.sent_tokens: Int64s = np.zeros(num, np.int64)  # of fast lines
-        self.sent_chars: Int64s = np.zeros(num, np.int64)
-        # when its reader was sent something last, 0.0 never (see `counters`, which keeps it)
-        self.delivered_at: Float64s = np.zeros(num, np.float64)
-        self._prompt_lens: Int64s = np.zeros(num, np.int64)
-        self._max_tokens: Int64s = np.zeros(num, np.int64)
-        self._firsts: Int64s = np.zeros(num, np.int64)  # of the line's view in `fast`
-        self._stop_low = np.zeros(num, np.uint64)  # first characters of its stop strings
-        self._stop_high = np.zeros(num, np.uint64)
         self._rules = self._rules_of(self._latest)
         self._num_with_stops = 0
-        self._sets: Int64s = np.zeros(num, np.int64)  # of its stop strings; 0: nothing is learnt
         self._plain = PlainTokens(fast)
         self.cells = self._new_cells()
 
@@ -99,8 +101,9 @@ class StreamColumns:
             self.streams.append(None)
         line = stream.line = self._free.pop()
         self.streams[line] = stream
-        if line >= len(self.is_fast):
-            self._grow(line + 1)
+        if line >= self.num_rows:
+            self.grow(line + 1)
+            self.cells = self._new_cells()
         self.tokens.open(line)
         outputs = u32(admit.output_ids)
         if len(outputs):
@@ -336,13 +339,6 @@ class StreamColumns:
         if cells.lows[at] & cells.stop_low[line] or cells.highs[at] & cells.stop_high[line]:
             return bool(self._plain.harmless[cells.sets[line], token_id])
         return True
-
-    def _grow(self, num_lines: int) -> None:
-        more = max(num_lines, 2 * len(self.is_fast)) - len(self.is_fast)
-        for name, column in vars(self).items():
-            if isinstance(column, np.ndarray) and name not in _NOT_BY_LINE:
-                setattr(self, name, np.pad(column, (0, more)))
-        self.cells = self._new_cells()
 
     def _new_cells(self) -> Cells:
         fast = self.fast

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_ipc.codec import MESSAGE_BUDGET_BYTES
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Deltas, End
+from slipstream_ipc.messages.budgets import MESSAGE_BUDGET_BYTES
 from slipstream_ipc.text_log import Cursor
 from slipstream_ipc.wide_logprobs import MAX_NARROW
 from slipstream_worker.columns import StreamColumns

@@ -26,6 +26,7 @@ from msgspec import structs
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import (
     Admit,
+    CancelledState,
     End,
     Fault,
     FinishReason,
@@ -61,7 +62,7 @@ class Lives:
         front: FrontAcceptor,
         columns: StreamColumns,
         detokenizers: DetokenizerFactory,
-        renderings: Renderings,
+        renderings: Renderings[Stream],
         grace_s: float,
         stream_interval: int | Literal["auto"],
     ) -> None:
@@ -203,6 +204,16 @@ class Lives:
             if stream.stage is Stage.SUBMITTED:
                 self.readers.accept(stream)
             self._end(stream, "abort")
+
+    def cancel(self, stream_id: bytes) -> CancelledState:
+        """End the stream of this id, whichever client reads it; what it was found to be."""
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            return "ended" if self.keeping.has_been(stream_id) else "unknown"
+        if stream.stage is Stage.ENDED:
+            return "ended"
+        self.abort(stream)
+        return "running"
 
     def fail(self, stream: Stream, why: str) -> None:
         """End a stream whose handling raised, without trusting its detokeniser any more."""

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.loader import load_model
-from slipstream_core.runner.refusals import ModelLoadError
 
 
 def _list_of_models() -> Any:

@@ -34,7 +34,7 @@ from slipstream_core.runner.candidates import Coming
 from slipstream_core.runner.decode_graphs import KINDS
 from slipstream_core.runner.loader import LoadedModel
 from slipstream_core.runner.memory import dearest, largest_plan
-from slipstream_core.runner.plan import PromptPlan, StepPlan
+from slipstream_core.runner.plan import ListedLogprobs, PromptPlan, StepPlan
 from slipstream_core.runner.results import Ended, Landing
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_ipc.log import PagedLog
@@ -152,6 +152,18 @@ STEPS: dict[str, dict[str, Any]] = {
         "max_logprobs": 30,
         "num_logprobs": np.array([30, -1, 2], np.int32),
     },
+    "listed ids": {
+        "max_logprobs": 5,
+        "num_logprobs": np.array([2, 5, 0], np.int32),
+        "listed": ListedLogprobs(rows=np.array([0]), ids=np.array([[9, 4]]), max_unlisted=5),
+    },
+    "listed ids of all that ask": {
+        "max_logprobs": 2,
+        "num_logprobs": np.array([-1, 2, 1], np.int32),
+        "listed": ListedLogprobs(
+            rows=np.array([1, 2]), ids=np.array([[9, 4], [3, 0]]), max_unlisted=-1
+        ),
+    },
     "ids that are masked": {"masked_rows": np.array([0, 2]), "masked_ids": np.array([4, 9])},
     "rules": {"rules": rules_of(3)},
     "rules, drawn": DRAWN | {"rules": rules_of(3)},
@@ -172,6 +184,16 @@ def test_a_grammars_masks_are_enqueued(runner: TorchRunner) -> None:
 def test_very_many_log_probabilities_are_enqueued(runner: TorchRunner) -> None:
     plan = decoding(3, any_wide=True, num_logprobs=np.array([VOCAB, 2, -1], np.int32))
     landing = step(runner, replace(plan, max_logprobs=2))
+    assert isinstance(landing, Landing)
+    ((row, coming),) = landing.wide
+    assert row == 0
+    assert isinstance(coming, Coming)
+
+
+def test_very_many_listed_ids_are_enqueued(runner: TorchRunner) -> None:
+    listed = ListedLogprobs(rows=np.array([0]), ids=np.arange(100)[None], max_unlisted=2)
+    plan = decoding(3, any_wide=True, num_logprobs=np.array([100, 2, -1], np.int32))
+    landing = step(runner, replace(plan, max_logprobs=2, listed=listed))
     assert isinstance(landing, Landing)
     ((row, coming),) = landing.wide
     assert row == 0

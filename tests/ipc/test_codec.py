@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 from slipstream_ipc import messages
 from slipstream_ipc.codec import (
-    MAX_MESSAGE_BYTES,
-    MAX_PARAMS_BYTES,
     Codec,
     client_codec,
     core_codec,
@@ -37,6 +35,7 @@ from slipstream_ipc.messages import (
     WorkerToClient,
     WorkerToCore,
 )
+from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES, MAX_PARAMS_BYTES
 from slipstream_ipc.params import (
     MAX_STOP_CHARS,
     MAX_STOP_TOKEN_IDS,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream_ipc.codec import MESSAGE_BUDGET_BYTES
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
 from slipstream_ipc.messages import Admit, LogprobColumns, SamplingParams
+from slipstream_ipc.messages.budgets import MESSAGE_BUDGET_BYTES
 from slipstream_worker import deltas
 from slipstream_worker.columns import StreamColumns
 from slipstream_worker.detokenizer import TableDetokenizerFactory

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream_ipc.codec import MESSAGE_BUDGET_BYTES
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, LogprobColumns, SamplingParams
+from slipstream_ipc.messages.budgets import MESSAGE_BUDGET_BYTES
 from slipstream_worker import deltas
 from slipstream_worker.columns import StreamColumns
 from slipstream_worker.detokenizer import TableDetokenizerFactory

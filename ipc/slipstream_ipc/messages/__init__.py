@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from slipstream_ipc.messages.attaching import (
     PROTOCOL_VERSION,
+    Control,
     Hello,
     Ping,
     Reattach,
@@ -121,6 +122,7 @@ __all__ = [
     "CancelledState",
     "ChatMessage",
     "ClientToWorker",
+    "Control",
     "CoreToWorker",
     "Deltas",
     "Detokenize",

@@ -27,7 +27,7 @@ from slipstream.bench.fuzz.honest import Answer, HonestClient
 from slipstream.bench.fuzz.result import FuzzResult
 from slipstream.bench.fuzz.stack import ErrorLog, FuzzStack, Heir, resident_bytes
 from slipstream.bench.fuzz.worker_attacker import WorkerSpeech
-from slipstream_ipc.codec import MAX_MESSAGE_BYTES
+from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 
 _NUM_CLIENTS = 12
 _NUM_WORKERS = 3

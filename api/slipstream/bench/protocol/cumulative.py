@@ -18,19 +18,21 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from slipstream_ipc.codec import MAX_CORE_MESSAGE_BYTES, Codec
+from slipstream_ipc.codec import Codec
 from slipstream_ipc.columns import pack_f32, pack_u32, u32
 from slipstream_ipc.log import PagedLog
 from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.messages import (
     Admit,
     Admitted,
+    Control,
     CoreToWorker,
     Frame,
     LogprobColumns,
     Step,
     WorkerToCore,
 )
+from slipstream_ipc.messages.budgets import MAX_CORE_MESSAGE_BYTES
 
 Int64s = npt.NDArray[np.int64]
 
@@ -57,7 +59,7 @@ class Counted(Codec[CoreToWorker, WorkerToCore]):
         super().__init__(Frame[WorkerToCore], MAX_CORE_MESSAGE_BYTES)
         self.sent = SentSteps([], [], [])
 
-    def encode(self, frame: Frame[CoreToWorker]) -> bytes:
+    def encode(self, frame: Frame[CoreToWorker] | Frame[Control]) -> bytes:
         """The frame's bytes."""
         data = super().encode(self._as_sent(frame))
         if isinstance(frame.body, Step):
@@ -66,7 +68,9 @@ class Counted(Codec[CoreToWorker, WorkerToCore]):
             self.sent.num_tokens.append(len(frame.body.token_ids) // 4)
         return data
 
-    def _as_sent(self, frame: Frame[CoreToWorker]) -> Frame[CoreToWorker]:
+    def _as_sent(
+        self, frame: Frame[CoreToWorker] | Frame[Control]
+    ) -> Frame[CoreToWorker] | Frame[Control]:
         return frame
 
 
@@ -86,13 +90,16 @@ class WholeHistories(Counted):
             self._prompt_lens[frame.body.stream_id] = len(frame.body.prompt_ids) // 4
         return frame
 
-    def _as_sent(self, frame: Frame[CoreToWorker]) -> Frame[CoreToWorker]:
+    def _as_sent(
+        self, frame: Frame[CoreToWorker] | Frame[Control]
+    ) -> Frame[CoreToWorker] | Frame[Control]:
         body = frame.body
         if isinstance(body, Admitted):
             self._starts = _with_room(self._starts, body.row)
             self._starts[body.row] = self._prompt_lens.pop(body.stream_id)
         elif isinstance(body, Step):
-            return Frame(frame.epoch, frame.seq, frame.ack, self._whole(body))
+            whole: Frame[CoreToWorker] = Frame(frame.epoch, frame.seq, frame.ack, self._whole(body))
+            return whole
         return frame
 
     def _whole(self, step: Step) -> Step:

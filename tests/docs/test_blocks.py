@@ -1,4 +1,8 @@
-"""Every code block of the README runs as written, in the order in which a reader meets them."""
+"""Every block of Python and of shell in README and docs runs as written, beside one server.
+
+Blocks without a language are not run: they need another machine, a model, or minutes. Their
+commands and options are checked in `test_pages`.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +15,33 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from tests.docs.pages import ROOT, Block, blocks
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
-ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"```(python|bash)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-PYTHON = [text for language, text in BLOCKS if language == "python"]
+PYTHON = blocks("python")
 COMMANDS = [
-    line for language, text in BLOCKS if language == "bash" for line in text.strip().splitlines()
+    Block(f"{block.name}.{number}", line)
+    for block in blocks("bash")
+    for number, line in enumerate(block.text.strip().splitlines(), 1)
 ]
-# the first is the fixture `launched`, the last are these tests, and one has its own, test_demo_kill
-ELSEWHERE = ("scripts/launch", "scripts/test", ".venv/bin/slipstream demo kill")
+# the first is the fixture `launched`, the other has a test of its own, test_demo_kill
+ELSEWHERE = ("scripts/launch", ".venv/bin/slipstream demo kill")
 
 
 @pytest.fixture(scope="module")
 def environment() -> Iterator[dict[str, str]]:
-    """A default address of our own, and the interpreter of these tests as `.venv`."""
-    folder = tempfile.mkdtemp(prefix="readme-")
+    """A default address of our own."""
+    folder = tempfile.mkdtemp(prefix="docs-")
     yield {**os.environ, "XDG_RUNTIME_DIR": folder}
     shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
 def port() -> str:
-    """The README's port where nobody has it, else another: blocks then run with that one."""
+    """The pages' port where it is free, else another: blocks then run with that one."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", 8000))
@@ -70,8 +74,9 @@ def launched(environment: dict[str, str], port: str) -> Iterator[str]:
 
 
 def test_there_is_something_to_test() -> None:
-    assert COMMANDS[0] == "scripts/launch"
-    assert len(PYTHON) >= 4
+    assert COMMANDS[0].text == "scripts/launch"
+    assert len(PYTHON) >= 10
+    assert {block.name.rpartition("-")[0] for block in PYTHON} >= {"README.md", "docs/python.md"}
 
 
 def _failing_on_errors(command: str) -> str:
@@ -80,7 +85,7 @@ def _failing_on_errors(command: str) -> str:
 
 
 def test_curl_is_asked_to_fail() -> None:
-    [*asked] = [_failing_on_errors(each) for each in COMMANDS if each.startswith("curl")]
+    [*asked] = [_failing_on_errors(each.text) for each in COMMANDS if each.text.startswith("curl")]
     assert len(asked) >= 5
     assert all(each.startswith("curl --fail-with-body -s") for each in asked)
 
@@ -93,29 +98,9 @@ def test_launch_names_each_process_and_a_command_to_try(launched: str) -> None:
     assert "ipc://" in launched
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("launched")
-@pytest.mark.parametrize("block", PYTHON)
-def test_python_block(block: str, environment: dict[str, str], port: str) -> None:
+def _run(command: list[str], environment: dict[str, str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error::ResourceWarning", "-c", block.replace("8000", port)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("launched")
-@pytest.mark.parametrize("command", [c for c in COMMANDS if not c.startswith(ELSEWHERE)])
-def test_command(command: str, environment: dict[str, str], port: str) -> None:
-    done = subprocess.run(
-        ["bash", "-c", _failing_on_errors(command).replace("8000", port)],
+        command,
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -123,5 +108,24 @@ def test_command(command: str, environment: dict[str, str], port: str) -> None:
         timeout=2 * PATIENCE_S,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("launched")
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.name)
+def test_python_block(block: Block, environment: dict[str, str], port: str) -> None:
+    program = block.text.replace("8000", port)
+    _run([sys.executable, "-W", "error::ResourceWarning", "-c", program], environment)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("launched")
+@pytest.mark.parametrize(
+    "command",
+    [each for each in COMMANDS if not each.text.startswith(ELSEWHERE)],
+    ids=lambda block: block.name,
+)
+def test_command(command: Block, environment: dict[str, str], port: str) -> None:
+    _run(["bash", "-c", _failing_on_errors(command.text).replace("8000", port)], environment)
