@@ -1,4 +1,7 @@
-"""Demonstrations, and in `model/` the bundled demo model."""
+"""Demonstrations, and in `model/` the bundled demo model.
+
+`slipstream_bench.demo_model.train` makes its weights and its tokenizer.
+"""
 
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 
