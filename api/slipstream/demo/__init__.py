@@ -1,7 +1,7 @@
 """The bundled demo model: where it lies and what it is called.
 
-Owns the trained artefacts in `model/` and the script that makes them (`slipstream.demo.train`).
-Importing this package loads nothing heavy: no torch, no transformers, no weights.
+Its weights and its tokenizer are in `model/`; `slipstream_bench.demo_model.train` makes them.
+Importing this package imports neither torch nor transformers.
 """
 
 from pathlib import Path
