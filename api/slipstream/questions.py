@@ -25,7 +25,6 @@ from msgspec.structs import replace
 
 from slipstream.errors import SlipstreamError, bad_request, error_from
 from slipstream.requests import checked_prompt, fits_message
-from slipstream_ipc.codec import MAX_MESSAGE_BYTES
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest, ProtocolError
 from slipstream_ipc.messages import (
@@ -38,6 +37,7 @@ from slipstream_ipc.messages import (
     Tokenize,
     Tokenized,
 )
+from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.params import token_ids_from
 from slipstream_ipc.template import check_token_ids, template_options
 

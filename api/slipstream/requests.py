@@ -22,7 +22,7 @@ import numpy.typing as npt
 from msgspec import Raw
 
 from slipstream.errors import bad_request
-from slipstream_ipc.codec import MAX_MESSAGE_BYTES, client_codec, encode_params
+from slipstream_ipc.codec import client_codec, encode_params
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
@@ -37,6 +37,7 @@ from slipstream_ipc.messages import (
     Submit,
     TemplateOptions,
 )
+from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.params import (
     check_cache_salt,
     check_label,
@@ -260,7 +261,8 @@ def _check_answer(params: SamplingParams, token_ids: bytes, model: ModelCard | N
 
 
 def _num_bytes(body: ClientToWorker) -> int:
-    return len(_codec.encode(Frame(2**63, 2**63, 2**63, body)))
+    frame: Frame[ClientToWorker] = Frame(2**63, 2**63, 2**63, body)
+    return len(_codec.encode(frame))
 
 
 def _stream_id(given: str) -> bytes:

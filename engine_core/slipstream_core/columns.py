@@ -26,6 +26,10 @@ import numpy.typing as npt
 from slipstream_core.block_pool import NULL_BLOCK
 from slipstream_core.logprob_room import step_len
 from slipstream_core.rule_columns import RuleColumns, TokenRules
+from slipstream_core.runner.plan import ListedLogprobs
+from slipstream_core.step.limits import NO_ROW
+from slipstream_ipc.row_set import RowSet
+from slipstream_ipc.row_table import RowTable, column
 from slipstream_ipc.wide_logprobs import MAX_NARROW
 
 Int32s = npt.NDArray[np.int32]
@@ -34,7 +38,6 @@ Float32s = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
 NO_SLOT = -1
-NO_ROW = -1
 
 # Positions that each row's worker has acknowledged, the prompt's included, by row; a function where
 # to say them costs something: nobody asks unless somebody has to be looked at.
@@ -60,6 +63,7 @@ class NewRequest:
     min_p: float
     seed: int  # int64
     num_logprobs: int = -1
+    logprob_token_ids: tuple[int, ...] = ()  # in the place of the most likely; num_logprobs of them
     min_tokens: int = 0
     stop_token_ids: tuple[
         int, ...
@@ -88,50 +92,55 @@ class SamplingColumns:
     any_truncation: bool
     max_logprobs: int
     any_wide: bool
+    listed: ListedLogprobs | None
 
 
-class RequestColumns:
+class RequestColumns(RowTable):
     """Facts by row; every column is [rows], and all of them grow together."""
 
+    generation: Int64s = column(np.int64)
+    alive: Bools = column(np.bool_)
+    on_probation: Bools = column(np.bool_)  # of those alive
+    use_prefix_cache: Bools = column(np.bool_)
+    slot: Int64s = column(np.int64, NO_SLOT)  # NO_SLOT while it waits
+    priority: Int64s = column(np.int64)
+    arrival: Int64s = column(np.int64)
+    turn: Int64s = column(np.int64)  # among tenants of equal priority; see `waiting`
+    prompt_len: Int64s = column(np.int64)
+    limit: Int64s = column(np.int64)  # tokens, prompt included, that it may grow to
+    run_ahead: Int64s = column(np.int64)  # outputs that may be unacknowledged
+    room: Int64s = column(np.int64)  # tokens, as `limit`, that log-probabilities fit of
+    known: Int64s = column(np.int64)  # tokens in the history or in flight
+    computed: Int64s = column(np.int64)  # tokens in the cache once all launched steps ran
+    masked_until: Int64s = column(np.int64)  # `known` from which stop ids are allowed
+    temperature: Float32s = column(np.float32)
+    top_k: Int32s = column(np.int32)
+    top_p: Float32s = column(np.float32, 1)
+    min_p: Float32s = column(np.float32)
+    seed: Int64s = column(np.int64)
+    num_logprobs: Int32s = column(np.int32, -1)
+    has_rules: Bools = column(np.bool_)  # of single tokens; they are in `rules`
+    has_grammar: Bools = column(np.bool_)
+
     def __init__(self, rows: int = 64) -> None:
-        self.generation = np.zeros(rows, np.int64)
+        super().__init__(rows)
         self.num_ended = 0  # times that some generation went up
         self.num_growing = 0  # rows that want log-probabilities
-        self.alive = np.zeros(rows, np.bool_)
-        self.on_probation = np.zeros(rows, np.bool_)  # of those alive
-        self.use_prefix_cache = np.zeros(rows, np.bool_)
-        self.slot = np.full(rows, NO_SLOT, np.int64)  # NO_SLOT while it waits
-        self.priority = np.zeros(rows, np.int64)
-        self.arrival = np.zeros(rows, np.int64)
-        self.turn = np.zeros(rows, np.int64)  # among tenants of equal priority; see `waiting`
         self.tenants: dict[int, bytes] = {}  # by row, of those alive
-        self.prompt_len = np.zeros(rows, np.int64)
-        self.limit = np.zeros(rows, np.int64)  # tokens, prompt included, that it may grow to
-        self.run_ahead = np.zeros(rows, np.int64)  # outputs that may be unacknowledged
-        self.room = np.zeros(rows, np.int64)  # tokens, as `limit`, that log-probabilities fit of
-        self.known = np.zeros(rows, np.int64)  # tokens in the history or in flight
-        self.computed = np.zeros(rows, np.int64)  # tokens in the cache once all launched steps ran
-        self.masked_until = np.zeros(rows, np.int64)  # `known` from which stop ids are allowed
-        self.temperature = np.zeros(rows, np.float32)
-        self.top_k = np.zeros(rows, np.int32)
-        self.top_p = np.zeros(rows, np.float32)
-        self.min_p = np.zeros(rows, np.float32)
-        self.seed = np.zeros(rows, np.int64)
-        self.num_logprobs = np.zeros(rows, np.int32)
-        self.has_rules = np.zeros(rows, np.bool_)  # of single tokens; they are in `rules`
         self.rules = RuleColumns()
-        self.has_grammar = np.zeros(rows, np.bool_)
         self._num_grammars = 0  # rows that have one
         self._stop_ids: dict[int, Int64s] = {}  # row -> ids, of rows with min_tokens
+        self._logprob_ids: dict[int, Int64s] = {}  # row -> ids, of rows that list some
         self._arrivals = 0
         # What was told last, and of whom: between two steps the batch seldom changes.
-        self._last_sampling: tuple[Int64s, SamplingColumns] | None = None
+        self._last_sampling: tuple[RowSet, SamplingColumns] | None = None
         self._last_masks: tuple[Int64s, Int64s, tuple[Int64s, Int64s]] | None = None
 
     def add(self, request: NewRequest, *, known: int, limit: int, run_ahead: int) -> None:
         """Start a request on its row; it waits."""
         row = request.row
-        self._make_room(row)
+        if row >= self.num_rows:
+            self.grow(row + 1)
         self.alive[row] = True
         self.on_probation[row] = request.on_probation
         self.use_prefix_cache[row] = request.use_prefix_cache
@@ -160,6 +169,8 @@ class RequestColumns:
         self.min_p[row] = request.min_p
         self.seed[row] = request.seed
         self.num_logprobs[row] = request.num_logprobs
+        if request.logprob_token_ids:
+            self._logprob_ids[row] = np.array(request.logprob_token_ids, np.int64)
         self.has_rules[row] = request.rules is not None
         if request.rules is not None:
             self.rules.add(row, request.rules)
@@ -180,6 +191,7 @@ class RequestColumns:
         for row in rows.tolist():
             self.tenants.pop(row, None)
             self._stop_ids.pop(row, None)
+            self._logprob_ids.pop(row, None)
         if self.rules:
             self.rules.remove(rows.tolist())
 
@@ -210,13 +222,13 @@ class RequestColumns:
         known = self.known[rows]
         return np.logical_and(known >= self.room[rows], known < self.limit[rows])
 
-    def sampling(self, rows: Int64s) -> SamplingColumns:
-        """The sampling columns of `rows`, [S]."""
-        last = self._last_sampling
-        if last is not None and last[0] is rows:
+    def sampling(self, row_set: RowSet) -> SamplingColumns:
+        """The sampling columns of these rows, [S]."""
+        last, rows = self._last_sampling, row_set.array
+        if last is not None and last[0].version == row_set.version:
             return last[1]
-        if last is not None and np.array_equal(last[0], rows):
-            self._last_sampling = rows, last[1]
+        if last is not None and np.array_equal(last[0].array, rows):
+            self._last_sampling = row_set, last[1]
             return last[1]
         temperatures = self.temperature[rows]
         top_ks, top_ps, min_ps = self.top_k[rows], self.top_p[rows], self.min_p[rows]
@@ -233,9 +245,22 @@ class RequestColumns:
             any_truncation=bool(top_ks.any() or (top_ps < 1).any() or min_ps.any()),
             max_logprobs=int(num_logprobs[~is_wide].max(initial=-1)),
             any_wide=bool(is_wide.any()),
+            listed=self._listed(rows, num_logprobs) if self._logprob_ids else None,
         )
-        self._last_sampling = rows, columns
+        self._last_sampling = row_set, columns
         return columns
+
+    def _listed(self, rows: Int64s, num_logprobs: Int32s) -> ListedLogprobs | None:
+        listing = [at for at, row in enumerate(rows.tolist()) if row in self._logprob_ids]
+        if not listing:
+            return None
+        lists = [self._logprob_ids[row] for row in rows[listing].tolist()]
+        ids = np.zeros((len(lists), max(map(len, lists))), np.int64)
+        for at, each in enumerate(lists):
+            ids[at, : len(each)] = each
+        others = np.delete(num_logprobs, listing)
+        most = int(others[others < MAX_NARROW].max(initial=-1))
+        return ListedLogprobs(rows=np.array(listing), ids=ids, max_unlisted=most)
 
     @property
     def has_masks(self) -> bool:
@@ -263,14 +288,6 @@ class RequestColumns:
             return _NO_COORDINATES
         return np.flatnonzero(self.has_grammar[rows])
 
-    def _make_room(self, row: int) -> None:
-        if row < len(self.alive):
-            return
-        more = max(row + 1, 2 * len(self.alive)) - len(self.alive)
-        for name, column in vars(self).items():
-            if isinstance(column, np.ndarray):
-                setattr(self, name, np.pad(column, (0, more)))
-
 
 class SlotColumns:
     """Who runs in which slot, and the blocks of its tokens."""
@@ -280,7 +297,7 @@ class SlotColumns:
         self.num_blocks = np.zeros(max_num_seqs, np.int64)
         self.tables = np.full((max_num_seqs, max_blocks), NULL_BLOCK, np.int32)
         self._num_free = max_num_seqs
-        self._running: Int64s | None = None
+        self._running: RowSet | None = None
 
     @property
     def num_free(self) -> int:
@@ -292,10 +309,10 @@ class SlotColumns:
         """Slots that are held."""
         return len(self.row) - self._num_free
 
-    def running(self) -> Int64s:
-        """Rows that hold a slot, by slot."""
+    def running(self) -> RowSet:
+        """Rows that hold a slot, by slot; the same set until a slot is taken or given back."""
         if self._running is None:
-            self._running = self.row[self.row != NO_ROW]
+            self._running = RowSet(self.row[self.row != NO_ROW])
         return self._running
 
     def take(self, row: int, blocks: Int32s) -> int:

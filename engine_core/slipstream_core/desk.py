@@ -63,6 +63,8 @@ from slipstream_ipc.messages import (
     Withdraw,
     WorkerToCore,
 )
+from slipstream_ipc.row_set import RowSet
+from slipstream_ipc.shared_prompts import registrations_of
 from slipstream_ipc.wide_logprobs import Candidates
 
 logger = logging.getLogger(__name__)
@@ -108,7 +110,7 @@ class Desk:
         self._suspects = suspects
         self._now = 0.0  # of the last look at what has arrived
         self._lives = Lives(
-            *(scheduler, tokens, logprobs), grammars=grammars, room=room, counters=counters
+            scheduler, tokens, logprobs, grammars=grammars, room=room, counters=counters
         )
         self._forgotten: deque[bytes] = deque(maxlen=_MAX_FORGOTTEN)
         self._streams = self._lives.streams
@@ -173,7 +175,7 @@ class Desk:
         """Log-probabilities of these rows' prompts, from position `starts[i]` on."""
         self._lives.scored(rows, starts, pieces)
 
-    def mark(self, rows: Int64s) -> None:
+    def mark(self, rows: RowSet) -> None:
         """These rows have new tokens."""
         self._lives.mark(rows)
 
@@ -204,7 +206,8 @@ class Desk:
             case Hello():
                 self._attach(session)
             case Admit():
-                self._admit(session.identity, body)
+                for admit in registrations_of(body):
+                    self._admit(session.identity, admit)
             case Report():
                 self._report(session.identity, body)
             case Withdraw():

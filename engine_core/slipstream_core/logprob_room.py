@@ -18,8 +18,9 @@ import sys
 
 from slipstream_ipc.columns import num_scored
 from slipstream_ipc.messages import Admit
+from slipstream_ipc.messages.budgets import LOGPROB_BYTES
 from slipstream_ipc.pages import PAGE_LEN
-from slipstream_ipc.params import LOGPROB_BYTES, logprob_bytes
+from slipstream_ipc.params import logprob_bytes
 from slipstream_ipc.wide_logprobs import MAX_NARROW
 
 _RANK_BYTES = 4

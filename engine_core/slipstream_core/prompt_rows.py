@@ -21,11 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.runner.plan import PromptPlan, StepPlan
+from slipstream_core.step.limits import MAX_POSITIONS
 from slipstream_ipc.log import PagedLog
 
 Int64s = npt.NDArray[np.int64]
-
-MAX_POSITIONS = 256  # of one step; with a vocabulary of 150,000 their logits are 150 MB
 
 
 class _Wanted(NamedTuple):

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from math import inf
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 import zmq
 
@@ -33,6 +33,7 @@ from slipstream_ipc.link import Beat, Header, Link, Verdict
 from slipstream_ipc.messages import (
     MAX_IDENTITY_BYTES,
     PROTOCOL_VERSION,
+    Control,
     Fault,
     Frame,
     Hello,
@@ -104,7 +105,9 @@ class Acceptor(Generic[Out, In, Receipt]):
         """Whether a poller that has said this has something for `receive`; what is held counts."""
         return bool(self._held) or self._socket in arrived
 
-    def receive(self, now: float, *, may_owe: int = 0) -> Iterator[tuple[Session[Receipt], In]]:
+    def receive(
+        self, now: float, *, may_owe: int = 0
+    ) -> Iterator[tuple[Session[Receipt], In | Hello]]:
         """Bodies that have arrived with their sessions, a new session's Hello first.
 
         may_owe: messages of a peer that are not acknowledged by a message of its own, because what
@@ -115,7 +118,7 @@ class Acceptor(Generic[Out, In, Receipt]):
             for route, epoch, hello in held.values():
                 session = self._open(route, epoch, hello, now)
                 if session is not None:
-                    yield session, cast(In, hello)
+                    yield session, hello
         for route, frame in self._frames():
             session = self._judge(route, frame, now)
             if session is not None and frame.body is not None:
@@ -139,35 +142,37 @@ class Acceptor(Generic[Out, In, Receipt]):
         for route, frame in self._frames():
             hello = frame.body
             if not isinstance(hello, Hello):
-                self._send(route, Frame(frame.epoch, 0, 0, cast(Out, Reattach())))
+                self._answer(route, frame.epoch, Reattach())
             elif self._is_acceptable(route, frame.epoch, hello) and len(self._held) < _MAX_HELD:
                 before = self._held.get(hello.identity)
                 if before is None or before[1] < frame.epoch:
                     self._held[hello.identity] = (route, frame.epoch, hello)
-                self._send(route, Frame(frame.epoch, 0, 0, cast(Out, Starting())))
+                self._answer(route, frame.epoch, Starting())
 
     def welcome(self, session: Session[Receipt], model: ModelCard) -> None:
         """Answer a session's Hello."""
-        self._send_control(session, cast(Out, Welcome(PROTOCOL_VERSION, model)))
+        self._send_control(session, Welcome(PROTOCOL_VERSION, model))
 
     def send(self, session: Session[Receipt], body: Out, receipt: Receipt) -> bool:
         """Send a numbered message, if the session is open and in credit."""
         if not session.is_open or not session.link.has_credit:
             return False
-        if not self._send(session.route, Frame(*session.link.next_header(), body)):
+        header = session.link.next_header()
+        frame: Frame[Out] = Frame(header.epoch, header.seq, header.ack, body)
+        if not self._send(session.route, frame):
             return False
         session.link.sent(receipt)
         return True
 
     def reattach(self, session: Session[Receipt]) -> None:
         """End a session, and tell its peer to begin another."""
-        self._send_control(session, cast(Out, Reattach()))
+        self._send_control(session, Reattach())
         self._lose(session)
 
     def refuse_all(self, fault: Fault, *, is_leaving: bool = False) -> None:
         """Tell every peer that it is served no longer. `is_leaving`: see `Refusal`."""
         for session in self.sessions:
-            self._send_control(session, cast(Out, Refusal(fault, is_leaving)))
+            self._send_control(session, Refusal(fault, is_leaving))
             if is_leaving:
                 self.close(session)
 
@@ -177,12 +182,12 @@ class Acceptor(Generic[Out, In, Receipt]):
         for session in list(self._routes.values()):
             beat = session.link.beat(now)
             if beat is Beat.PING:
-                self._send_control(session, cast(Out, Ping()))
+                self._send_control(session, Ping())
             elif beat is Beat.DEAD:
                 self._lose(session)
             elif beat is Beat.STALLED:
                 why = f"nothing was acknowledged for {self._stalled_after_s:g} s"
-                self._send_control(session, cast(Out, Refusal(Fault("bad_request", why))))
+                self._send_control(session, Refusal(Fault("bad_request", why)))
                 self.close(session)
                 self._stalled.append(session)
 
@@ -217,26 +222,24 @@ class Acceptor(Generic[Out, In, Receipt]):
             if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return  # to be told so by an exception takes several times longer
             try:
-                if self._connections is None:
-                    first = None
-                    route, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
-                else:  # an uncopied frame knows which connection it came over
-                    first = self._socket.recv(zmq.NOBLOCK, copy=False)
-                    route, parts = first.bytes, self._socket.recv_multipart(zmq.NOBLOCK)
+                route = self._socket.recv(zmq.NOBLOCK)
+                # an uncopied part knows whether there are more and which connection it came over:
+                # fewer calls than `recv_multipart` takes
+                part = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            num_bytes += sum(map(len, parts))
-            if len(parts) != 1:
+            num_bytes += len(part)
+            if part.more:
+                num_bytes += sum(map(len, self._socket.recv_multipart(zmq.NOBLOCK)))
                 self._refuse(route, "a message of one part expected")
                 continue
             try:
-                frame = self._codec.decode(parts[0])
+                frame = self._codec.decode(part.bytes)
             except ProtocolError as error:
                 self._refuse(route, str(error), field=error.field)
                 continue
-            if first is not None and isinstance(frame.body, Hello):
-                assert self._connections is not None
-                self._connections.heard(int(first.get(zmq.SRCFD)))
+            if self._connections is not None and isinstance(frame.body, Hello):
+                self._connections.heard(int(part.get(zmq.SRCFD)))
             yield route, frame
 
     def _judge(self, route: bytes, frame: Frame[In], now: float) -> Session[Receipt] | None:
@@ -246,7 +249,7 @@ class Acceptor(Generic[Out, In, Receipt]):
             return self._open(route, frame.epoch, body, now)
         session = self._routes.get(route)
         if session is None:
-            self._send(route, Frame(frame.epoch, 0, 0, cast(Out, Reattach())))
+            self._answer(route, frame.epoch, Reattach())
             return None
         header = Header(frame.epoch, frame.seq, frame.ack)
         verdict = session.link.receive(header, is_numbered(body), now)
@@ -298,22 +301,29 @@ class Acceptor(Generic[Out, In, Receipt]):
     def _refuse(self, route: bytes, why: str, epoch: int = 0, field: str | None = None) -> None:
         """Say no. `epoch` is the refused frame's, 0 where it could not be read."""
         session = self._routes.get(route)
-        refusal = cast(Out, Refusal(Fault("bad_request", why, field)))
+        refusal = Refusal(Fault("bad_request", why, field))
         if session is not None:
             self._send_control(session, refusal)
         else:
-            self._send(route, Frame(epoch, 0, 0, refusal))
+            self._answer(route, epoch, refusal)
 
-    def _send_control(self, session: Session[Receipt], body: Out | None) -> None:
-        if self._send(session.route, Frame(*session.link.control_header(), body)):
+    def _send_control(self, session: Session[Receipt], body: Control | None) -> None:
+        header = session.link.control_header()
+        frame: Frame[Control] = Frame(header.epoch, header.seq, header.ack, body)
+        if self._send(session.route, frame):
             session.link.told()
+
+    def _answer(self, route: bytes, epoch: int, body: Control) -> None:
+        """Say something to a route that has no session."""
+        frame: Frame[Control] = Frame(epoch, 0, 0, body)
+        self._send(route, frame)
 
     def _lose(self, session: Session[Receipt]) -> None:
         if session.is_open:
             self.close(session)
             self._lost.append(session)
 
-    def _send(self, route: bytes, frame: Frame[Out]) -> bool:
+    def _send(self, route: bytes, frame: Frame[Out] | Frame[Control]) -> bool:
         try:
             self._socket.send_multipart((route, self._codec.encode(frame)), zmq.NOBLOCK)
         except zmq.Again:

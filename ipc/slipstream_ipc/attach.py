@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Container, Iterator
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 import zmq
 
@@ -32,6 +32,7 @@ from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.link import Beat, Header, Link, Verdict
 from slipstream_ipc.messages import (
     PROTOCOL_VERSION,
+    Control,
     Fault,
     Frame,
     Hello,
@@ -145,9 +146,9 @@ class Attacher(Generic[Out, In, Receipt]):
         self._link: Link[Receipt] = Link(self._epoch, now)
         self._hello_at = now
         hello = Hello(PROTOCOL_VERSION, self._identity, self.fresh)
-        self._send_control(cast(Out, hello))
+        self._send_control(hello)
 
-    def receive(self, now: float, *, acknowledges: bool = True) -> Iterator[In]:
+    def receive(self, now: float, *, acknowledges: bool = True) -> Iterator[In | Refusal]:
         """Bodies that have arrived, the Welcome included; acknowledges them at the end.
 
         The loop's body may send, attach and close. Without `acknowledges` the caller does, who
@@ -170,7 +171,7 @@ class Attacher(Generic[Out, In, Receipt]):
             try:
                 frame = self._codec.decode(data)
             except ProtocolError as error:
-                yield cast(In, Refusal(Fault("engine", f"the peer sent {error}")))
+                yield Refusal(Fault("engine", f"the peer sent {error}"))
                 continue
             body = self._judge(frame, now)
             if body is not None:
@@ -179,7 +180,7 @@ class Attacher(Generic[Out, In, Receipt]):
             seen = self._watch.look()
             self.trouble = seen.refused or seen.trouble or self.trouble
             if seen.refused:
-                yield cast(In, Refusal(Fault("bad_request", seen.refused, "keys")))
+                yield Refusal(Fault("bad_request", seen.refused, "keys"))
             elif seen.is_broken:
                 self.attach(now)  # what it had sent has been read
         if acknowledges:
@@ -195,7 +196,9 @@ class Attacher(Generic[Out, In, Receipt]):
         link = self._link
         if not (self.is_attached and link.has_credit):
             return False
-        if not self._send(Frame(*link.next_header(), body)):
+        header = link.next_header()
+        frame: Frame[Out] = Frame(header.epoch, header.seq, header.ack, body)
+        if not self._send(frame):
             return False
         link.sent(receipt)
         return True
@@ -216,7 +219,7 @@ class Attacher(Generic[Out, In, Receipt]):
             return
         beat = self._link.beat(now)
         if beat is Beat.PING:
-            self._send_control(cast(Out, Ping()))
+            self._send_control(Ping())
         elif beat is Beat.DEAD:
             self.attach(now)
 
@@ -229,7 +232,7 @@ class Attacher(Generic[Out, In, Receipt]):
             self._socket.close(linger=0)
             self._socket = None
 
-    def _judge(self, frame: Frame[In], now: float) -> In | None:
+    def _judge(self, frame: Frame[In], now: float) -> In | Refusal | None:
         """What of a frame is to be delivered."""
         body = frame.body
         numbered = is_numbered(body)
@@ -253,7 +256,7 @@ class Attacher(Generic[Out, In, Receipt]):
             return body if numbered else self._obey(body)
         return None
 
-    def _obey(self, body: In) -> In | None:
+    def _obey(self, body: In) -> In | Refusal | None:
         """Do what a control message of this attach asks for; what of it is to be delivered."""
         if isinstance(body, Ping):
             self._send_control(None)
@@ -263,11 +266,11 @@ class Attacher(Generic[Out, In, Receipt]):
         if self.is_attached:
             return None  # seen before; a second one would begin everything again
         if body.version != PROTOCOL_VERSION:
-            return cast(In, Refusal(Fault("engine", _mismatch(body.version))))
+            return Refusal(Fault("engine", _mismatch(body.version)))
         try:
             check_socket_folder(self._address)
         except PermissionError as error:
-            return cast(In, Refusal(Fault("engine", str(error))))
+            return Refusal(Fault("engine", str(error)))
         self.is_attached = True
         self.is_starting = False
         self.trouble = ""
@@ -275,11 +278,13 @@ class Attacher(Generic[Out, In, Receipt]):
         self._patience_s = self._welcome_within_s
         return body
 
-    def _send_control(self, body: Out | None) -> None:
-        if self._send(Frame(*self._link.control_header(), body)):
+    def _send_control(self, body: Control | None) -> None:
+        header = self._link.control_header()
+        frame: Frame[Control] = Frame(header.epoch, header.seq, header.ack, body)
+        if self._send(frame):
             self._link.told()
 
-    def _send(self, frame: Frame[Out]) -> bool:
+    def _send(self, frame: Frame[Out] | Frame[Control]) -> bool:
         try:
             self.socket.send(self._codec.encode(frame), zmq.NOBLOCK)
         except zmq.Again:

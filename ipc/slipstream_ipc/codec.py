@@ -1,6 +1,6 @@
 """Bytes to typed frames and back, one codec for each end of each hop, built once.
 
-Owns: msgpack, the size limits of messages, and who is told which field of theirs is wrong. Does not
+Owns: msgpack, and which field an error names. Sizes are those of `messages.budgets`. Does not
 know: sockets, what a body means.
 
 Rules:
@@ -23,22 +23,22 @@ from slipstream_ipc.errors import BadRequest, ProtocolError, brief
 from slipstream_ipc.messages import (
     Admit,
     ClientToWorker,
+    Control,
     CoreToWorker,
     Frame,
     SamplingParams,
     WorkerToClient,
     WorkerToCore,
 )
+from slipstream_ipc.messages.budgets import (
+    MAX_CORE_MESSAGE_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_PARAMS_BYTES,
+)
 from slipstream_ipc.params import check_admit
 
 Out = TypeVar("Out")
 In = TypeVar("In")
-
-MAX_MESSAGE_BYTES = 16 * 2**20  # no message between client and worker may be larger
-# … nor between worker and core, where a registration may hold a whole stream's log-probabilities
-MAX_CORE_MESSAGE_BYTES = 256 * 2**20
-MESSAGE_BUDGET_BYTES = 2**20  # what a sender that cuts a history into messages aims for
-MAX_PARAMS_BYTES = 2**22  # a request's sampling parameters; all limits reached they take less
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -63,7 +63,7 @@ class Codec(Generic[Out, In]):
         """The largest message that `decode` reads; its socket cuts off what is far beyond."""
         return self._max_bytes
 
-    def encode(self, frame: Frame[Out]) -> bytes:
+    def encode(self, frame: Frame[Out] | Frame[Control]) -> bytes:
         """The frame's bytes."""
         return _encoder.encode(frame)
 

@@ -113,7 +113,8 @@ class Connections:
         if limit < _LOW_LIMIT:
             logger.warning(
                 "this process may have %d files open (`ulimit -Hn`), so at most %d connections",
-                *(limit, most),
+                limit,
+                most,
             )
 
     def watch(

@@ -25,8 +25,11 @@ from slipstream_ipc.columns import f32, pack_f32, pack_u32, u32
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import LogprobColumns
 from slipstream_ipc.pages import PageTable, Pool, spans
+from slipstream_ipc.row_set import Rows, RowSet, array_of
+from slipstream_ipc.row_table import RowTable, column
 from slipstream_ipc.wide_logprobs import MAX_NARROW, Candidates, WideRows, joined
 
+_FEWEST_ROWS = 64
 _SPARE_BYTES = 2**22  # that the pools of a width may keep when no row has it
 
 Int64s = npt.NDArray[np.int64]
@@ -49,7 +52,7 @@ class Logprobs:
 class _Latest(NamedTuple):
     """What was appended last, one token for each of `rows`, all of one width; has no place yet."""
 
-    rows: Int64s
+    rows: RowSet
     values: Float32s
     ids: UInt32s
     ranks: UInt32s
@@ -104,24 +107,25 @@ class _Width:
         if self._latest is not None:
             rows, values, ids, ranks = self._latest
             self._latest = None
-            self._write(self._table.append(rows), values, ids, ranks)
+            self._write(self._table.append(rows.array), values, ids, ranks)
 
     def find(
-        self, rows: Int64s, positions: Int64s, counts: Int64s | None
+        self, rows: Rows, positions: Int64s, counts: Int64s | None
     ) -> tuple[Float32s, UInt32s, UInt32s]:
         """Their values [n, width], ids [n, width] and ranks [n]."""
         latest = self._latest
         if latest is not None:
-            if rows is latest.rows and counts is None and self._table.are_next(rows, positions):
+            is_same = isinstance(rows, RowSet) and rows.version == latest.rows.version
+            if is_same and counts is None and self._table.are_next(latest.rows.array, positions):
                 return latest.values, latest.ids, latest.ranks
             self.settle()
-        places = self._table.find(rows, positions, counts)
+        places = self._table.find(array_of(rows), positions, counts)
         return self._values.read(places), self._ids.read(places), self._ranks.read(places)
 
     def _write(self, places: Int64s, values: Float32s, ids: UInt32s, ranks: UInt32s) -> None:
-        for pool, column in ((self._values, values), (self._ids, ids), (self._ranks, ranks)):
+        for pool, found in ((self._values, values), (self._ids, ids), (self._ranks, ranks)):
             pool.reserve(self._table.num_places)
-            pool.write(places, column)
+            pool.write(places, found)
 
 
 class _Wide:
@@ -149,7 +153,8 @@ class _Wide:
         return self._rows.length(row)
 
     def append(self, latest: _Latest) -> None:
-        self.append_spans(latest.rows, np.ones(len(latest.rows), np.int64), *latest[1:])
+        counts = np.ones(len(latest.rows), np.int64)
+        self.append_spans(latest.rows.array, counts, latest.values, latest.ids, latest.ranks)
 
     def append_spans(
         self, rows: Int64s, counts: Int64s, values: Float32s, ids: UInt32s, ranks: UInt32s
@@ -159,14 +164,16 @@ class _Wide:
             rows.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True
         ):
             # copies: a view would keep all of the message, other rows' parts too
-            piece = (values[begin:end].copy(), ids[begin:end].copy(), ranks[begin:end].copy())
-            self._rows.append(row, Candidates(*piece))
+            piece = Candidates(
+                values[begin:end].copy(), ids[begin:end].copy(), ranks[begin:end].copy()
+            )
+            self._rows.append(row, piece)
 
     def settle(self) -> None:
         """Nothing is put off."""
 
     def find(
-        self, rows: Int64s, positions: Int64s, counts: Int64s | None
+        self, rows: Rows, positions: Int64s, counts: Int64s | None
     ) -> tuple[Float32s, UInt32s, UInt32s]:
         """As `_Width.find`."""
         sizes = [1] * len(rows) if counts is None else counts.tolist()
@@ -178,22 +185,22 @@ class _Wide:
         return whole.values, whole.ids, whole.ranks
 
 
-class LogprobLog:
+class LogprobLog(RowTable):
     """Log-probabilities of every token since a row was opened."""
 
+    _widths: Int64s = column(np.int64)  # 0: none wanted
+    _bases: Int64s = column(np.int64)  # position in the row's token history of the first
+
     def __init__(self) -> None:
+        super().__init__(_FEWEST_ROWS)
         self._by_width: dict[int, _Width | _Wide] = {}
         self._wide = WideRows()
-        self._widths = np.zeros(64, np.int64)  # by row; 0: none wanted
-        self._bases = np.zeros(64, np.int64)  # position in the row's token history of the first
-        self._asked: tuple[Int64s, int] | None = None  # rows last asked for, the width of all
+        self._asked: tuple[RowSet, int] | None = None  # rows last asked for, the width of all
 
     def open(self, row: int, num_logprobs: int, position: int) -> None:
         """Keep the sampled token's and `num_logprobs` more for tokens from `position` on."""
-        if row >= len(self._widths):
-            more = max(row + 1, 2 * len(self._widths)) - len(self._widths)
-            self._widths = np.pad(self._widths, (0, more))
-            self._bases = np.pad(self._bases, (0, more))
+        if row >= self.num_rows:
+            self.grow(row + 1)
         self.drop(row)
         self._asked = None
         width = 1 + num_logprobs
@@ -254,7 +261,7 @@ class LogprobLog:
         """The position behind the last of an open row."""
         return int(self._bases[row]) + self._by_width[self.width(row)].length(row)
 
-    def append(self, rows: Int64s, logprobs: Logprobs, index: Int64s) -> None:
+    def append(self, rows: RowSet, logprobs: Logprobs, index: Int64s) -> None:
         """One token for each of `rows`, all different; row i's values are those at `index[i]`.
         Wide rows are passed over (`append_wide`).
 
@@ -263,12 +270,12 @@ class LogprobLog:
         values, ids, ranks = logprobs.values, logprobs.ids, logprobs.ranks
         width = self._width_of_all(rows)
         if width is None:
-            own = self._width_of(rows)
+            own = self._width_of(rows.array)
             for each in np.unique(own[(own > 0) & (own <= MAX_NARROW)]).tolist():
                 some = np.flatnonzero(own == each)
                 at = index[some]
                 self._by_width[each].append(
-                    _Latest(rows[some], values[at, :each], ids[at, :each], ranks[at])
+                    _Latest(RowSet(rows.array[some]), values[at, :each], ids[at, :each], ranks[at])
                 )
         elif 0 < width <= MAX_NARROW:
             if len(index) < len(ranks):
@@ -280,16 +287,19 @@ class LogprobLog:
         for of_width in self._by_width.values():
             of_width.settle()
 
-    def append_columns(self, rows: Int64s, counts: Int64s | None, columns: LogprobColumns) -> None:
-        """What a message carries: `counts[i]` tokens (None: one) for each of `rows`, all different.
+    def append_columns(
+        self, row_set: RowSet, counts: Int64s | None, columns: LogprobColumns
+    ) -> None:
+        """What a message carries: `counts[i]` tokens (None: one) for each of these rows.
 
         Raises ProtocolError where the columns do not fit each other, or a row's entry has another
         width than the row.
         """
-        if not columns.widths and self._width_of_all(rows) == columns.width:
+        if not columns.widths and self._width_of_all(row_set) == columns.width:
             if columns.width:
-                self._append_even(rows, counts, columns)
+                self._append_even(row_set, counts, columns)
             return
+        rows = row_set.array
         own = self._width_of(rows)
         if not columns.widths:
             widths = np.full(len(rows), columns.width)
@@ -323,17 +333,20 @@ class LogprobLog:
         """The columns of one entry, positions [start, stop) of `row`; None where it wants none."""
         return self.columns(np.array([row]), np.array([start]), np.array([stop - start]))
 
-    def columns(self, rows: Int64s, starts: Int64s, counts: Int64s | None) -> LogprobColumns | None:
+    def columns(
+        self, row_set: Rows, starts: Int64s, counts: Int64s | None
+    ) -> LogprobColumns | None:
         """The columns of `counts[i]` (None: one) tokens from `starts[i]` on of each row.
 
         None where none of them wants any. Raises IndexError for a position that is not there.
         """
-        width = self._width_of_all(rows)
+        width = self._width_of_all(row_set)
         if width == 0:
             return None
+        rows = array_of(row_set)
         if width is not None:
             positions = starts - self._bases.take(rows)
-            values, ids, ranks = self._by_width[width].find(rows, positions, counts)
+            values, ids, ranks = self._by_width[width].find(row_set, positions, counts)
             return LogprobColumns(width, pack_f32(values), pack_u32(ids), pack_u32(ranks))
         widths = self._width_of(rows)
         if counts is None:
@@ -354,7 +367,7 @@ class LogprobLog:
             0, pack_f32(flat_values), pack_u32(flat_ids), pack_u32(flat_ranks), pack_u32(widths)
         )
 
-    def _append_even(self, rows: Int64s, counts: Int64s | None, columns: LogprobColumns) -> None:
+    def _append_even(self, rows: RowSet, counts: Int64s | None, columns: LogprobColumns) -> None:
         """Columns of one width, which all of `rows` have."""
         width = columns.width
         num = len(rows) if counts is None else int(counts.sum())
@@ -364,19 +377,23 @@ class LogprobLog:
         if counts is None:
             self._by_width[width].append(_Latest(rows, values, ids, ranks))
         else:
-            self._by_width[width].append_spans(rows, counts, values, ids, ranks)
+            self._by_width[width].append_spans(rows.array, counts, values, ids, ranks)
 
-    def _width_of_all(self, rows: Int64s) -> int | None:
+    def _width_of_all(self, rows: Rows) -> int | None:
         """The width that all of `rows` have, 0 where none is open; None where they differ."""
-        if self._asked is None or self._asked[0] is not rows:
-            if not len(rows):
-                return 0
-            widths = self._width_of(rows)
-            first = int(widths[0])
-            if not (widths == first).all():
-                return None
-            self._asked = rows, first
-        return self._asked[1]
+        row_set = rows if isinstance(rows, RowSet) else None
+        asked = self._asked
+        if asked is not None and row_set is not None and asked[0].version == row_set.version:
+            return asked[1]
+        if not len(rows):
+            return 0
+        widths = self._width_of(array_of(rows))
+        first = int(widths[0])
+        if not (widths == first).all():
+            return None
+        if row_set is not None:
+            self._asked = row_set, first
+        return first
 
     def _width_of(self, rows: Int64s) -> Int64s:
         if len(rows) and int(rows.max()) >= len(self._widths):

@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slipstream_ipc.codec import MESSAGE_BUDGET_BYTES
 from slipstream_ipc.columns import check_entry, f32, pack_f32, pack_u32, u32
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import LogprobColumns
-from slipstream_ipc.params import LOGPROB_BYTES
+from slipstream_ipc.messages.budgets import LOGPROB_BYTES, MESSAGE_BUDGET_BYTES
 from slipstream_ipc.wide_logprobs import Candidates, WideRows
 
 

@@ -18,14 +18,14 @@ from __future__ import annotations
 import struct
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import zmq
 
-from slipstream_ipc.codec import MAX_MESSAGE_BYTES
 from slipstream_ipc.connections import HANDSHAKE_S, Connections
 from slipstream_ipc.curve import Access, ServerKeys, open_gate, secure_client, secure_server
-from slipstream_ipc.messages import Hello, Ping, Reattach, Refusal, Starting, Welcome
+from slipstream_ipc.messages import Control
+from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.security import (
     check_ipc_address,
     check_listen_address,
@@ -38,7 +38,7 @@ from slipstream_ipc.security import (
 MAX_READ_AT_ONCE = 1024  # messages, before whoever reads them does something else again
 MAX_READ_BYTES_AT_ONCE = 2**21  # … and bytes; a message that is larger is read by itself
 
-_UNNUMBERED = frozenset({Hello, Welcome, Reattach, Refusal, Ping, Starting, type(None)})
+_UNNUMBERED = frozenset({*get_args(Control), type(None)})
 _PEER_HWM = 256  # messages of one peer, either way; links have a window of 16
 
 

@@ -33,6 +33,8 @@ from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.messages import Admit
 from slipstream_ipc.params import stop_strings
 from slipstream_ipc.prompt_log import PromptLog
+from slipstream_ipc.row_set import NO_ROWS, RowSet
+from slipstream_ipc.row_table import RowTable, column
 from slipstream_ipc.text_log import Cursor
 from slipstream_ipc.wide_logprobs import MAX_NARROW
 from slipstream_worker.cells import NO_CELLS, Cells
@@ -50,43 +52,43 @@ UInt64s = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 
 _NOBODY = 0
-_NOT_BY_LINE = ("_latest", "_sorted")
-_NOBODYS: Int64s = np.zeros(0, np.int64)
+_FEWEST_LINES = 64
 
 
-class StreamColumns:
+class StreamColumns(RowTable):
     """Columns by line. Those without an underscore may be read by whoever sends."""
+
+    is_fast: Bools = column(np.bool_)
+    is_dirty: Bools = column(np.bool_)  # may have something its reader lacks
+    intervals: Int64s = column(np.int64, 1)
+    widths: Int64s = column(np.int64)  # log-probabilities to a token
+    handles: UInt32s = column(np.uint32)  # its reader's
+    sent_tokens: Int64s = column(np.int64)  # of fast lines
+    sent_chars: Int64s = column(np.int64)
+    # when its reader was sent something last, 0.0 never (see `counters`, which keeps it)
+    delivered_at: Float64s = column(np.float64)
+    _prompt_lens: Int64s = column(np.int64)
+    _max_tokens: Int64s = column(np.int64)
+    _firsts: Int64s = column(np.int64)  # of the line's view in `fast`
+    _stop_low: UInt64s = column(np.uint64)  # first characters of its stop strings
+    _stop_high: UInt64s = column(np.uint64)
+    _sets: Int64s = column(np.int64)  # of its stop strings; 0: nothing is learnt
 
     def __init__(self, fast: FastTable | None) -> None:
         """`fast` None: no line is ever fast."""
+        super().__init__(_FEWEST_LINES)
         self.fast = fast
         self.tokens = PagedLog(np.uint32)
         self.logprobs = LogprobLog()
         self.prompts = PromptLog()
         self.streams: list[Stream | None] = [None]
         self._free: list[int] = []
-        num = 64
-        self.is_fast: Bools = np.zeros(num, np.bool_)
-        self.is_dirty: Bools = np.zeros(num, np.bool_)  # may have something its reader lacks
-        self.intervals: Int64s = np.ones(num, np.int64)
-        self.widths: Int64s = np.zeros(num, np.int64)  # log-probabilities to a token
         self.max_width = 0  # of any line so far that can be fast
         self.has_logprobs = False  # any line so far
-        self._latest: Int64s = _NOBODYS  # lines of the last `append`, …
+        self._latest = NO_ROWS  # lines of the last `append`, …
         self._sorted: Int64s | None = None  # … the same in ascending order, once it was asked for
-        self.handles: UInt32s = np.zeros(num, np.uint32)  # its reader's
-        self.sent_tokens: Int64s = np.zeros(num, np.int64)  # of fast lines
-        self.sent_chars: Int64s = np.zeros(num, np.int64)
-        # when its reader was sent something last, 0.0 never (see `counters`, which keeps it)
-        self.delivered_at: Float64s = np.zeros(num, np.float64)
-        self._prompt_lens: Int64s = np.zeros(num, np.int64)
-        self._max_tokens: Int64s = np.zeros(num, np.int64)
-        self._firsts: Int64s = np.zeros(num, np.int64)  # of the line's view in `fast`
-        self._stop_low = np.zeros(num, np.uint64)  # first characters of its stop strings
-        self._stop_high = np.zeros(num, np.uint64)
-        self._rules = self._rules_of(self._latest)
+        self._rules = self._rules_of(NO_ROWS.array)
         self._num_with_stops = 0
-        self._sets: Int64s = np.zeros(num, np.int64)  # of its stop strings; 0: nothing is learnt
         self._plain = PlainTokens(fast)
         self.cells = self._new_cells()
 
@@ -99,8 +101,9 @@ class StreamColumns:
             self.streams.append(None)
         line = stream.line = self._free.pop()
         self.streams[line] = stream
-        if line >= len(self.is_fast):
-            self._grow(line + 1)
+        if line >= self.num_rows:
+            self.grow(line + 1)
+            self.cells = self._new_cells()
         self.tokens.open(line)
         outputs = u32(admit.output_ids)
         if len(outputs):
@@ -115,7 +118,7 @@ class StreamColumns:
             self.logprobs.open(line, params.logprobs, stream.logprobs_from)
             if admit.logprobs is not None and num_known:
                 counts = np.array([num_known])
-                self.logprobs.append_columns(np.array([line]), counts, admit.logprobs)
+                self.logprobs.append_columns(RowSet(np.array([line])), counts, admit.logprobs)
         if params.prompt_logprobs is not None:
             self.prompts.open(line, len(admit.prompt_ids) // 4, params.prompt_logprobs)
             if admit.prompt_logprobs is not None:
@@ -149,7 +152,7 @@ class StreamColumns:
             return
         assert stream.registration is not None
         self.streams[line] = None
-        self._latest, self._sorted = _NOBODYS, None  # what is known of its lines is void
+        self._latest, self._sorted = NO_ROWS, None  # what is known of its lines is void
         self._free.append(line)
         self.tokens.drop(line)
         self.logprobs.drop(line)
@@ -169,19 +172,20 @@ class StreamColumns:
         ids: UInt32s = self.tokens.read(stream.line, 0, self.tokens.length(stream.line))
         return ids
 
-    def append(self, lines: Int64s, counts: Int64s | None, token_ids: UInt32s) -> Bools:
-        """Take in `counts[i]` (None: one) new tokens of each of `lines`, all different.
+    def append(self, line_set: RowSet, counts: Int64s | None, token_ids: UInt32s) -> Bools:
+        """Take in `counts[i]` (None: one) new tokens of each of these lines, all different.
 
         Says which lines have to be looked at token by token.
         """
-        before = self.tokens.lengths(lines)
+        lines = line_set.array
+        before = self.tokens.lengths(line_set)
         if counts is None:
-            self.tokens.append(lines, token_ids)
+            self.tokens.append(line_set, token_ids)
         else:
             self.tokens.append_spans(lines, counts, token_ids)
         self.is_dirty[lines] = True
-        if lines is not self._latest:
-            self._latest, self._sorted = lines, None
+        if line_set.version != self._latest.version:
+            self._latest, self._sorted = line_set, None
             self._rules = self._rules_of(lines)
         fast = self.fast
         if fast is None:
@@ -231,19 +235,19 @@ class StreamColumns:
         self.tokens.settle()
         self.logprobs.settle()
 
-    def in_order(self, lines: Int64s) -> Int64s:
+    def in_order(self, lines: RowSet) -> RowSet:
         """These ascending lines, as `append` was given them last where they are the same: what was
         appended together is found at once."""
         latest = self._latest
         if len(lines) != len(latest):
             return lines
         if self._sorted is None:
-            self._sorted = np.sort(latest)
-        return latest if (self._sorted == lines).all() else lines
+            self._sorted = np.sort(latest.array)
+        return latest if (self._sorted == lines.array).all() else lines
 
-    def ends(self, lines: Int64s) -> Int64s:
+    def ends(self, lines: RowSet) -> Int64s:
         """Where in their core histories, prompts included, these lines end."""
-        return self._prompt_lens[lines] + self.tokens.lengths(lines)
+        return self._prompt_lens[lines.array] + self.tokens.lengths(lines)
 
     # ---- the two ways --------------------------------------------------------------------
 
@@ -336,13 +340,6 @@ class StreamColumns:
         if cells.lows[at] & cells.stop_low[line] or cells.highs[at] & cells.stop_high[line]:
             return bool(self._plain.harmless[cells.sets[line], token_id])
         return True
-
-    def _grow(self, num_lines: int) -> None:
-        more = max(num_lines, 2 * len(self.is_fast)) - len(self.is_fast)
-        for name, column in vars(self).items():
-            if isinstance(column, np.ndarray) and name not in _NOT_BY_LINE:
-                setattr(self, name, np.pad(column, (0, more)))
-        self.cells = self._new_cells()
 
     def _new_cells(self) -> Cells:
         fast = self.fast

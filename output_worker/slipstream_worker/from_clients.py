@@ -23,6 +23,7 @@ from slipstream_ipc.messages import (
     Abort,
     Accepted,
     Cancel,
+    Cancelled,
     ClientToWorker,
     Detokenize,
     Fault,
@@ -44,6 +45,7 @@ from slipstream_worker.lives import Lives
 from slipstream_worker.prompts import PromptSource
 from slipstream_worker.questions import Questions
 from slipstream_worker.registration import (
+    BadWords,
     Submission,
     answers_of,
     check_answer,
@@ -75,7 +77,7 @@ class FromClients:
         self._may_return = may_return
         self._lives = lives
         self._detokenizers = detokenizers
-        self._questions = Questions(lives, prompts)
+        self._questions = Questions(lives.readers, prompts)
         self.is_draining = False  # nothing new is taken
 
     def handle(self, session: Session[Receipt], body: ClientToWorker, card: ModelCard) -> None:
@@ -101,7 +103,8 @@ class FromClients:
             case Detokenize():
                 self._questions.detokenize(session.identity, body, card)
             case Cancel():
-                self._questions.cancel(session.identity, body)
+                found = tuple([lives.cancel(stream_id) for stream_id in body.stream_ids])
+                lives.readers.port(session.identity).state(Cancelled(body.number, found))
             case Goodbye():
                 self._questions.withdraw(session.identity)
                 self._front.close(session)
@@ -209,9 +212,12 @@ class FromClients:
         assert stream.reader is not None
         try:
             prompt_ids = stream.submit.token_ids or rendered.token_ids
-            words = rendered.bad_word_ids, rendered.bad_word_counts
             admit = register(
-                *(stream.submit, prompt_ids, stream.reader.client, card, words),
+                stream.submit,
+                prompt_ids,
+                stream.reader.client,
+                card,
+                bad_words=BadWords(rendered.bad_word_ids, rendered.bad_word_counts),
                 params=stream.params,
                 known_as=stream.fingerprint,
             )
@@ -258,7 +264,10 @@ def _render_of(submit: Submit, bad_words: tuple[str, ...], card: ModelCard) -> R
     if submit.token_ids and not bad_words:
         return None
     return Render(
-        *(0, submit.text, submit.messages, bad_words),
+        0,
+        submit.text,
+        submit.messages,
+        bad_words,
         template=submit.template,
         max_tokens=card.max_model_len,
     )

@@ -26,12 +26,14 @@ from msgspec import structs
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import (
     Admit,
+    CancelledState,
     End,
     Fault,
     FinishReason,
     Forget,
     Withdraw,
 )
+from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.statistics import WorkerGauges, WorkerNumbers
 from slipstream_worker.careful import push_carefully
 from slipstream_worker.clients import AUTO_ROOM, FrontAcceptor
@@ -61,7 +63,7 @@ class Lives:
         front: FrontAcceptor,
         columns: StreamColumns,
         detokenizers: DetokenizerFactory,
-        renderings: Renderings,
+        renderings: Renderings[Stream],
         grace_s: float,
         stream_interval: int | Literal["auto"],
     ) -> None:
@@ -187,7 +189,8 @@ class Lives:
         assert end is not None
         token_ids = token_ids[: end.num_tokens - output.num_tokens]
         if output.end is None and len(token_ids):
-            self.columns.append(np.array([stream.line]), np.array([len(token_ids)]), token_ids)
+            line = RowSet(np.array([stream.line]))
+            self.columns.append(line, np.array([len(token_ids)]), token_ids)
             if output.push(token_ids.tolist()):
                 self._ended(stream)
         if output.end is None and output.num_tokens >= end.num_tokens:
@@ -203,6 +206,16 @@ class Lives:
             if stream.stage is Stage.SUBMITTED:
                 self.readers.accept(stream)
             self._end(stream, "abort")
+
+    def cancel(self, stream_id: bytes) -> CancelledState:
+        """End the stream of this id, whichever client reads it; what it was found to be."""
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            return "ended" if self.keeping.has_been(stream_id) else "unknown"
+        if stream.stage is Stage.ENDED:
+            return "ended"
+        self.abort(stream)
+        return "running"
 
     def fail(self, stream: Stream, why: str) -> None:
         """End a stream whose handling raised, without trusting its detokeniser any more."""

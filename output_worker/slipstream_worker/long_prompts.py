@@ -22,8 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from slipstream_ipc.messages import Render, Rendered
-from slipstream_worker.registration import num_prompt_chars
+from slipstream_ipc.messages import ChatMessage, Render, Rendered, TemplateOptions
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +34,18 @@ def size_of(request: Render) -> int:
     """How much work it is, in characters; a token id counts as one."""
     num_ids = len(request.token_ids or b"") // 4
     return num_ids + num_prompt_chars(request.text, request.messages, request.template)
+
+
+def num_prompt_chars(
+    text: str | None, messages: tuple[ChatMessage, ...], template: TemplateOptions
+) -> int:
+    """How much there is to render and to tokenise."""
+    turns = 0
+    for turn in messages:
+        turns += len(turn.role) + len(turn.content)
+        for call in turn.tool_calls or ():
+            turns += len(call.function.name) + len(call.function.arguments)
+    return len(text or "") + turns + len(template.tools) + len(template.kwargs)
 
 
 def is_long(request: Render) -> bool:

@@ -60,12 +60,12 @@ def _cursor_at(
 ) -> Cursor | None:
     line, output = stream.line, stream.output
     assert output is not None
-    at = (position.num_chars, position.num_tokens)
+    num_chars, num_tokens = position.num_chars, position.num_tokens
     if columns.is_fast[line]:
-        if at == (int(columns.sent_chars[line]), int(columns.sent_tokens[line])):
-            return Cursor(0, *at)
+        if num_chars == columns.sent_chars[line] and num_tokens == columns.sent_tokens[line]:
+            return Cursor(0, num_chars, num_tokens)
         columns.slow_down(stream, columns.num_tokens(stream))
-    cursor = output.log.find(*at)
+    cursor = output.log.find(num_chars, num_tokens)
     if cursor is not None or output.log.starts_at_zero:
         return cursor
     assert stream.registration is not None
@@ -78,4 +78,4 @@ def _cursor_at(
         theirs = whole.log.find(reader.cursor.num_chars, reader.cursor.num_tokens)
         assert theirs is not None, "units are a function of the history"
         reader.cursor = theirs
-    return whole.log.find(*at)
+    return whole.log.find(num_chars, num_tokens)

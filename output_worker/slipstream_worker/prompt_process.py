@@ -17,7 +17,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -162,7 +162,7 @@ def prepare_table(tokenizer: Any, cache_dir: Path) -> PromptReady:
     """Compile the decoder, or find it compiled; also leaves the tokenizer.json for the fallback."""
     if not tokenizer.is_fast:
         return _prepare_slow(tokenizer, cache_dir)
-    backend = cast(Tokenizer, tokenizer.backend_tokenizer)
+    backend: Tokenizer = tokenizer.backend_tokenizer
     as_json = backend.to_str().encode()
     cache_dir.mkdir(parents=True, exist_ok=True)
     table_path = cache_path(cache_dir, as_json)

@@ -1,7 +1,7 @@
-"""What clients ask beside streams: the ids of a text, the text of ids, the end of streams.
+"""What clients ask beside streams: the ids of a text, the text of ids.
 
 Owns: questions on their way through the prompt process, and how large they may be. Does not know:
-streams' lives beyond their stage, tokenizers, whose turn it is (`question_lane`).
+streams, tokenizers, whose turn it is (`question_lane`).
 
 Rules:
 - A question leaves nothing behind: its asker says it again after an attach. Where the asker's
@@ -18,9 +18,6 @@ from collections.abc import Sequence
 
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
-    Cancel,
-    Cancelled,
-    CancelledState,
     Detokenize,
     Detokenized,
     Fault,
@@ -37,12 +34,10 @@ from slipstream_ipc.template import (
     MAX_SPELLED_TOKENS,
     check_token_ids,
 )
-from slipstream_worker.lives import Lives
-from slipstream_worker.long_prompts import is_long, size_of
+from slipstream_worker.long_prompts import is_long, num_prompt_chars, size_of
 from slipstream_worker.prompts import PromptSource
 from slipstream_worker.question_lane import Question, QuestionLane
-from slipstream_worker.registration import num_prompt_chars
-from slipstream_worker.streams import Stage
+from slipstream_worker.readers import Readers
 
 MAX_ASKED_CHARS = 2**16  # of short questions that the prompt process has, about
 MAX_UNREAD = 1024  # states that a client leaves unread; beyond, its questions get no answers
@@ -52,8 +47,8 @@ MAX_UNREAD_BYTES = 2**25  # of answers among them
 class Questions:
     """Asked and not answered yet."""
 
-    def __init__(self, lives: Lives, prompts: PromptSource) -> None:
-        self._lives = lives
+    def __init__(self, readers: Readers, prompts: PromptSource) -> None:
+        self._readers = readers
         self._prompts = prompts
         self._asked: dict[int, Question] = {}  # the prompt process, by its key
         # by whether they are long
@@ -63,13 +58,13 @@ class Questions:
         """Have it answered."""
         if (asked.text is None) == (not asked.messages):
             fault = BadRequest("prompt", "both or none", "one of text and messages").fault
-            self._lives.readers.port(client).state(Tokenized(asked.number, fault=fault))
+            self._readers.port(client).state(Tokenized(asked.number, fault=fault))
             return
         num_chars = num_prompt_chars(asked.text, asked.messages, asked.template)
         if num_chars > MAX_QUESTION_CHARS:
             allowed = f"at most {MAX_QUESTION_CHARS}"
             fault = BadRequest("prompt", f"{num_chars} characters", allowed).fault
-            self._lives.readers.port(client).state(Tokenized(asked.number, fault=fault))
+            self._readers.port(client).state(Tokenized(asked.number, fault=fault))
             return
         render = Render(
             0,
@@ -88,7 +83,7 @@ class Questions:
         try:
             check_token_ids(asked.token_ids, card)
         except BadRequest as error:
-            self._lives.readers.port(client).state(Detokenized(asked.number, fault=error.fault))
+            self._readers.port(client).state(Detokenized(asked.number, fault=error.fault))
             return
         render = Render(
             0,
@@ -97,11 +92,6 @@ class Questions:
             skip_special_tokens=asked.skip_special_tokens,
         )
         self._ask(client, asked.number, render)
-
-    def cancel(self, client: bytes, asked: Cancel) -> None:
-        """End the streams, and say what became of each."""
-        found = tuple([self._cancelled(stream_id) for stream_id in asked.stream_ids])
-        self._lives.readers.port(client).state(Cancelled(asked.number, found))
 
     def answered(self, answer: Rendered) -> bool:
         """The prompt process is done with something; whether it was a question."""
@@ -149,14 +139,14 @@ class Questions:
 
     def _is_here(self, client: bytes) -> bool:
         try:
-            return self._lives.readers.port(client).session.is_open
+            return self._readers.port(client).session.is_open
         except KeyError:
             return False
 
     def _answer(self, question: Question, answer: Rendered) -> None:
         if not self._is_here(question.client):
             return  # it has gone
-        port = self._lives.readers.port(question.client)
+        port = self._readers.port(question.client)
         if _leaves_much_unread(port.unsent):
             why = "answers to questions before this one have not been read"
             answer = Rendered(0, fault=Fault("overloaded", why))
@@ -164,15 +154,6 @@ class Questions:
             port.state(Detokenized(question.number, answer.text, answer.fault))
         else:
             port.state(Tokenized(question.number, answer.token_ids, answer.strings, answer.fault))
-
-    def _cancelled(self, stream_id: bytes) -> CancelledState:
-        stream = self._lives.streams.get(stream_id)
-        if stream is None:
-            return "ended" if self._lives.keeping.has_been(stream_id) else "unknown"
-        if stream.stage is Stage.ENDED:
-            return "ended"
-        self._lives.abort(stream)
-        return "running"
 
 
 def _leaves_much_unread(unsent: Sequence[WorkerToClient]) -> bool:

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import msgspec
 from msgspec import structs
 
-from slipstream_ipc.codec import MESSAGE_BUDGET_BYTES, decode_params
+from slipstream_ipc.codec import decode_params
 from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
     Admit,
-    ChatMessage,
     ModelCard,
     SamplingParams,
     Submit,
-    TemplateOptions,
 )
+from slipstream_ipc.messages.budgets import LOGPROB_BYTES, MESSAGE_BUDGET_BYTES
 from slipstream_ipc.params import (
-    LOGPROB_BYTES,
     check_cache_salt,
     check_label,
     check_params,
@@ -39,6 +38,17 @@ from slipstream_worker.output import StreamOutput
 from slipstream_worker.stop_strings import StopStrings
 
 _STREAM_ID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BadWords:
+    """What the bad words of a request are tokenised to, as columns of `Admit`."""
+
+    ids: bytes = b""
+    counts: bytes = b""
+
+
+_NO_BAD_WORDS = BadWords()
 
 
 class Submission:
@@ -71,8 +81,13 @@ class Submission:
         if not self._digest:
             shared = (
                 structs.replace(self._params, seed=None),
-                *(submit.text, submit.token_ids, submit.messages, submit.template),
-                *(submit.label, submit.priority, submit.cache_salt),
+                submit.text,
+                submit.token_ids,
+                submit.messages,
+                submit.template,
+                submit.label,
+                submit.priority,
+                submit.cache_salt,
             )
             self._digest = hashlib.blake2b(msgspec.msgpack.encode(shared)).digest()
         own = (self._digest, answer.stream_id, self.params(answer).seed)
@@ -121,39 +136,27 @@ def _check_submit(submit: Submit) -> SamplingParams:
     return params
 
 
-def num_prompt_chars(
-    text: str | None, messages: tuple[ChatMessage, ...], template: TemplateOptions
-) -> int:
-    """How much there is to render and to tokenise."""
-    turns = 0
-    for turn in messages:
-        turns += len(turn.role) + len(turn.content)
-        for call in turn.tool_calls or ():
-            turns += len(call.function.name) + len(call.function.arguments)
-    return len(text or "") + turns + len(template.tools) + len(template.kwargs)
-
-
 def register(
     submit: Submit,
     prompt_ids: bytes,
     client: bytes,
     card: ModelCard,
-    bad_words: tuple[bytes, bytes] = (b"", b""),
     *,
+    bad_words: BadWords = _NO_BAD_WORDS,
     params: SamplingParams,
     known_as: bytes,
 ) -> Admit:
     """The registration of an answer whose prompt is known; BadRequest if it cannot run.
 
-    `bad_words` are the ids and counts of the request's, as in Admit; `params` and `known_as`, its
-    fingerprint, are the Submission's. No seed given means one that follows from the stream's id.
+    `params` and `known_as`, its fingerprint, are the Submission's. No seed given means one that
+    follows from the stream's id.
     """
     max_tokens = check_prompt(u32(prompt_ids), params, card)
     eos = () if params.ignore_eos else card.eos_token_ids
     stop_token_ids = tuple(dict.fromkeys(eos + params.stop_token_ids))
     check_rules(
         params,
-        unpack_words(*bad_words),
+        unpack_words(bad_words.ids, bad_words.counts),
         vocab_size=card.vocab_size,
         stop_ids=stop_token_ids,
         max_tokens=max_tokens,
@@ -176,8 +179,8 @@ def register(
         output_ids=submit.output_ids,
         was_accepted=submit.was_accepted,
         cache_salt=submit.cache_salt,
-        bad_word_ids=bad_words[0],
-        bad_word_counts=bad_words[1],
+        bad_word_ids=bad_words.ids,
+        bad_word_counts=bad_words.counts,
     )
 
 

@@ -15,12 +15,15 @@ Rules:
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from slipstream_ipc.messages import Render
 from slipstream_worker.long_prompts import is_long, size_of
 from slipstream_worker.prompts import PromptSource
-from slipstream_worker.streams import Stream
+
+Waiter = TypeVar("Waiter", bound=Hashable)  # a stream
 
 # Of a tenant that is alone, and half of what all may have:
 MAX_RENDERING = 16384  # streams that wait for short prompts, or for long ones; more are turned away
@@ -45,23 +48,23 @@ class _Load:
 
 
 @dataclass(slots=True, eq=False)
-class _Rendering:
+class _Rendering(Generic[Waiter]):
     render: Render
     key: int  # the prompt process'
     size: int  # characters
     load: _Load  # that it is a part of
     tenant: bytes  # whose characters it has
-    streams: dict[Stream, bytes] = field(default_factory=dict)  # oldest first, with their tenants
+    streams: dict[Waiter, bytes] = field(default_factory=dict)  # oldest first, with their tenants
 
 
-class Renderings:
+class Renderings(Generic[Waiter]):
     """Prompts that are to be rendered, and who waits for them."""
 
     def __init__(self, prompts: PromptSource) -> None:
         self._prompts = prompts
-        self._by_key: dict[int, _Rendering] = {}
-        self._by_prompt: dict[Render, _Rendering] = {}
-        self._by_stream: dict[Stream, _Rendering] = {}
+        self._by_key: dict[int, _Rendering[Waiter]] = {}
+        self._by_prompt: dict[Render, _Rendering[Waiter]] = {}
+        self._by_stream: dict[Waiter, _Rendering[Waiter]] = {}
         self._loads = {False: _Load(), True: _Load()}  # by whether prompts are long
 
     def why_full(self, render: Render, tenant: bytes = b"") -> str:
@@ -74,7 +77,7 @@ class Renderings:
             return f"prompts of {load.chars[tenant]} characters wait to be tokenised already"
         return ""
 
-    def ask(self, stream: Stream, render: Render, tenant: bytes = b"") -> None:
+    def ask(self, stream: Waiter, render: Render, tenant: bytes = b"") -> None:
         """Have the prompt of a tenant's stream rendered (`render.key` is 0)."""
         rendering = self._by_prompt.get(render)
         if rendering is None:
@@ -87,7 +90,7 @@ class Renderings:
         rendering.streams[stream] = tenant
         self._by_stream[stream] = rendering
 
-    def withdraw(self, stream: Stream) -> None:
+    def withdraw(self, stream: Waiter) -> None:
         """A stream waits no more, if it did."""
         rendering = self._by_stream.get(stream)
         if rendering is None:
@@ -99,7 +102,7 @@ class Renderings:
         if not rendering.streams:
             self._forget(rendering)
 
-    def answered(self, key: int) -> list[Stream]:
+    def answered(self, key: int) -> list[Waiter]:
         """The prompt process is done with a prompt; who has waited for it. Some may have left."""
         rendering = self._by_key.get(key)
         if rendering is None:
@@ -110,6 +113,6 @@ class Renderings:
             del self._by_stream[stream]
         return list(rendering.streams)
 
-    def _forget(self, rendering: _Rendering) -> None:
+    def _forget(self, rendering: _Rendering[Waiter]) -> None:
         del self._by_key[rendering.key], self._by_prompt[rendering.render]
         rendering.load.count(rendering.tenant, 0, -rendering.size)

@@ -34,6 +34,7 @@ from slipstream_worker.from_core import FromCore
 from slipstream_worker.lives import Lives
 from slipstream_worker.prompts import PromptSource
 from slipstream_worker.renderings import Renderings
+from slipstream_worker.streams import Stream
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class Worker:
         self._prompts = prompts
         poller.register(socket, zmq.POLLIN)
         columns = StreamColumns(detokenizers.fast_table)
-        renderings = Renderings(prompts)
+        renderings = Renderings[Stream](prompts)
         self.lives = Lives(core, front, columns, detokenizers, renderings, grace_s, stream_interval)
         self._from_core = FromCore(
             core, self.lives, detokenizers, tokenizer=tokenizer, tracer=tracer

@@ -15,10 +15,11 @@ from tests.patience import PATIENCE_S
 from tests.stacks import spareless_stack
 
 from slipstream_ipc import messages, params, structured, template, token_rules
-from slipstream_ipc.codec import MAX_MESSAGE_BYTES, MAX_PARAMS_BYTES, client_codec, front_codec
+from slipstream_ipc.codec import client_codec, front_codec
 from slipstream_ipc.columns import check_deltas, f32, u32
 from slipstream_ipc.link import WINDOW
 from slipstream_ipc.log import history_digest
+from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES, MAX_PARAMS_BYTES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "PROTOCOL.md").read_text()

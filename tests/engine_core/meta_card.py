@@ -28,9 +28,9 @@ from slipstream_core.runner.kv_cache import LayerCache
 from slipstream_core.runner.loader import LoadedModel
 from slipstream_core.runner.plan import StepPlan
 from slipstream_core.runner.ropes import settle
-from slipstream_core.runner.sampler import Limits
 from slipstream_core.runner.step_buffers import Mark
 from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.runner.truncation import Limits
 from slipstream_core.runner.upload import to_device
 from slipstream_ipc.messages import SamplingDefaults
 

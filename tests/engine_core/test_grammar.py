@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from slipstream.demo import MODEL_PATH
-from slipstream_core.columns import NO_ROW
 from slipstream_core.grammar import library
 from slipstream_core.grammar.library import (
     GrammarError,
@@ -26,6 +25,7 @@ from slipstream_core.grammar.library import (
 from slipstream_core.grammar.rows import GrammarRows
 from slipstream_core.grammar.state import GrammarBroken, GrammarState, SharedGrammar
 from slipstream_core.grammar.tokenizer_file import find_tokenizer
+from slipstream_core.step.limits import NO_ROW
 from slipstream_ipc.log import PagedLog
 from slipstream_ipc.messages import StructuredOutputs
 from slipstream_ipc.structured import MAX_CHOICES

@@ -19,9 +19,9 @@ from slipstream_core.runner.host_memory import (
     refuse_weights,
     unmapped_bytes,
 )
+from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.loader import load_model
 from slipstream_core.runner.prepare import load_runner
-from slipstream_core.runner.refusals import ModelLoadError
 
 GIB = 2**30
 KIB = GIB >> 10  # of a GiB

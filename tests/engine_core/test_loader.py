@@ -26,8 +26,8 @@ from transformers.utils import logging
 
 from slipstream_core.runner.geometry import LayerGeometry
 from slipstream_core.runner.hub import Source
+from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.loader import load_model
-from slipstream_core.runner.refusals import ModelLoadError
 from slipstream_ipc.messages import SamplingDefaults
 
 SETTINGS: dict[str, Any] = {

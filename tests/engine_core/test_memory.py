@@ -14,6 +14,7 @@ from tests.engine_core.test_torch_runner import save_model
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner import loader
+from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.loader import LoadedModel, load_model
 from slipstream_core.runner.memory import (
     PROFILE_BLOCKS,
@@ -26,7 +27,6 @@ from slipstream_core.runner.memory import (
     largest_plan,
     too_small,
 )
-from slipstream_core.runner.refusals import ModelLoadError
 from slipstream_core.runner.torch_runner import TorchRunner
 
 GIB = 2**30

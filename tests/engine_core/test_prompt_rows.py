@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream_core.columns import NO_ROW, NewRequest
-from slipstream_core.prompt_rows import MAX_POSITIONS
+from slipstream_core.columns import NewRequest
 from slipstream_core.runner.plan import StepPlan
 from slipstream_core.scheduler import Scheduler
+from slipstream_core.step.limits import MAX_POSITIONS, NO_ROW
 from slipstream_ipc.log import PagedLog
 
 BLOCK = 4

@@ -8,9 +8,9 @@ import torch
 from slipstream_core.config import CoreConfig
 from slipstream_core.grammar.tokenizer_file import find_tokenizer
 from slipstream_core.runner.load import load_runner
+from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.loader import load_model
 from slipstream_core.runner.random_weights import is_random, random_config, random_module
-from slipstream_core.runner.refusals import ModelLoadError
 
 TINY = (
     "vocab_size=97,hidden_size=32,intermediate_size=48,num_hidden_layers=2,"

@@ -8,9 +8,9 @@ import pytest
 from msgspec import structs
 from tests.engine_core.conftest import columns
 
-from slipstream_ipc.codec import MAX_MESSAGE_BYTES
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import LogprobColumns, Registered
+from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 
 PROMPTS = [[n + 1, 5, 9 * n + 2, 7] for n in range(6)]
 

@@ -24,10 +24,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.attention import cpu
 from slipstream_core.runner.graphs import HostRecorder
+from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.loader import LoadedModel, load_model
 from slipstream_core.runner.plan import StepFailed, StepPlan, StepResult
 from slipstream_core.runner.prepare import load_runner
-from slipstream_core.runner.refusals import ModelLoadError
 from slipstream_core.runner.step_buffers import HostCopies
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_ipc.messages import SamplingDefaults

@@ -21,7 +21,7 @@ from slipstream_core.runner.attention import choice
 from slipstream_core.runner.attention.choice import triton_attention
 from slipstream_core.runner.attention.tiles import H100_SHARED_LIMIT
 from slipstream_core.runner.geometry import LayerGeometry
-from slipstream_core.runner.refusals import ModelLoadError
+from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.triton_ready import is_wanted, unready
 from slipstream_core.runner.whole_draws import whole_draws
 

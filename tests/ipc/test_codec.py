@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 from slipstream_ipc import messages
 from slipstream_ipc.codec import (
-    MAX_MESSAGE_BYTES,
-    MAX_PARAMS_BYTES,
     Codec,
     client_codec,
     core_codec,
@@ -37,6 +35,7 @@ from slipstream_ipc.messages import (
     WorkerToClient,
     WorkerToCore,
 )
+from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES, MAX_PARAMS_BYTES
 from slipstream_ipc.params import (
     MAX_STOP_CHARS,
     MAX_STOP_TOKEN_IDS,
@@ -99,6 +98,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     if origin in (types.UnionType, typing.Union):
         return st.one_of(*map(values_of, args))
     hints = typing.get_type_hints(kind, include_extras=True)
+    if kind is messages.OtherAdmit:
+        hints["output_ids"] = Literal[b"", b"abcd"]
     if kind is messages.Admit:  # whose values are held against the limits of requests, too
         hints["max_tokens"] = Annotated[int, msgspec.Meta(ge=1, le=9)]
         fixed = {"params": st.just(SamplingParams(top_k=3)), "prompt_ids": st.just(bytes(8))}

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_ipc.codec import MAX_PARAMS_BYTES, encode_params
+from slipstream_ipc.codec import encode_params
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import ModelCard, SamplingParams
+from slipstream_ipc.messages.budgets import MAX_PARAMS_BYTES
 from slipstream_ipc.params import (
     MAX_STOP_CHARS,
     MAX_STOP_TOKEN_IDS,

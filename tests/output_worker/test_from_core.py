@@ -96,3 +96,14 @@ def test_a_new_attach_begins_with_nothing(told: Told) -> None:
     told.from_core.handle(Welcome(1, CARD))
     assert told.is_quick
     assert told.registered(End("abort", 0)).stage is Stage.ENDED
+
+
+def test_streams_are_cancelled_whichever_client_reads_them() -> None:
+    told = Told()
+    told.lives.streams.add(running := Stream(b"r" * 16, Stage.RENDERING))
+    told.lives.streams.add(ended := Stream(b"e" * 16, Stage.ENDED))
+    told.lives.keeping.bury([b"f" * 16])
+    asked = (ended.stream_id, running.stream_id, b"?" * 16, b"f" * 16)
+    assert [told.lives.cancel(each) for each in asked] == ["ended", "running", "unknown", "ended"]
+    assert told.lives.streams.get(running.stream_id) is None
+    assert told.lives.streams.get(ended.stream_id) is ended

@@ -9,7 +9,6 @@ import pytest
 
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import (
-    Cancel,
     Cancelled,
     ChatMessage,
     Detokenize,
@@ -26,7 +25,6 @@ from slipstream_worker import question_lane as lane
 from slipstream_worker import questions as module
 from slipstream_worker.long_prompts import LONG_CHARS, size_of
 from slipstream_worker.questions import Questions
-from slipstream_worker.streams import Stage
 
 MODEL = ModelCard("m", "/nowhere", vocab_size=1000, max_model_len=99, eos_token_ids=())
 ME = b"me"
@@ -48,28 +46,14 @@ class Port:
         return self.said
 
 
-class Stream:
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-
-
-class Lives:
-    """Streams of every stage."""
+class Readers:
+    """Clients by their ports."""
 
     def __init__(self) -> None:
         self.ports = {ME: Port()}
-        self.readers = self.keeping = self
-        self.streams = {b"runs": Stream(Stage.RUNNING), b"over": Stream(Stage.ENDED)}
-        self.aborted: list[Stream] = []
 
     def port(self, client: bytes) -> Port:
         return self.ports[client]
-
-    def has_been(self, stream_id: bytes) -> bool:
-        return stream_id == b"long ago"
-
-    def abort(self, stream: Stream) -> None:
-        self.aborted.append(stream)
 
 
 class Prompts:
@@ -94,8 +78,8 @@ class Prompts:
 
 
 @pytest.fixture
-def lives() -> Lives:
-    return Lives()
+def readers() -> Readers:
+    return Readers()
 
 
 @pytest.fixture
@@ -104,11 +88,11 @@ def prompts() -> Prompts:
 
 
 @pytest.fixture
-def questions(lives: Any, prompts: Any) -> Questions:
-    return Questions(lives, prompts)
+def questions(readers: Any, prompts: Any) -> Questions:
+    return Questions(readers, prompts)
 
 
-def test_each_gets_its_own_answer(questions, lives, prompts):
+def test_each_gets_its_own_answer(questions, readers, prompts):
     questions.tokenize(ME, Tokenize(7, "hi", with_strings=True, add_special_tokens=False))
     questions.detokenize(ME, Detokenize(7, pack_u32([1, 2]), skip_special_tokens=True), MODEL)
     first, second = prompts.asked
@@ -117,35 +101,35 @@ def test_each_gets_its_own_answer(questions, lives, prompts):
     assert first.is_question
     assert questions.answered(Rendered(2, text="ab"))
     assert questions.answered(Rendered(1, pack_u32([5]), strings=("h",)))
-    assert lives.ports[ME].said == [Detokenized(7, "ab"), Tokenized(7, pack_u32([5]), ("h",))]
+    assert readers.ports[ME].said == [Detokenized(7, "ab"), Tokenized(7, pack_u32([5]), ("h",))]
     assert not questions.answered(Rendered(1))  # is answered; it is some stream's
 
 
-def test_a_fault_is_an_answer(questions, lives):
+def test_a_fault_is_an_answer(questions, readers):
     fault = Fault("bad_request", "no", "prompt")
     questions.tokenize(ME, Tokenize(1, messages=(ChatMessage("user", "x"),)))
     assert questions.answered(Rendered(1, fault=fault))
-    assert lives.ports[ME].said == [Tokenized(1, fault=fault)]
+    assert readers.ports[ME].said == [Tokenized(1, fault=fault)]
 
 
-def test_who_has_gone_is_not_answered(questions, lives):
+def test_who_has_gone_is_not_answered(questions, readers):
     questions.tokenize(ME, Tokenize(1, "x"))
-    port = lives.ports.pop(ME)
+    port = readers.ports.pop(ME)
     assert questions.answered(Rendered(1, pack_u32([5])))
     assert port.said == []
 
 
 @pytest.mark.parametrize("asked", [Tokenize(4), Tokenize(4, "x", (ChatMessage("user", "x"),))])
-def test_one_prompt_to_a_question(questions, lives, prompts, asked):
+def test_one_prompt_to_a_question(questions, readers, prompts, asked):
     questions.tokenize(ME, asked)
-    (answer,) = lives.ports[ME].said
+    (answer,) = readers.ports[ME].said
     assert (answer.number, answer.fault.field) == (4, "prompt")
     assert not prompts.asked
 
 
-def test_wrong_ids_are_refused_before_anybody_is_asked(questions, lives, prompts):
+def test_wrong_ids_are_refused_before_anybody_is_asked(questions, readers, prompts):
     questions.detokenize(ME, Detokenize(4, pack_u32([1000])), MODEL)
-    (answer,) = lives.ports[ME].said
+    (answer,) = readers.ports[ME].said
     assert (answer.number, answer.fault.code, answer.fault.field) == (4, "bad_request", "token_ids")
     assert not prompts.asked
 
@@ -154,21 +138,21 @@ def test_wrong_ids_are_refused_before_anybody_is_asked(questions, lives, prompts
     ("name", "is_long"),
     [("MAX_WAITING", False), ("MAX_WAITING", True), ("MAX_WAITING_CHARS", True)],
 )
-def test_who_asks_too_much_is_turned_away(questions, lives, prompts, monkeypatch, name, is_long):
+def test_who_asks_too_much_is_turned_away(questions, readers, prompts, monkeypatch, name, is_long):
     text, other = (LONG, "short") if is_long else ("short", LONG)
     monkeypatch.setattr(lane, name, 8 * (1 if name == "MAX_WAITING" else len(text)))
-    lives.ports[b"other"] = Port()
+    readers.ports[b"other"] = Port()
     for number in range(5):
         questions.tokenize(ME, Tokenize(number, text))
-    (answer,) = lives.ports[ME].said
+    (answer,) = readers.ports[ME].said
     assert (answer.number, answer.fault.code) == (4, "overloaded")
     for number in range(3):
         questions.tokenize(b"other", Tokenize(number, text))
-    (answer,) = lives.ports[b"other"].said
+    (answer,) = readers.ports[b"other"].said
     assert (answer.number, answer.fault.code) == (2, "overloaded"), "half of what was left"
     assert questions.answered(Rendered(1))
     questions.tokenize(b"other", Tokenize(3, text))
-    assert len(lives.ports[b"other"].said) == 1
+    assert len(readers.ports[b"other"].said) == 1
     questions.tokenize(ME, Tokenize(5, other))
     assert other in prompts.texts
 
@@ -184,20 +168,20 @@ def test_prompts_of_streams_wait_for_few_characters_of_questions(questions, prom
         assert len(prompts.asked) == 4 + key
 
 
-def test_short_questions_pass_long_ones_of_which_one_is_asked(questions, lives, prompts):
+def test_short_questions_pass_long_ones_of_which_one_is_asked(questions, readers, prompts):
     for number in range(15):
         questions.tokenize(ME, Tokenize(number, "x" * MAX_QUESTION_CHARS))
     questions.tokenize(ME, Tokenize(16, LONG))
     questions.tokenize(ME, Tokenize(17, "hello"))
     questions.detokenize(ME, Detokenize(18, pack_u32([5])), MODEL)
-    assert not lives.ports[ME].said
+    assert not readers.ports[ME].said
     assert [size_of(render) for render in prompts.asked] == [MAX_QUESTION_CHARS, 5, 1]
     assert questions.answered(Rendered(1))
     assert prompts.texts[3:] == [LONG], "of the long ones the shorter goes first"
 
 
-def test_clients_take_turns(questions, lives, prompts):
-    lives.ports |= {b"b": Port(), b"c": Port()}
+def test_clients_take_turns(questions, readers, prompts):
+    readers.ports |= {b"b": Port(), b"c": Port()}
     for client in (ME, b"b", b"c"):
         for number in range(3):
             questions.tokenize(client, Tokenize(number, f"{client.decode()}{number} {LONG}"))
@@ -208,8 +192,8 @@ def test_clients_take_turns(questions, lives, prompts):
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_who_leaves_asks_no_more(questions, lives, prompts, has_begun):
-    lives.ports[b"other"] = Port()
+def test_who_leaves_asks_no_more(questions, readers, prompts, has_begun):
+    readers.ports[b"other"] = Port()
     prompts.has_begun = has_begun
     for number in range(3):
         questions.tokenize(ME, Tokenize(number, LONG))
@@ -218,7 +202,7 @@ def test_who_leaves_asks_no_more(questions, lives, prompts, has_begun):
     assert prompts.texts == [LONG, "hello"]
     questions.beat()
     assert not prompts.withdrawn
-    lives.ports[ME].is_open = False
+    readers.ports[ME].is_open = False
     questions.beat()
     if has_begun:
         assert len(prompts.asked) == 2
@@ -228,8 +212,8 @@ def test_who_leaves_asks_no_more(questions, lives, prompts, has_begun):
         assert prompts.withdrawn == [1, 2]
     assert prompts.texts[2:] == [LONG + "y"]
     assert questions.answered(Rendered(3))
-    assert not lives.ports[ME].said
-    assert [answer.number for answer in lives.ports[b"other"].said] == [0]
+    assert not readers.ports[ME].said
+    assert [answer.number for answer in readers.ports[b"other"].said] == [0]
 
 
 def test_how_many_tokens_there_may_be(questions, prompts):
@@ -239,20 +223,13 @@ def test_how_many_tokens_there_may_be(questions, prompts):
     assert limits == [MAX_QUESTION_TOKENS, MAX_SPELLED_TOKENS]
 
 
-def test_a_text_that_is_too_long_is_not_tokenised(questions, lives, prompts):
+def test_a_text_that_is_too_long_is_not_tokenised(questions, readers, prompts):
     questions.tokenize(ME, Tokenize(1, "x" * (MAX_QUESTION_CHARS + 1)))
     turns = tuple([ChatMessage("user", "x" * (MAX_QUESTION_CHARS // 2))] * 2)
     questions.tokenize(ME, Tokenize(2, messages=turns))
-    faults = [(answer.number, answer.fault.field) for answer in lives.ports[ME].said]
+    faults = [(answer.number, answer.fault.field) for answer in readers.ports[ME].said]
     assert faults == [(1, "prompt"), (2, "prompt")]
     assert not prompts.asked
-
-
-def test_streams_are_ended_whoever_reads_them(questions, lives):
-    questions.cancel(ME, Cancel(9, (b"over", b"runs", b"nobody", b"long ago")))
-    found = ("ended", "running", "unknown", "ended")
-    assert lives.ports[ME].said == [Cancelled(9, found)]
-    assert lives.aborted == [lives.streams[b"runs"]]
 
 
 def test_what_is_said_can_be_written():
@@ -261,16 +238,16 @@ def test_what_is_said_can_be_written():
 
 
 def test_who_asks_and_does_not_read_costs_a_bounded_number_of_bytes(
-    lives: Lives, monkeypatch: pytest.MonkeyPatch
+    readers: Readers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_UNREAD_BYTES", 1000)
     prompts = Prompts()
-    questions = Questions(lives, prompts)  # type: ignore[arg-type]
+    questions = Questions(readers, prompts)  # type: ignore[arg-type]
     for number in range(20):
         questions.tokenize(ME, Tokenize(number, "a"))
         key = len(prompts.asked)
         assert questions.answered(Rendered(key, token_ids=bytes(400)))
-    said = lives.ports[ME].said
+    said = readers.ports[ME].said
     assert [each.number for each in said] == list(range(20))  # each has its answer
     assert sum(len(each.token_ids) for each in said) == 1200
     assert {each.fault.code for each in said[3:]} == {"overloaded"}

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from tests.system.scripted import Watch, play
 
-from slipstream_ipc.codec import MESSAGE_BUDGET_BYTES
 from slipstream_ipc.link import WINDOW
+from slipstream_ipc.messages.budgets import MESSAGE_BUDGET_BYTES
 
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(8)]
 

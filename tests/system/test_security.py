@@ -13,7 +13,7 @@ import zmq
 from msgspec import structs
 
 from slipstream_ipc.attach import Attacher
-from slipstream_ipc.codec import MAX_MESSAGE_BYTES, client_codec, encode_params
+from slipstream_ipc.codec import client_codec, encode_params
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import (
     PROTOCOL_VERSION,
@@ -33,6 +33,7 @@ from slipstream_ipc.messages import (
     Welcome,
     WorkerToClient,
 )
+from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.sockets import new_dealer
 from slipstream_worker.detokenizer import Detokenizer, DetokenizerFactory
 

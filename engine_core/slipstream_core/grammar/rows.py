@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.columns import NO_ROW
 from slipstream_core.grammar.library import fill_masks, num_words
 from slipstream_core.grammar.state import GrammarBroken, GrammarState, LexerFull
+from slipstream_core.step.limits import NO_ROW
 from slipstream_ipc.log import PagedLog
 
 logger = logging.getLogger(__name__)

@@ -42,7 +42,6 @@ from slipstream_core.runner.plan import StepPlan
 from slipstream_core.runner.results import Landing, fetch, packed_layout, write_logprobs
 from slipstream_core.runner.sampler import (
     NUM_CANDIDATES,
-    Limits,
     divisors,
     draw,
     draw_candidates,
@@ -53,6 +52,7 @@ from slipstream_core.runner.sampler import (
 )
 from slipstream_core.runner.step_buffers import AnyArray, Copies, Field, Layout, Mark, Staging
 from slipstream_core.runner.traced import Forward
+from slipstream_core.runner.truncation import Limits
 from slipstream_core.runner.whole_draws import WholeDraws
 
 logger = logging.getLogger(__name__)
@@ -342,6 +342,8 @@ class DecodeGraphs:
 
     def _kind_of(self, plan: StepPlan) -> Kind | None:
         if plan.rules is not None or len(plan.masked_rows) or plan.awaits_masks or plan.any_wide:
+            return None
+        if plan.listed is not None:
             return None
         if plan.max_logprobs > self._num_logprobs:
             return None

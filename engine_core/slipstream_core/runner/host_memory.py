@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from slipstream_core.runner.refusals import ModelLoadError
+from slipstream_core.runner.load_error import ModelLoadError
 
 logger = logging.getLogger(__name__)
 

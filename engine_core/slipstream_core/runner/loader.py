@@ -42,11 +42,10 @@ from slipstream_core.runner.attention.interface import ATTENTION_NAME, register
 from slipstream_core.runner.geometry import LayerGeometry, read_geometry
 from slipstream_core.runner.host_memory import read_host_memory, refuse_weights, unmapped_bytes
 from slipstream_core.runner.hub import Source, incomplete, locate
+from slipstream_core.runner.load_error import ModelLoadError, brief
 from slipstream_core.runner.probe import check_independence
 from slipstream_core.runner.random_weights import is_random, random_config, random_module
 from slipstream_core.runner.refusals import (
-    ModelLoadError,
-    brief,
     refusal,
     refuse_kind,
     refuse_larger,

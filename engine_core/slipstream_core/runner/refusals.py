@@ -1,6 +1,6 @@
 """Which models are not served, and why: the reasons that a configuration tells beforehand.
 
-Owns: the error of a model that cannot be had, and the refusals that need no weights. Does not know:
+Owns: the refusals that need no weights. Does not know:
 how models are loaded, what an attention call looks like.
 
 Rule: whatever transformers would run here and compute something else is refused, with the class,
@@ -17,6 +17,7 @@ import transformers
 from transformers import PreTrainedConfig
 
 from slipstream_core.runner.geometry import LayerGeometry
+from slipstream_core.runner.load_error import ModelLoadError
 
 _by_config: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -25,14 +26,6 @@ _SERVED = (
     "served are decoder-only models that do all their mixing of tokens in transformers' attention "
     "interface, such as Llama, Qwen3, Mistral, Gemma 3, GPT-OSS or DeepSeek V3"
 )
-
-
-class ModelLoadError(ValueError):
-    """A model cannot be served as asked: what was given, what is wrong, what would do."""
-
-    def __init__(self, model: str, problem: str) -> None:
-        super().__init__(f"cannot load the model {model!r}: {problem}")
-        self.model = model
 
 
 def refusal(name: str, config: PreTrainedConfig, problem: str) -> ModelLoadError:
@@ -117,12 +110,6 @@ def refuse_unseen_windows(
                 f"{layer.window} to its attention, so beyond the smaller of the two it would "
                 "compute something else; a max_model_len of at most that will do",
             )
-
-
-def brief(error: Exception) -> str:
-    """An error's first line: transformers' messages run to paragraphs."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def refuse_larger(name: str, nbytes: int, device: torch.device) -> None:

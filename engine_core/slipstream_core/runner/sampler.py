@@ -32,7 +32,15 @@ import torch
 from slipstream_core.runner.grammar_masks import apply_masks
 from slipstream_core.runner.most_likely import most_likely
 from slipstream_core.runner.noise import exponential, row_keys
-from slipstream_core.runner.plan import Bools, Float32s, Int32s, Int64s, StepPlan
+from slipstream_core.runner.plan import (
+    Bools,
+    Float32s,
+    Int32s,
+    Int64s,
+    ListedLogprobs,
+    StepPlan,
+)
+from slipstream_core.runner.truncation import Limits
 from slipstream_core.runner.upload import to_device
 from slipstream_ipc.wide_logprobs import MAX_NARROW
 
@@ -109,7 +117,33 @@ def _raw_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, plan: StepPlan)
     if len(rows) < len(logits):  # the passes over the vocabulary cost only those who ask
         index = _to(rows, logits)
         logits, token_ids = logits[index], token_ids[index]
+    if plan.listed is not None:
+        return RawLogprobs(rows, *_listed_columns(logits, token_ids, plan, plan.listed, rows))
     return RawLogprobs(rows, *logprob_columns(logits, token_ids, plan.max_logprobs))
+
+
+def _listed_columns(
+    logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    plan: StepPlan,
+    listed: ListedLogprobs,
+    rows: Int64s,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `logprob_columns`, of the plan's `rows`, some of which list ids."""
+    own = token_ids[:, None]
+    ranks = (logits > logits.gather(1, own)).sum(-1) + 1
+    ids = torch.zeros(
+        len(logits), max(plan.max_logprobs, 0), dtype=torch.int64, device=logits.device
+    )
+    if listed.max_unlisted > 0:
+        ids[:, : listed.max_unlisted] = most_likely(logits, listed.max_unlisted)[1]
+    narrow = np.flatnonzero(plan.num_logprobs[listed.rows] < MAX_NARROW)
+    if len(narrow):
+        some = np.ascontiguousarray(listed.ids[narrow, : plan.max_logprobs])
+        at = _to(np.searchsorted(rows, listed.rows[narrow]), logits)
+        ids[at, : some.shape[1]] = _to(some, logits)
+    ids = torch.cat([own, ids], 1)
+    return logits.gather(1, ids) - logits.logsumexp(-1, keepdim=True), ids, ranks
 
 
 def logprob_columns(
@@ -188,37 +222,6 @@ def limited_twice(plan: StepPlan, top_ks: Int32s, vocab_size: int) -> Int64s:
     """Those of them that top_p cuts after top_k has, [B]: it takes a share of what is left then."""
     has_both = (top_ks > 0) & (plan.top_ps < 1)
     return np.flatnonzero(has_both & may_reach_further(plan, top_ks, vocab_size))
-
-
-class Limits:
-    """Scaled logits [S, vocab] and the truncation that each of the S rows asks for."""
-
-    def __init__(
-        self, scaled: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor
-    ) -> None:
-        self.scaled = scaled
-        self.top_ks = top_ks[:, None]  # 0 is off
-        # 1 is off; as a bound on a rounded sum it would still cut the last tokens
-        self.top_ps = torch.where(top_ps < 1, top_ps, torch.inf)[:, None]
-        self.min_ps = min_ps[:, None]
-        self.log_total = scaled.logsumexp(-1, keepdim=True)
-
-    def masses(self, rows: torch.Tensor, widest: int) -> torch.Tensor:
-        """What is likelier than a kept token has less of, [S, 1], where `rows`, int64 [B], are
-        limited twice, with a top_k of at most `widest`; of other rows it is top_ps.
-        """
-        probs = self.scaled[rows].topk(widest, dim=-1).values.sub_(self.log_total[rows]).exp_()
-        kept_mass = probs.cumsum(-1).gather(1, self.top_ks[rows].long() - 1)
-        return self.top_ps.index_copy(0, rows, self.top_ps[rows] * kept_mass)
-
-    def of(self, index: torch.Tensor) -> Limits:
-        """The same of some rows."""
-        return Limits(
-            self.scaled[index],
-            self.top_ks[index, 0],
-            self.top_ps[index, 0],
-            self.min_ps[index, 0],
-        )
 
 
 def draw_candidates(limits: Limits, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

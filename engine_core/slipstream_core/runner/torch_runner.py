@@ -42,6 +42,7 @@ from slipstream_core.runner.decode_graphs import DecodeGraphs, Kind
 from slipstream_core.runner.device import DeviceThread
 from slipstream_core.runner.enqueuing import EnqueuingDevice
 from slipstream_core.runner.graphs import CudaRecorder, Recorder
+from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.loader import LoadedModel
 from slipstream_core.runner.memory import block_bytes
 from slipstream_core.runner.native.kernels import kernels
@@ -54,7 +55,6 @@ from slipstream_core.runner.plan import (
     StepPlan,
     StepResult,
 )
-from slipstream_core.runner.refusals import ModelLoadError
 from slipstream_core.runner.results import DeviceSpans, Ended, Prompts, deliver, wide
 from slipstream_core.runner.rule_keeper import RuleKeeper
 from slipstream_core.runner.sampler import sample

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from slipstream_core.runner.attention.tiles import H100_SHARED_LIMIT
-from slipstream_core.runner.refusals import ModelLoadError, brief
+from slipstream_core.runner.load_error import ModelLoadError, brief
 
 
 def is_wanted(device: torch.device) -> bool:

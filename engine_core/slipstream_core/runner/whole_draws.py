@@ -11,14 +11,12 @@ Rules:
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from slipstream_core.runner.triton_ready import compiling, is_wanted, unready
-
-if TYPE_CHECKING:
-    from slipstream_core.runner.sampler import Limits
+from slipstream_core.runner.truncation import Limits
 
 _INTERPRETED_BLOCK = 256  # so that small vocabularies have several
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from slipstream_ipc.messages.attaching import (
     PROTOCOL_VERSION,
+    Control,
     Hello,
     Ping,
     Reattach,
@@ -90,6 +91,7 @@ from slipstream_ipc.messages.worker_core import (
     CoreToWorker,
     Forget,
     Forgotten,
+    OtherAdmit,
     Positions,
     PromptScores,
     Refused,
@@ -121,6 +123,7 @@ __all__ = [
     "CancelledState",
     "ChatMessage",
     "ClientToWorker",
+    "Control",
     "CoreToWorker",
     "Deltas",
     "Detokenize",
@@ -139,6 +142,7 @@ __all__ = [
     "Hello",
     "LogprobColumns",
     "ModelCard",
+    "OtherAdmit",
     "OtherAnswer",
     "Ping",
     "Positions",

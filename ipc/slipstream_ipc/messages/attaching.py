@@ -46,3 +46,6 @@ class Ping(Struct, array_like=True, frozen=True, tag=tags.PING):
 
 class Starting(Struct, array_like=True, frozen=True, tag=tags.STARTING):
     """The accepting end is there and cannot serve yet; it keeps the Hello, and answers it then."""
+
+
+Control = Hello | Welcome | Reattach | Refusal | Ping | Starting  # take no sequence number

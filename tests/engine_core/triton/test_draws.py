@@ -17,6 +17,7 @@ from tests.engine_core.test_sampler import Row, plan_of
 from slipstream_core.runner import sampler
 from slipstream_core.runner.noise import row_keys
 from slipstream_core.runner.sampler import NUM_CANDIDATES, draw, sample
+from slipstream_core.runner.truncation import Limits
 from slipstream_core.runner.whole_draws import WholeDraws, whole_draws
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -102,7 +103,7 @@ def test_whatever_the_logits_are_it_ends(whole: WholeDraws, bad: float) -> None:
 def test_rows_that_are_not_wanted_keep_their_tokens(whole: WholeDraws) -> None:
     scaled = logits_of(3, 1.0, 5)
     zeros = torch.zeros(3, device=DEVICE)
-    limits = sampler.Limits(scaled, zeros.int(), zeros + 0.5, zeros)
+    limits = Limits(scaled, zeros.int(), zeros + 0.5, zeros)
     keys = torch.from_numpy(row_keys(np.arange(3), np.arange(3))).to(DEVICE)
     token_ids = torch.full((3,), -7, device=DEVICE)
     wanted = torch.tensor([False, True, False], device=DEVICE)

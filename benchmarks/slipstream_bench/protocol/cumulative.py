@@ -1,0 +1,183 @@
+"""The hop from core to worker as it is not: every step carries each stream's whole history.
+
+Owns: two codecs that take the places of the product's, one at each end. `WholeHistories` sends, for
+every row of a step, all of its output ids and log-probabilities; `OnlyNew` reads them all and hands
+on what the worker has not had. So what both processes do besides is the same, and so are the
+answers. `Counted` is the product's own codec that counts what it sends, to compare with.
+
+Does not know: sockets, processes, what is measured. A worker that attaches anew is not provided
+for: benchmarks do not break links.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from slipstream_ipc.codec import Codec
+from slipstream_ipc.columns import pack_f32, pack_u32, u32
+from slipstream_ipc.log import PagedLog
+from slipstream_ipc.logprob_log import LogprobLog
+from slipstream_ipc.messages import (
+    Admit,
+    Admitted,
+    Control,
+    CoreToWorker,
+    Frame,
+    LogprobColumns,
+    Step,
+    WorkerToCore,
+)
+from slipstream_ipc.messages.budgets import MAX_CORE_MESSAGE_BYTES
+
+Int64s = npt.NDArray[np.int64]
+
+
+class SentSteps(Struct):
+    """A column for each thing that is known of a message of tokens."""
+
+    sent_s: list[float]  # time.perf_counter
+    num_bytes: list[int]
+    num_tokens: list[int]  # new ones
+
+    def bytes_per_token(self, begin_s: float, end_s: float) -> float | None:
+        """Of the messages of that time; None where there are none."""
+        times = np.array(self.sent_s)
+        inside = (begin_s <= times) & (times <= end_s)
+        num_tokens = int(np.array(self.num_tokens)[inside].sum())
+        return float(np.array(self.num_bytes)[inside].sum()) / num_tokens if num_tokens else None
+
+
+class Counted(Codec[CoreToWorker, WorkerToCore]):
+    """A core's codec that counts the messages of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(Frame[WorkerToCore], MAX_CORE_MESSAGE_BYTES)
+        self.sent = SentSteps([], [], [])
+
+    def encode(self, frame: Frame[CoreToWorker] | Frame[Control]) -> bytes:
+        """The frame's bytes."""
+        data = super().encode(self._as_sent(frame))
+        if isinstance(frame.body, Step):
+            self.sent.sent_s.append(time.perf_counter())
+            self.sent.num_bytes.append(len(data))
+            self.sent.num_tokens.append(len(frame.body.token_ids) // 4)
+        return data
+
+    def _as_sent(
+        self, frame: Frame[CoreToWorker] | Frame[Control]
+    ) -> Frame[CoreToWorker] | Frame[Control]:
+        return frame
+
+
+class WholeHistories(Counted):
+    """Of a core that sends everything again at each step. `histories` are set before it serves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.histories: tuple[PagedLog, LogprobLog] | None = None
+        self._prompt_lens: dict[bytes, int] = {}  # of streams that have no row yet
+        self._starts = np.zeros(64, np.int64)  # where a row's outputs begin
+
+    def decode(self, data: bytes) -> Frame[WorkerToCore]:
+        """The frame in `data`."""
+        frame = super().decode(data)
+        if isinstance(frame.body, Admit):
+            self._prompt_lens[frame.body.stream_id] = len(frame.body.prompt_ids) // 4
+        return frame
+
+    def _as_sent(
+        self, frame: Frame[CoreToWorker] | Frame[Control]
+    ) -> Frame[CoreToWorker] | Frame[Control]:
+        body = frame.body
+        if isinstance(body, Admitted):
+            self._starts = _with_room(self._starts, body.row)
+            self._starts[body.row] = self._prompt_lens.pop(body.stream_id)
+        elif isinstance(body, Step):
+            whole: Frame[CoreToWorker] = Frame(frame.epoch, frame.seq, frame.ack, self._whole(body))
+            return whole
+        return frame
+
+    def _whole(self, step: Step) -> Step:
+        assert self.histories is not None
+        tokens, logprobs = self.histories
+        rows = u32(step.rows).astype(np.int64)
+        starts = self._starts[rows]
+        counts = tokens.lengths(rows) - starts
+        columns = None
+        if step.logprobs is not None:
+            columns = logprobs.columns(rows, starts, counts)
+        token_ids = tokens.gather(rows, starts, counts)
+        return Step(
+            step.step, step.rows, pack_u32(token_ids), pack_u32(counts), pack_u32(starts), columns
+        )
+
+
+class OnlyNew(Codec[WorkerToCore, CoreToWorker]):
+    """Of a worker that is sent whole histories and takes what is new of them."""
+
+    def __init__(self) -> None:
+        super().__init__(Frame[CoreToWorker], MAX_CORE_MESSAGE_BYTES)
+        self._have = np.zeros(64, np.int64)  # outputs taken of each row
+
+    def decode(self, data: bytes) -> Frame[CoreToWorker]:
+        """The frame in `data`; a Step is cut to what is new."""
+        frame = super().decode(data)
+        body = frame.body
+        if isinstance(body, Admitted):
+            self._have = _with_room(self._have, body.row)
+            self._have[body.row] = 0
+        elif isinstance(body, Step):
+            return Frame(frame.epoch, frame.seq, frame.ack, self._cut(body))
+        return frame
+
+    def _cut(self, step: Step) -> Step:
+        rows = u32(step.rows).astype(np.int64)
+        whole = u32(step.counts).astype(np.int64)
+        have = self._have[rows]
+        self._have[rows] = whole
+        ends = np.cumsum(whole)
+        new = _Spans(ends - whole + have, whole - have)
+        columns = None if step.logprobs is None else _cut_logprobs(step.logprobs, new)
+        each_one = bool((new.counts == 1).all())
+        return Step(
+            step.step,
+            step.rows,
+            pack_u32(u32(step.token_ids)[new.places()]),
+            b"" if each_one else pack_u32(new.counts),
+            b"" if each_one else pack_u32(u32(step.starts) + have),
+            columns,
+        )
+
+
+class _Spans(NamedTuple):
+    """Of each entry, `counts` places from `starts` on."""
+
+    starts: Int64s
+    counts: Int64s
+
+    def places(self) -> Int64s:
+        """All of them, one entry's behind the other's."""
+        ends = np.cumsum(self.counts)
+        return np.arange(int(ends[-1])) + np.repeat(self.starts - ends + self.counts, self.counts)
+
+
+def _cut_logprobs(columns: LogprobColumns, new: _Spans) -> LogprobColumns:
+    assert not columns.widths, "all requests of a load ask for the same log-probabilities"
+    places = new.places()
+    shape = (-1, columns.width)
+    values = np.frombuffer(columns.values, "<f4").reshape(shape)[places]
+    ids = u32(columns.ids).reshape(shape)[places]
+    return LogprobColumns(
+        columns.width, pack_f32(values), pack_u32(ids), pack_u32(u32(columns.ranks)[places])
+    )
+
+
+def _with_room(column: Int64s, row: int) -> Int64s:
+    if row < len(column):
+        return column
+    return np.pad(column, (0, max(row + 1, 2 * len(column)) - len(column)))

@@ -1,0 +1,1 @@
+"""What scheduler and runner both know of a step."""
