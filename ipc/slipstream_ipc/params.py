@@ -178,10 +178,11 @@ def check_admit(admit: Admit) -> None:
     """
     check_params(admit.params)
     _integer("max_tokens", admit.max_tokens, 1, 2**31 - 1, "an integer >= 1")
-    for field in ("prompt_ids", "output_ids"):
-        num_bytes = len(getattr(admit, field))
-        if num_bytes % 4:
-            raise BadRequest(field, f"{num_bytes} bytes", "u32 values")
+    columns = [("prompt_ids", admit.prompt_ids), ("output_ids", admit.output_ids)]
+    columns += [("output_ids", other.output_ids) for other in admit.others]
+    for field, column in columns:
+        if len(column) % 4:
+            raise BadRequest(field, f"{len(column)} bytes", "u32 values")
     unpack_words(admit.bad_word_ids, admit.bad_word_counts)
 
 
