@@ -101,6 +101,10 @@ class MemorySocket:
         """Nothing ever happens to a connection here."""
         return MemorySocket(self._context, is_router=True)
 
+    def recv_multipart(self, _flags: int = 0) -> list[bytes]:
+        """An event of a monitor: there is none. Raises zmq.Again."""
+        _again()
+
     def disable_monitor(self) -> None:
         """Stop monitoring."""
 
