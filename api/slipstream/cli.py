@@ -22,7 +22,6 @@ _COMMANDS = {
     "trace": Command("show what --trace recorded", "slipstream.tracing.command:add_trace"),
     "keys": Command("make keys for tcp:// addresses", "slipstream.keys:add_keys"),
     "demo": Command("see what it can do", "slipstream.demo.command:add_demo"),
-    "bench": Command("measure a stack", "slipstream.bench.command:add_bench"),
 }
 
 

@@ -6,11 +6,8 @@ architecture that is served, in bfloat16, and of the sampler with all that it ca
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +26,7 @@ from tests.engine_core.meta_card import (
 from tests.engine_core.test_rules import asked
 from transformers import LlamaConfig
 
+from slipstream_bench.models.tiny_models import ARCHITECTURES
 from slipstream_core.rule_columns import RuleColumns
 from slipstream_core.runner.candidates import Coming
 from slipstream_core.runner.decode_graphs import KINDS
@@ -39,18 +37,7 @@ from slipstream_core.runner.results import Ended, Landing
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_ipc.log import PagedLog
 
-
-def _list_of_models() -> Any:
-    path = Path(__file__).parents[2] / "benchmarks" / "tiny_models.py"
-    spec = importlib.util.spec_from_file_location("tiny_models", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["tiny_models"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SERVED = [each for each in _list_of_models().ARCHITECTURES if each.refused is None]
+SERVED = [each for each in ARCHITECTURES if each.refused is None]
 VOCAB = 600  # more than there are candidates
 SIZES = (1, 4)
 
