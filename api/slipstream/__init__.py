@@ -1,4 +1,4 @@
-"""The public face of Slipstream.
+"""Slipstream serves language models from several processes; this is its Python interface.
 
     from slipstream import Client
 
@@ -6,36 +6,36 @@
         for delta in client.stream("Once upon a time", max_tokens=100):
             print(delta.text, end="", flush=True)
 
-`Stack` and `LLM`, which start servers, are loaded when first asked for: a client needs none of it.
+Each name's module is imported when the name is first used.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from slipstream.async_client import AsyncClient, AsyncStream
-from slipstream.client import Client, Stream
-from slipstream.errors import (
-    BadRequestError,
-    ClosedError,
-    ConflictError,
-    ConnectionLostError,
-    EngineError,
-    OverloadedError,
-    RequestError,
-    SlipstreamError,
-    StreamLostError,
-    SupersededError,
-    UnknownStreamError,
-)
-from slipstream.many import AsyncStreams, Streams
-from slipstream.outputs import Completion, Delta, Logprob
-from slipstream.requests import TextPrompt, TokensPrompt
-from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams, StructuredOutputs
-
 if TYPE_CHECKING:
+    from slipstream.async_client import AsyncClient, AsyncStream
+    from slipstream.client import Client, Stream
+    from slipstream.errors import (
+        BadRequestError,
+        ClosedError,
+        ConflictError,
+        ConnectionLostError,
+        EngineError,
+        OverloadedError,
+        RequestError,
+        SlipstreamError,
+        StreamLostError,
+        SupersededError,
+        UnknownStreamError,
+    )
     from slipstream.llm import LLM, CompletionOutput, RequestOutput
+    from slipstream.many import AsyncStreams, Streams
+    from slipstream.outputs import Completion, Delta, Logprob
+    from slipstream.requests import TextPrompt, TokensPrompt
     from slipstream.stack import Stack, StackError
+    from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams, StructuredOutputs
 
 __all__ = [
     "LLM",
@@ -71,21 +71,46 @@ __all__ = [
     "UnknownStreamError",
 ]
 
-_LATER = {
-    "LLM": "slipstream.llm",
+_MODULES = {
+    "AsyncClient": "slipstream.async_client",
+    "AsyncStream": "slipstream.async_client",
+    "AsyncStreams": "slipstream.many",
+    "BadRequestError": "slipstream.errors",
+    "ChatMessage": "slipstream_ipc.messages",
+    "Client": "slipstream.client",
+    "ClosedError": "slipstream.errors",
+    "Completion": "slipstream.outputs",
     "CompletionOutput": "slipstream.llm",
+    "ConflictError": "slipstream.errors",
+    "ConnectionLostError": "slipstream.errors",
+    "Delta": "slipstream.outputs",
+    "EngineError": "slipstream.errors",
+    "LLM": "slipstream.llm",
+    "Logprob": "slipstream.outputs",
+    "ModelCard": "slipstream_ipc.messages",
+    "OverloadedError": "slipstream.errors",
+    "RequestError": "slipstream.errors",
     "RequestOutput": "slipstream.llm",
+    "SamplingParams": "slipstream_ipc.messages",
+    "SlipstreamError": "slipstream.errors",
     "Stack": "slipstream.stack",
     "StackError": "slipstream.stack",
+    "Stream": "slipstream.client",
+    "StreamLostError": "slipstream.errors",
+    "Streams": "slipstream.many",
+    "StructuredOutputs": "slipstream_ipc.messages",
+    "SupersededError": "slipstream.errors",
+    "TextPrompt": "slipstream.requests",
+    "TokensPrompt": "slipstream.requests",
+    "UnknownStreamError": "slipstream.errors",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _LATER:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_LATER[name]), name)
+    found = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return found
 
 
 def __dir__() -> list[str]:

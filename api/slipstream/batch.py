@@ -26,7 +26,9 @@ from slipstream_ipc.messages import Deltas, End, LogprobColumns
 
 
 class Logprob(Struct, frozen=True, gc=False):
-    """One candidate of one position. `rank`: 1 is the most likely."""
+    """One candidate of one position. `rank`: 1 is the most likely; of an id that was listed in
+    `logprob_token_ids` its place in that list.
+    """
 
     logprob: float
     rank: int

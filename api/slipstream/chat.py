@@ -12,15 +12,14 @@ import argparse
 import contextlib
 import sys
 
+from slipstream.cli_parser import Parser, one_line
 from slipstream.client import Client
 from slipstream.errors import BadRequestError, RequestError
 from slipstream.options import (
-    Parser,
     add_connection,
     add_sampling,
     add_settings,
     connected,
-    one_line,
     sampling_params_of,
 )
 from slipstream_ipc.messages import ChatMessage, SamplingParams

@@ -1,7 +1,7 @@
 """`slipstream`: the command line.
 
-Owns: which commands there are, and how they end: 0 done, 1 failed or interrupted, 2 asked for
-what cannot be, with one plain line on standard error. Does not know: what the commands do.
+Exit codes: 0 done; 1 failed, or interrupted; 2 the command line asks for something impossible. The
+last two come with one line on standard error.
 """
 
 from __future__ import annotations
@@ -10,32 +10,19 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
+from typing import Any
 
-from slipstream.bench.beside.options import add_beside
-from slipstream.bench.chaos.command import add_chaos
-from slipstream.bench.front.options import add_front
-from slipstream.bench.fuzz.command import add_fuzz
-from slipstream.bench.garbage.options import add_gc
-from slipstream.bench.interval.options import add_interval
-from slipstream.bench.latency import add_latency
-from slipstream.bench.output_path.options import add_output_path
-from slipstream.bench.overlap.options import add_overlap
-from slipstream.bench.protocol.options import add_protocol
-from slipstream.bench.serve import add_serve_benchmark
-from slipstream.bench.soak.command import add_soak
-from slipstream.bench.step.options import add_step
-from slipstream.bench.throughput import add_throughput
-from slipstream.chat import add_chat
-from slipstream.demo.command import add_demo
-from slipstream.errors import BadRequestError, SlipstreamError
-from slipstream.generate import add_generate
-from slipstream.keys import add_keys
-from slipstream.options import Parser, one_line
-from slipstream.run_batch import add_run_batch
-from slipstream.serve import add_serve
-from slipstream.stack import LOG_LEVEL_VARIABLE
-from slipstream.tracing.command import add_trace
+from slipstream.cli_parser import Command, Parser, add_commands, installed_commands, one_line
+
+_COMMANDS = {
+    "serve": Command("run a stack in the foreground", "slipstream.serve:add_serve"),
+    "generate": Command("stream the answer to one prompt", "slipstream.generate:add_generate"),
+    "chat": Command("talk with a model", "slipstream.chat:add_chat"),
+    "run-batch": Command("answer a file of requests", "slipstream.run_batch:add_run_batch"),
+    "trace": Command("show what --trace recorded", "slipstream.tracing.command:add_trace"),
+    "keys": Command("make keys for tcp:// addresses", "slipstream.keys:add_keys"),
+    "demo": Command("see what it can do", "slipstream.demo.command:add_demo"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,20 +34,35 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # whoever read our output has enough of it; Python would complain when it flushes the rest
+        # the reader of our output has gone; Python would complain when it flushes the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         return _failed(arguments.command, "interrupted", 1)
-    except BadRequestError as error:
-        return _failed(arguments.command, one_line(error), 2)
-    except (SlipstreamError, OSError) as error:
-        return _failed(arguments.command, one_line(error), 1)
     except Exception as error:
-        if os.environ.get(LOG_LEVEL_VARIABLE, "").upper() == "DEBUG":
-            raise
-        hint = f"a fault of Slipstream's own; {LOG_LEVEL_VARIABLE}=debug shows where"
-        return _failed(arguments.command, f"{type(error).__name__}: {one_line(error)} ({hint})", 1)
+        return _failed(arguments.command, *_told(error))
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="slipstream", description="Serve language models.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    add_commands(parser, "command", {**_COMMANDS, **installed_commands()})
+    return parser
+
+
+def _told(error: Exception) -> tuple[str, int]:
+    """What is said of it, and the exit code. Raises a fault of our own where logs are at debug."""
+    from slipstream.errors import BadRequestError, SlipstreamError
+    from slipstream.stack import LOG_LEVEL_VARIABLE
+
+    if isinstance(error, BadRequestError):
+        return one_line(error), 2
+    if isinstance(error, SlipstreamError | OSError):
+        return one_line(error), 1
+    if os.environ.get(LOG_LEVEL_VARIABLE, "").upper() == "DEBUG":
+        raise error
+    hint = f"a fault of Slipstream's own; {LOG_LEVEL_VARIABLE}=debug shows where"
+    return f"{type(error).__name__}: {one_line(error)} ({hint})", 1
 
 
 def _failed(command: str, message: str, code: int) -> int:
@@ -68,45 +70,13 @@ def _failed(command: str, message: str, code: int) -> int:
     return code
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="slipstream", description="Serve language models.")
-    parser.add_argument(
-        "--version", action="version", version=f"slipstream {version('slipstream')}"
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add_serve(_command(commands, "serve", "run a stack in the foreground"))
-    add_generate(_command(commands, "generate", "stream the answer to one prompt"))
-    add_chat(_command(commands, "chat", "talk with a model"))
-    add_run_batch(_command(commands, "run-batch", "answer a file of requests"))
-    add_trace(_command(commands, "trace", "show what --trace recorded"))
-    add_keys(_command(commands, "keys", "make keys for tcp:// addresses"))
-    add_demo(_command(commands, "demo", "see what it can do"))
-    benchmarks = _command(commands, "bench", "measure a stack").add_subparsers(
-        dest="benchmark", required=True, metavar="BENCHMARK"
-    )
-    add_serve_benchmark(_command(benchmarks, "serve", "a server under load, ours or any other"))
-    add_chaos(_command(benchmarks, "chaos", "kill its processes, and look for a difference"))
-    add_fuzz(_command(benchmarks, "fuzz", "messages that no honest peer sends, by the million"))
-    add_soak(_command(benchmarks, "soak", "whether anything grows over many short requests"))
-    add_throughput(_command(benchmarks, "throughput", "many requests at once: tokens a second"))
-    add_latency(_command(benchmarks, "latency", "how long one batch of requests takes"))
-    add_output_path(_command(benchmarks, "output-path", "CPU per token, from ids to deltas"))
-    add_overlap(
-        _command(benchmarks, "overlap", "output processing in the engine's loop or beside it")
-    )
-    add_protocol(_command(benchmarks, "protocol", "deltas against whole histories"))
-    add_interval(_command(benchmarks, "interval", "what a stream interval is worth"))
-    add_front(_command(benchmarks, "front", "what a streamed event costs the HTTP front"))
-    add_beside(_command(benchmarks, "beside", "a CPU engine beside other processes"))
-    add_step(_command(benchmarks, "step", "the core's parts of a decode step, and a model's"))
-    add_gc(_command(benchmarks, "gc", "what the shape of a step's ids costs the collector"))
-    return parser
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for."""
 
+    def __call__(self, parser: argparse.ArgumentParser, *_given: Any) -> None:
+        from importlib.metadata import version
 
-def _command(commands: argparse._SubParsersAction[Parser], name: str, purpose: str) -> Parser:
-    return commands.add_parser(
-        name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}."
-    )
+        parser.exit(0, f"slipstream {version('slipstream')}\n")
 
 
 if __name__ == "__main__":

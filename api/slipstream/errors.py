@@ -20,6 +20,8 @@ from __future__ import annotations
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import Fault
 
+_SECRETS = ("api_key",)  # options whose values are never shown
+
 
 class SlipstreamError(Exception):
     """Everything this package raises on purpose.
@@ -101,3 +103,9 @@ def error_from(fault: Fault) -> SlipstreamError:
 def bad_request(error: BadRequest) -> BadRequestError:
     """The public form of an early check's refusal."""
     return BadRequestError(error.fault)
+
+
+def wrong_option(name: str, given: object, allowed: str) -> BadRequestError:
+    """The error for an option's value that is not allowed."""
+    shown = "(not shown)" if name in _SECRETS else given
+    return bad_request(BadRequest(name, shown, allowed))

@@ -7,8 +7,9 @@ import sys
 
 import msgspec
 
+from slipstream.cli_parser import Parser
+from slipstream.errors import wrong_option
 from slipstream.options import (
-    Parser,
     add_connection,
     add_sampling,
     add_settings,
@@ -16,7 +17,6 @@ from slipstream.options import (
     sampling_params_of,
 )
 from slipstream.outputs import Delta, PromptTokenLogprobs
-from slipstream.settings import wrong_option
 
 _MAX_TOKENS = 256
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import zmq
 
+from slipstream.cli_parser import Parser
 from slipstream.errors import bad_request
-from slipstream.options import Parser
 from slipstream_ipc.curve import DEFAULT_CLIENT, PUBLIC_SUFFIX, SECRET_SUFFIX, SERVER
 from slipstream_ipc.errors import BadRequest
 

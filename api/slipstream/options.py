@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
+from slipstream.cli_parser import Parser as Parser  # benchmarks import it from here
 from slipstream.client import Client
+from slipstream.errors import wrong_option
 from slipstream.requests import checked_params
 from slipstream.settings import (
     SHORT_LIVED,
@@ -21,7 +23,6 @@ from slipstream.settings import (
     allowed_values,
     description,
     settings_from,
-    wrong_option,
 )
 from slipstream.stack import Stack
 from slipstream.tracing.parts import checked_trace
@@ -29,14 +30,6 @@ from slipstream_ipc.messages import SamplingParams
 
 _ACCESS = ("keys", "insecure")  # a stack's settings beside `listen`, a client's beside --address
 _SAMPLING = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
-
-
-class Parser(argparse.ArgumentParser):
-    """Usage errors take one line, exit code 2."""
-
-    def error(self, message: str) -> NoReturn:
-        """End the program."""
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -172,8 +165,3 @@ def sampling_params_of(arguments: argparse.Namespace) -> SamplingParams:
         except msgspec.ValidationError as error:
             raise wrong_option(name, value, str(error).removeprefix("Expected ")) from error
     return checked_params(None, options)
-
-
-def one_line(error: Exception) -> str:
-    """An error as a terminal shows it."""
-    return " ".join(str(error).split()) or type(error).__name__

@@ -16,11 +16,12 @@ from typing import Any
 
 import msgspec
 
-from slipstream.demo import MODEL_NAME, MODEL_PATH
+from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream.endpoints import check_listener, client_address
+from slipstream.errors import wrong_option
 from slipstream.events import SupervisorConfig
 from slipstream.processes import ChildSpec
-from slipstream.settings import StackSettings, wrong_option
+from slipstream.settings import StackSettings
 from slipstream.tracing.parts import checked_trace
 from slipstream_ipc.sockets import check_address
 

@@ -30,8 +30,9 @@ import uvloop
 from msgspec import Raw, Struct
 from tqdm import tqdm
 
+from slipstream.cli_parser import Parser
 from slipstream.endpoints import server_endpoint
-from slipstream.errors import EngineError
+from slipstream.errors import EngineError, wrong_option
 from slipstream.http.app import App
 from slipstream.http.auth import Keys
 from slipstream.http.config import Limits
@@ -41,8 +42,7 @@ from slipstream.http.parsing import Request
 from slipstream.http.token_texts import TokenTexts
 from slipstream.http.wire import Response
 from slipstream.loop_io import LoopIO
-from slipstream.options import Parser, add_connection, add_settings, address_of
-from slipstream.settings import wrong_option
+from slipstream.options import add_connection, add_settings, address_of
 from slipstream_ipc.messages import Fault
 
 URLS = ("/v1/completions", "/v1/chat/completions")

@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
+from slipstream.cli_parser import Parser
 from slipstream.endpoints import default_runtime_dir, http_address_in
+from slipstream.errors import wrong_option
 from slipstream.events import (
     Event,
     ProcessReady,
@@ -20,9 +22,9 @@ from slipstream.events import (
     StackFailed,
     StackReady,
 )
-from slipstream.options import Parser, add_settings, given_settings
+from slipstream.options import add_settings, given_settings
 from slipstream.plan import API_KEY_VARIABLE, api_keys, is_front, plan_stack
-from slipstream.settings import settings_from, wrong_option
+from slipstream.settings import settings_from
 from slipstream.supervisor import Supervisor, log_to_stderr
 from slipstream.tracing.parts import checked_trace, discard_parts, merge_parts
 from slipstream_ipc.sockets import private_directory

@@ -106,6 +106,10 @@ class Admission:
             return error.fault
         if -1 in (params.logprobs, params.prompt_logprobs):
             return Fault("bad_request", "-1, allowed: what that stands for", "logprobs")
+        if params.logprob_token_ids is not None and params.logprobs is None:
+            return Fault(
+                "bad_request", "None, allowed: the number of logprob_token_ids", "logprobs"
+            )
         if admit.prompt_logprobs is not None:
             prompt_width = 0 if params.prompt_logprobs is None else 1 + params.prompt_logprobs
             try:
@@ -179,6 +183,7 @@ def new_request(stream: Stream) -> NewRequest:
         min_p=params.min_p,
         seed=admit.seed,
         num_logprobs=-1 if params.logprobs is None else params.logprobs,
+        logprob_token_ids=params.logprob_token_ids or (),
         min_tokens=params.min_tokens,
         stop_token_ids=admit.stop_token_ids,
         worker_ends=bool(admit.stop_token_ids or params.stop),

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from slipstream_core.block_pool import NULL_BLOCK
 from slipstream_core.logprob_room import step_len
 from slipstream_core.rule_columns import RuleColumns, TokenRules
+from slipstream_core.runner.plan import ListedLogprobs
 from slipstream_core.step.limits import NO_ROW
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.row_table import RowTable, column
@@ -62,6 +63,7 @@ class NewRequest:
     min_p: float
     seed: int  # int64
     num_logprobs: int = -1
+    logprob_token_ids: tuple[int, ...] = ()  # in the place of the most likely; num_logprobs of them
     min_tokens: int = 0
     stop_token_ids: tuple[
         int, ...
@@ -90,6 +92,7 @@ class SamplingColumns:
     any_truncation: bool
     max_logprobs: int
     any_wide: bool
+    listed: ListedLogprobs | None
 
 
 class RequestColumns(RowTable):
@@ -127,6 +130,7 @@ class RequestColumns(RowTable):
         self.rules = RuleColumns()
         self._num_grammars = 0  # rows that have one
         self._stop_ids: dict[int, Int64s] = {}  # row -> ids, of rows with min_tokens
+        self._logprob_ids: dict[int, Int64s] = {}  # row -> ids, of rows that list some
         self._arrivals = 0
         # What was told last, and of whom: between two steps the batch seldom changes.
         self._last_sampling: tuple[RowSet, SamplingColumns] | None = None
@@ -165,6 +169,8 @@ class RequestColumns(RowTable):
         self.min_p[row] = request.min_p
         self.seed[row] = request.seed
         self.num_logprobs[row] = request.num_logprobs
+        if request.logprob_token_ids:
+            self._logprob_ids[row] = np.array(request.logprob_token_ids, np.int64)
         self.has_rules[row] = request.rules is not None
         if request.rules is not None:
             self.rules.add(row, request.rules)
@@ -185,6 +191,7 @@ class RequestColumns(RowTable):
         for row in rows.tolist():
             self.tenants.pop(row, None)
             self._stop_ids.pop(row, None)
+            self._logprob_ids.pop(row, None)
         if self.rules:
             self.rules.remove(rows.tolist())
 
@@ -238,9 +245,22 @@ class RequestColumns(RowTable):
             any_truncation=bool(top_ks.any() or (top_ps < 1).any() or min_ps.any()),
             max_logprobs=int(num_logprobs[~is_wide].max(initial=-1)),
             any_wide=bool(is_wide.any()),
+            listed=self._listed(rows, num_logprobs) if self._logprob_ids else None,
         )
         self._last_sampling = row_set, columns
         return columns
+
+    def _listed(self, rows: Int64s, num_logprobs: Int32s) -> ListedLogprobs | None:
+        listing = [at for at, row in enumerate(rows.tolist()) if row in self._logprob_ids]
+        if not listing:
+            return None
+        lists = [self._logprob_ids[row] for row in rows[listing].tolist()]
+        ids = np.zeros((len(lists), max(map(len, lists))), np.int64)
+        for at, each in enumerate(lists):
+            ids[at, : len(each)] = each
+        others = np.delete(num_logprobs, listing)
+        most = int(others[others < MAX_NARROW].max(initial=-1))
+        return ListedLogprobs(rows=np.array(listing), ids=ids, max_unlisted=most)
 
     @property
     def has_masks(self) -> bool:

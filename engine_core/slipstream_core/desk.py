@@ -60,6 +60,7 @@ from slipstream_ipc.messages import (
     Withdraw,
     WorkerToCore,
 )
+from slipstream_ipc.shared_prompts import registrations_of
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +187,8 @@ class Desk:
             case Hello():
                 self._attach(session)
             case Admit():
-                self._admit(session.identity, body)
+                for admit in registrations_of(body):
+                    self._admit(session.identity, admit)
             case Report():
                 self._report(session.identity, body)
             case Withdraw():

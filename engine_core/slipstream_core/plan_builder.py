@@ -153,4 +153,5 @@ def build_plan(
         max_logprobs=sampling.max_logprobs,
         rules=rules,
         any_wide=sampling.any_wide,
+        listed=sampling.listed,
     )

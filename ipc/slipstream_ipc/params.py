@@ -28,6 +28,7 @@ from slipstream_ipc.structured import check_structured
 from slipstream_ipc.token_rules import check_known_ids, check_token_params, unpack_words
 
 MAX_LOGPROBS = 300_000  # more than vocabularies have
+MAX_LOGPROB_TOKEN_IDS = 128
 MAX_LOGPROB_BYTES = 64 * 2**20  # of one request, prompt and outputs
 MAX_N = 128
 MAX_STOPS = 64
@@ -87,6 +88,7 @@ def check_params(params: SamplingParams) -> None:
         if wanted is not None:
             allowed = f"an integer in [0, {MAX_LOGPROBS}], -1 for the whole vocabulary, or None"
             _integer(field, wanted, -1, MAX_LOGPROBS, allowed)
+    _check_logprob_ids(params)
     _integer("n", params.n, 1, MAX_N, f"an integer in [1, {MAX_N}]")
     _integer("stream_interval", params.stream_interval, 1, 2**31 - 1, "an integer >= 1")
     _check_stops(params)
@@ -100,19 +102,25 @@ def check_num_logprobs(params: SamplingParams, card: ModelCard) -> None:
     most = card.vocab_size if card.max_logprobs < 0 else min(card.max_logprobs, card.vocab_size)
     for field in ("logprobs", "prompt_logprobs"):
         wanted: int | None = getattr(params, field)
+        if field == "logprobs" and params.logprob_token_ids is not None:
+            continue  # has a bound of its own
         if wanted is not None and not (-1 if most == card.vocab_size else 0) <= wanted <= most:
             setting = f"max_logprobs is {card.max_logprobs}"
             raise BadRequest(field, wanted, f"an integer in [0, {most}] ({setting}), or None")
 
 
 def with_num_logprobs(params: SamplingParams, vocab_size: int) -> SamplingParams:
-    """The same with a number in the place of -1, the whole vocabulary."""
-    whole = {
+    """The same with a number in the place of -1, the whole vocabulary, and with the number of
+    `logprob_token_ids` as `logprobs`.
+    """
+    numbers = {
         field: vocab_size
         for field in ("logprobs", "prompt_logprobs")
         if getattr(params, field) == -1
     }
-    return msgspec.structs.replace(params, **whole) if whole else params
+    if params.logprob_token_ids is not None and params.logprobs is None:
+        numbers["logprobs"] = len(params.logprob_token_ids)
+    return msgspec.structs.replace(params, **numbers) if numbers else params
 
 
 def logprob_bytes(params: SamplingParams, prompt_len: int, max_tokens: int) -> int:
@@ -170,10 +178,11 @@ def check_admit(admit: Admit) -> None:
     """
     check_params(admit.params)
     _integer("max_tokens", admit.max_tokens, 1, 2**31 - 1, "an integer >= 1")
-    for field in ("prompt_ids", "output_ids"):
-        num_bytes = len(getattr(admit, field))
-        if num_bytes % 4:
-            raise BadRequest(field, f"{num_bytes} bytes", "u32 values")
+    columns = [("prompt_ids", admit.prompt_ids), ("output_ids", admit.output_ids)]
+    columns += [("output_ids", other.output_ids) for other in admit.others]
+    for field, column in columns:
+        if len(column) % 4:
+            raise BadRequest(field, f"{len(column)} bytes", "u32 values")
     unpack_words(admit.bad_word_ids, admit.bad_word_counts)
 
 
@@ -218,6 +227,20 @@ def token_ids_from(ids: Any) -> UInt32s:
         if not 0 <= int(value) < 2**32:
             raise BadRequest("prompt_token_ids", int(value), allowed)
     return array.astype(np.uint32)
+
+
+def _check_logprob_ids(params: SamplingParams) -> None:
+    token_ids = params.logprob_token_ids
+    if token_ids is None:
+        return
+    field, num = "logprob_token_ids", len(token_ids)
+    if not 0 < num <= MAX_LOGPROB_TOKEN_IDS:
+        raise BadRequest(field, f"{num} ids", f"1 to {MAX_LOGPROB_TOKEN_IDS}, or None")
+    for token_id in token_ids:
+        _integer(field, token_id, 0, 2**32 - 1, "ids in [0, 2**32)")
+    if params.logprobs not in (None, num):
+        allowed = f"{num}, the number of logprob_token_ids, or None beside them"
+        raise BadRequest("logprobs", params.logprobs, allowed)
 
 
 def _check_stops(params: SamplingParams) -> None:

@@ -52,7 +52,7 @@ def check_token_params(params: SamplingParams) -> None:
 
 def check_known_ids(params: SamplingParams, vocab_size: int) -> None:
     """BadRequest for a token id that the model does not have."""
-    for field in ("logit_bias", "allowed_token_ids"):
+    for field in ("logit_bias", "allowed_token_ids", "logprob_token_ids"):
         token_ids: Collection[int] = getattr(params, field) or ()
         largest = max(token_ids, default=0)
         if largest >= vocab_size:

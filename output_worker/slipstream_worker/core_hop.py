@@ -4,8 +4,9 @@ Owns: the attach to the core, the states that wait for credit, the report that i
 know: what streams are; the worker states them anew after each attach.
 
 Rules:
-- States leave in the order they were made. A report says how far everything has been checked;
-  while it waits for credit, a later one takes its place and adds its rows.
+- States leave in the order they were made; registrations that share a prompt leave together.
+- A report says how far everything has been checked; while it waits for credit, a later one takes
+  its place and adds its rows.
 - One message answers a step: its report, which acknowledges it too.
 """
 
@@ -13,13 +14,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterator
+from itertools import islice
 
 import zmq
 
 from slipstream_ipc.attach import Attacher
 from slipstream_ipc.codec import worker_codec
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import CoreToWorker, Report, WorkerToCore
+from slipstream_ipc.messages import Admit, CoreToWorker, Report, WorkerToCore
+from slipstream_ipc.shared_prompts import joined
 
 
 class CoreHop:
@@ -120,8 +123,14 @@ class CoreHop:
         if not self._states:
             return
         self._attacher.take_receipts()
-        while self._states and self._attacher.send(self._states[0], None):
-            self._states.popleft()
+        while self._states and self._attacher.has_credit:
+            body, num = self._states[0], 1
+            if isinstance(body, Admit):
+                body, num = joined(body, islice(self._states, 1, None))
+            if not self._attacher.send(body, None):
+                return
+            for _ in range(num):
+                self._states.popleft()
 
     def beat(self, now: float) -> None:
         """Look for signs of life."""

@@ -300,3 +300,33 @@ def test_the_server_says_how_many_there_may_be(field: str) -> None:
                 client.generate("x", **{field: wanted})
             assert caught.value.fault.field == field
         assert client.generate("x", max_tokens=1, **{field: 20}).num_tokens == 1
+
+
+@pytest.mark.parametrize("num", [3, 128], ids=["few", "more than are paged"])
+def test_listed_ids_are_scored_as_by_the_model(client: Client, model: Any, num: int) -> None:
+    """At each position, beside requests that ask for the likeliest ones, or for nothing."""
+    listed = [5 * n for n in range(num)]
+    prompts = [IDS[:40], IDS[:40], IDS[100:150], IDS[200:220]]
+    params = [
+        SamplingParams(**{"max_tokens": 12, "ignore_eos": True, "temperature": 0, **more})
+        for more in (
+            {"logprob_token_ids": listed},
+            {"logprobs": 4},
+            {"logprob_token_ids": listed[::-1], "logprobs": num, "temperature": 1, "seed": 3},
+            {},
+        )
+    ]
+    scored, likeliest, drawn, plain = client.generate_many(
+        [{"prompt_token_ids": prompt} for prompt in prompts], params
+    )
+    assert scored.token_ids == likeliest.token_ids
+    assert plain.logprobs is None
+    for prompt, answer, ids in ((prompts[0], scored, listed), (prompts[2], drawn, listed[::-1])):
+        assert answer.logprobs is not None
+        values = expected(model, prompt + answer.token_ids)[len(prompt) - 1 : -1]
+        for own, entry, of_position in zip(answer.token_ids, answer.logprobs, values, strict=True):
+            assert list(entry) == [own, *(each for each in ids if each != own)]
+            for token_id, candidate in entry.items():
+                assert candidate.logprob == pytest.approx(of_position[token_id], abs=TOLERANCE)
+            for place, token_id in enumerate(ids, 1):
+                assert entry[token_id].rank == place

@@ -62,13 +62,69 @@ def test_unknown_name_is_an_attribute_error() -> None:
         slipstream.Nothing  # noqa: B018
 
 
-def test_import_loads_nothing_heavy() -> None:
-    heavy = "torch transformers tokenizers jinja2 tqdm slipstream.stack slipstream.llm"
-    program = f"import sys, slipstream; print(*set('{heavy}'.split()) & set(sys.modules))"
+HEAVY = {"torch", "transformers", "tokenizers", "jinja2", "tqdm", "llguidance", "matplotlib"}
+ALL_THAT_COSTS = HEAVY | {"numpy", "zmq", "msgspec", "asyncio", "uvloop", "slipstream_ipc"}
+
+
+def loaded(program: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded when it is through with the program."""
+    program += "\nimport sys; print('\\n' + ' '.join(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == ""
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def called(*arguments: str) -> str:
+    """A program that runs the command line and outlives its end."""
+    return (
+        "from contextlib import suppress\nfrom slipstream.cli import main\n"
+        f"with suppress(SystemExit): main({list(arguments)})"
+    )
+
+
+def test_import_loads_nothing_but_itself() -> None:
+    modules = loaded("import slipstream")
+    assert {name for name in modules if name.startswith("slipstream")} == {"slipstream"}
+    assert not modules & ALL_THAT_COSTS
+
+
+def test_a_client_needs_no_server() -> None:
+    modules = loaded("from slipstream import AsyncClient, Client, Delta, SamplingParams")
+    assert "slipstream.client" in modules
+    assert not modules & (HEAVY | {"slipstream.stack", "slipstream.llm", "slipstream.settings"})
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_the_command_line_loads_no_command_to_speak_of_itself(option: str) -> None:
+    modules = loaded(called(option))
+    own = {name for name in modules if name.startswith("slipstream.")}
+    assert own == {"slipstream.cli", "slipstream.cli_parser"}
+    assert not modules & ALL_THAT_COSTS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module"),
+    [
+        (("keys", "--help"), "slipstream.keys"),
+        (("chat", "--help"), "slipstream.chat"),
+        (("demo", "kill", "--help"), "slipstream.demo.kill"),
+    ],
+)
+def test_a_command_loads_no_other(arguments: tuple[str, ...], module: str) -> None:
+    commands = {
+        "slipstream.serve",
+        "slipstream.generate",
+        "slipstream.chat",
+        "slipstream.run_batch",
+        "slipstream.tracing.command",
+        "slipstream.keys",
+        "slipstream.demo.kill",
+        "slipstream.http.app",
+    }
+    modules = loaded(called(*arguments))
+    assert modules & commands == {module}
+    assert not modules & HEAVY
 
 
 def test_whose_fault_an_error_is() -> None:

@@ -10,6 +10,7 @@ from typing import get_type_hints
 
 import msgspec
 import pytest
+from tests.docs.pages import blocks
 
 from slipstream.settings import StackOptions, StackSettings
 from slipstream_ipc.messages import (
@@ -51,6 +52,7 @@ with Stack("simulated:", runtime_dir="/tmp/x", http_port=0) as stack, stack.clie
         ids: Sequence[int] = delta.token_ids
     text: str = client.generate(messages, params).text
     client.generate_many(["a", [1, 2], messages], logprobs=2)
+    client.generate_many(["a"], on_done=lambda each: len(each.text))
     for index, delta in client.stream_many(["a", "b"], seed=1):
         print(index + 1, delta.text)
 
@@ -74,17 +76,17 @@ WRONG = (
 )
 
 
-def _complaints(checker: str, folder: Path, program: str) -> str:
-    """What it says of a program that lies in `folder`; empty where it finds nothing wrong."""
-    folder.mkdir(exist_ok=True)
-    path = folder / "program.py"
-    path.write_text(program)
+def _complaints(checker: str, folder: Path, *programs: str) -> str:
+    """What it says of programs that lie in `folder`; empty where it finds nothing wrong."""
+    paths = [folder / f"program{number or ''}.py" for number in range(len(programs))]
+    for path, program in zip(paths, programs, strict=True):
+        path.write_text(program)
     name, *options = CHECKERS[checker]
     if checker == "pyright":
         options += ["--pythonpath", sys.executable]
         (folder / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')
     done = subprocess.run(
-        [Path(sys.executable).with_name(name), *options, path.name],
+        [Path(sys.executable).with_name(name), *options, *(path.name for path in paths)],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -102,12 +104,12 @@ def test_checkers_accept_users_programs(checker: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checker", CHECKERS)
-def test_checkers_accept_the_readmes_programs(checker: str, tmp_path: Path) -> None:
-    readme = (REPOSITORY / "README.md").read_text()
-    programs = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    assert programs
-    for index, program in enumerate(programs):
-        assert _complaints(checker, tmp_path / str(index), program) == ""
+def test_checkers_accept_the_pages_programs_and_the_examples(checker: str, tmp_path: Path) -> None:
+    programs = [block.text for block in blocks("python")]
+    examples = [path.read_text() for path in sorted((REPOSITORY / "examples").rglob("*.py"))]
+    assert len(programs) > 10
+    assert len(examples) > 3
+    assert _complaints(checker, tmp_path, *programs, *examples) == ""
 
 
 @pytest.mark.slow

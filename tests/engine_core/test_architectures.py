@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from slipstream_bench.models import tiny_models
 from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.loader import load_model
 
-
-def _list_of_models() -> Any:
-    """The list that the printed table is made of; benchmarks are scripts, not a package."""
-    path = Path(__file__).parents[2] / "benchmarks" / "tiny_models.py"
-    spec = importlib.util.spec_from_file_location("tiny_models", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["tiny_models"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-tiny_models = _list_of_models()
 SERVED = [each for each in tiny_models.ARCHITECTURES if each.refused is None]
 REFUSED = [each for each in tiny_models.ARCHITECTURES if each.refused is not None]
 

@@ -35,6 +35,22 @@ def test_copies_change_nothing(
     assert np.array_equal(found.ids, plain.ids)
     assert np.array_equal(found.ranks, plain.ranks)
     assert (found.values.dtype, found.ids.dtype) == (np.float32, np.uint32)
+    listed = np.array([3, 3, vocab - 1, 0, 8])
+    plain = candidates(logits, token_ids, 4, None, listed)
+    assert isinstance(plain, Candidates)
+    coming = candidates(logits, token_ids, 4, HostCopies(), listed)
+    assert isinstance(coming, Coming)
+    named = coming.wait()
+    assert np.array_equal(named.values, plain.values)
+    assert np.array_equal(named.ids, plain.ids)
+    if rows:
+        assert plain.ids[:, 1:].tolist() == [[3, 3, vocab - 1, 0]] * rows
+        wanted = torch.from_numpy(plain.ids.astype(np.int64))
+        assert plain.values == pytest.approx(
+            logits.log_softmax(-1).gather(1, wanted).numpy(), abs=1e-5
+        )
+    plain = candidates(logits, token_ids, num)
+    assert isinstance(plain, Candidates)
     if rows:
         expected = logits.log_softmax(-1)
         assert plain.values.shape == (rows, 1 + min(num, vocab))

@@ -6,11 +6,8 @@ architecture that is served, in bfloat16, and of the sampler with all that it ca
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,28 +26,18 @@ from tests.engine_core.meta_card import (
 from tests.engine_core.test_rules import asked
 from transformers import LlamaConfig
 
+from slipstream_bench.models.tiny_models import ARCHITECTURES
 from slipstream_core.rule_columns import RuleColumns
 from slipstream_core.runner.candidates import Coming
 from slipstream_core.runner.decode_graphs import KINDS
 from slipstream_core.runner.loader import LoadedModel
 from slipstream_core.runner.memory import dearest, largest_plan
-from slipstream_core.runner.plan import PromptPlan, StepPlan
+from slipstream_core.runner.plan import ListedLogprobs, PromptPlan, StepPlan
 from slipstream_core.runner.results import Ended, Landing
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_ipc.log import PagedLog
 
-
-def _list_of_models() -> Any:
-    path = Path(__file__).parents[2] / "benchmarks" / "tiny_models.py"
-    spec = importlib.util.spec_from_file_location("tiny_models", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["tiny_models"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SERVED = [each for each in _list_of_models().ARCHITECTURES if each.refused is None]
+SERVED = [each for each in ARCHITECTURES if each.refused is None]
 VOCAB = 600  # more than there are candidates
 SIZES = (1, 4)
 
@@ -152,6 +139,18 @@ STEPS: dict[str, dict[str, Any]] = {
         "max_logprobs": 30,
         "num_logprobs": np.array([30, -1, 2], np.int32),
     },
+    "listed ids": {
+        "max_logprobs": 5,
+        "num_logprobs": np.array([2, 5, 0], np.int32),
+        "listed": ListedLogprobs(rows=np.array([0]), ids=np.array([[9, 4]]), max_unlisted=5),
+    },
+    "listed ids of all that ask": {
+        "max_logprobs": 2,
+        "num_logprobs": np.array([-1, 2, 1], np.int32),
+        "listed": ListedLogprobs(
+            rows=np.array([1, 2]), ids=np.array([[9, 4], [3, 0]]), max_unlisted=-1
+        ),
+    },
     "ids that are masked": {"masked_rows": np.array([0, 2]), "masked_ids": np.array([4, 9])},
     "rules": {"rules": rules_of(3)},
     "rules, drawn": DRAWN | {"rules": rules_of(3)},
@@ -172,6 +171,16 @@ def test_a_grammars_masks_are_enqueued(runner: TorchRunner) -> None:
 def test_very_many_log_probabilities_are_enqueued(runner: TorchRunner) -> None:
     plan = decoding(3, any_wide=True, num_logprobs=np.array([VOCAB, 2, -1], np.int32))
     landing = step(runner, replace(plan, max_logprobs=2))
+    assert isinstance(landing, Landing)
+    ((row, coming),) = landing.wide
+    assert row == 0
+    assert isinstance(coming, Coming)
+
+
+def test_very_many_listed_ids_are_enqueued(runner: TorchRunner) -> None:
+    listed = ListedLogprobs(rows=np.array([0]), ids=np.arange(100)[None], max_unlisted=2)
+    plan = decoding(3, any_wide=True, num_logprobs=np.array([100, 2, -1], np.int32))
+    landing = step(runner, replace(plan, max_logprobs=2, listed=listed))
     assert isinstance(landing, Landing)
     ((row, coming),) = landing.wide
     assert row == 0

@@ -52,6 +52,7 @@ class Wanted:
     num_prompt_logprobs: int = -1
     min_tokens: int = 0
     has_grammar: bool = False
+    listed: tuple[int, ...] = ()
     rules: dict[str, Any] | None = None
 
 
@@ -125,6 +126,7 @@ class Play:
                 min_p=it.min_p,
                 seed=it.seed,
                 num_logprobs=it.num_logprobs,
+                logprob_token_ids=it.listed,
                 min_tokens=it.min_tokens,
                 stop_token_ids=(5, 6, 7) if it.min_tokens else (),
                 use_prefix_cache=it.num_prompt_logprobs < 0,
@@ -303,6 +305,12 @@ SCENES: dict[str, list[Wanted]] = {
     ],
     "more log-probabilities than are recorded": [
         Wanted(prompt, num_logprobs=(25, -1, 3)[n]) for n, prompt in enumerate(prompts_of(9, 5, 12))
+    ],
+    "listed ids, of a request that leaves": [
+        Wanted(
+            prompt, num_logprobs=(2, -1, 3)[n], listed=((9, 4), (), ())[n], num_tokens=8 + 16 * n
+        )
+        for n, prompt in enumerate(prompts_of(9, 5, 12))
     ],
 }
 RUNS_FOR_LONG = 24  # recorded steps at the least; so is what hangs on the steps before

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream_core.runner import sampler
-from slipstream_core.runner.plan import StepPlan
+from slipstream_core.runner.plan import ListedLogprobs, StepPlan
 from slipstream_core.runner.sampler import RawLogprobs, sample
 
 torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
@@ -30,6 +30,7 @@ class Row(NamedTuple):
     position: int = 1
     num_logprobs: int = -1
     masked: tuple[int, ...] = ()
+    listed: tuple[int, ...] = ()
 
     @property
     def truncates(self) -> bool:
@@ -40,6 +41,16 @@ def plan_of(rows: Sequence[Row]) -> StepPlan:
     count = len(rows)
     positions = np.array([row.position for row in rows], np.int32)
     masked = [(i, token) for i, row in enumerate(rows) for token in row.masked]
+    listing = [i for i, row in enumerate(rows) if row.listed]
+    listed = None
+    if listing:
+        ids = np.zeros((len(listing), max(len(rows[i].listed) for i in listing)), np.int64)
+        for at, i in enumerate(listing):
+            ids[at, : len(rows[i].listed)] = rows[i].listed
+        others = [row.num_logprobs for row in rows if not row.listed]
+        listed = ListedLogprobs(
+            rows=np.array(listing), ids=ids, max_unlisted=max(others, default=-1)
+        )
     return StepPlan(
         step=1,
         num_decodes=count,
@@ -64,6 +75,7 @@ def plan_of(rows: Sequence[Row]) -> StepPlan:
         all_greedy=all(row.temperature == 0 for row in rows),
         any_truncation=any(row.truncates for row in rows),
         max_logprobs=max(row.num_logprobs for row in rows),
+        listed=listed,
     )
 
 
@@ -246,11 +258,17 @@ def batches(draw_from: st.DrawFn) -> tuple[list[Row], int, float, int]:
                 position=st.integers(1, 2**31 - 1),
                 num_logprobs=st.sampled_from([-1, -1, 0, 3]),
                 masked=st.sampled_from([(), (), (0, 1), tuple(range(40))]),
+                listed=st.just(()),
             ),
             min_size=1,
             max_size=7,
         )
     )
+    listing = draw_from(st.booleans())
+    rows = [
+        row._replace(listed=tuple(range(row.num_logprobs))) if listing and i % 2 else row
+        for i, row in enumerate(rows)
+    ]
     size = draw_from(st.sampled_from([50, 700]))
     return rows, size, draw_from(st.sampled_from([0.3, 1.0, 4.0])), draw_from(st.integers(0, 99))
 
@@ -339,6 +357,41 @@ def test_masks_are_logits_that_were_never_there(seed: int, most: int, vocab_size
     assert logprobs is not None
     raw = logits.log_softmax(-1).gather(1, logprobs.ids)
     torch.testing.assert_close(logprobs.values, raw)
+
+
+def test_listed_ids_have_the_raw_log_probabilities_of_a_softmax() -> None:
+    """Whatever other rows of the batch ask for, in the list's order."""
+    logits = torch.stack([logits_of(300, 2.0, seed) for seed in range(6)])
+    least = logits.argmin(-1).tolist()
+    rows = [
+        Row(temperature=0.0, num_logprobs=2, listed=(least[0], int(logits[0].argmax()))),
+        Row(num_logprobs=4),
+        Row(),
+        Row(top_k=3, num_logprobs=3, listed=(7, 7, 0), masked=(7,), seed=3),
+        Row(num_logprobs=0),
+        Row(num_logprobs=1, listed=(299,)),
+    ]
+    token_ids, logprobs = run(logits, rows)
+    assert logprobs is not None
+    expected = logits.log_softmax(-1)
+    assert logprobs.rows.tolist() == [0, 1, 3, 4, 5]
+    for place, row in enumerate(logprobs.rows.tolist()):
+        num, own = rows[row].num_logprobs, token_ids[row]
+        likeliest = expected[row].topk(4).indices.tolist()
+        wanted = [own, *(rows[row].listed or likeliest)][: 1 + num]
+        assert logprobs.ids[place, : 1 + num].tolist() == wanted
+        torch.testing.assert_close(logprobs.values[place, : 1 + num], expected[row, wanted])
+        rank = int((expected[row] > expected[row, own]).sum()) + 1
+        assert int(logprobs.ranks[place]) == rank
+
+
+def test_nothing_is_ranked_for_rows_that_list_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "most_likely", None)
+    logits = torch.stack([logits_of(300, 2.0, seed) for seed in range(2)])
+    rows = [Row(temperature=0.0, num_logprobs=2, listed=(1, 2)), Row(temperature=0.0)]
+    _, logprobs = run(logits, rows)
+    assert logprobs is not None
+    assert logprobs.ids[0, 1:].tolist() == [1, 2]
 
 
 def test_log_probability_of_the_sampled_token_alone() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,6 +13,7 @@ from tests.patience import PATIENCE_S
 
 import slipstream_ipc.accept
 import slipstream_ipc.attach
+from slipstream_ipc.accept import Acceptor
 from slipstream_ipc.codec import client_codec, front_codec
 from slipstream_ipc.messages import (
     PROTOCOL_VERSION,
@@ -329,6 +332,38 @@ def test_garbage_is_refused_and_nobody_else_disturbed(hop: Any, parts: list[byte
     hop.until(lambda: len(hop.received) == 2 and other.num_unacked == 0)
     assert {body.stream_id for body in hop.received} == {b"fine", b"fine too"}
     assert len(hop.acceptor.sessions) == 2
+
+
+@pytest.mark.parametrize("knows_connections", [False, True])
+def test_a_message_is_read_by_three_calls(hop: Any, knows_connections: bool) -> None:
+    """Whether there is one, its route, its body; a worker reads thousands in a second."""
+    calls: list[str] = []
+
+    class Counting(zmq.Socket[bytes]):
+        def recv(self, *args: Any, **options: Any) -> Any:
+            calls.append("recv")
+            return super().recv(*args, **options)
+
+        def getsockopt(self, option: int) -> Any:
+            calls.append("EVENTS" if option == zmq.EVENTS else "more")
+            return super().getsockopt(option)
+
+    heard: list[int] = []
+    connections: Any = SimpleNamespace(heard=heard.append) if knows_connections else None
+    hop.acceptor = Acceptor(
+        Counting.shadow(hop.router), front_codec(), window=4, connections=connections
+    )
+    peer = Raw(hop, b"peer")
+    peer.hello()
+    assert len(heard) == knows_connections
+    assert all(os.stat(f"/proc/self/fd/{fd}") for fd in heard)
+    num = 50
+    for seq in range(1, 1 + num):
+        peer.say(Abort(b"x"), seq=seq)
+    calls.clear()
+    hop.until(lambda: len(hop.received) == num)
+    assert calls.count("recv") == 2 * num
+    assert set(calls) == {"recv", "EVENTS"}
 
 
 def test_a_refusal_of_what_could_not_be_read_is_delivered(hop: Any) -> None:

@@ -98,6 +98,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     if origin in (types.UnionType, typing.Union):
         return st.one_of(*map(values_of, args))
     hints = typing.get_type_hints(kind, include_extras=True)
+    if kind is messages.OtherAdmit:
+        hints["output_ids"] = Literal[b"", b"abcd"]
     if kind is messages.Admit:  # whose values are held against the limits of requests, too
         hints["max_tokens"] = Annotated[int, msgspec.Meta(ge=1, le=9)]
         fixed = {"params": st.just(SamplingParams(top_k=3)), "prompt_ids": st.just(bytes(8))}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipstream.bench.fuzz.mutation import flipped, noise, restructured, truncated
+from slipstream_bench.fuzz.mutation import flipped, noise, restructured, truncated
 from slipstream_ipc.codec import Codec, client_codec, core_codec, front_codec, worker_codec
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (

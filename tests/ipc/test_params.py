@@ -6,6 +6,7 @@ import contextlib
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,6 +17,8 @@ from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import ModelCard, SamplingParams, StructuredOutputs
 from slipstream_ipc.params import (
+    MAX_LOGPROB_BYTES,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_LOGPROBS,
     MAX_N,
     MAX_SEED,
@@ -27,6 +30,7 @@ from slipstream_ipc.params import (
     params_from,
     stop_strings,
     token_ids_from,
+    with_num_logprobs,
 )
 from slipstream_ipc.token_rules import (
     MAX_ALLOWED_TOKEN_IDS,
@@ -48,6 +52,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     "min_tokens": [-1, 17, HUGE],
     "logprobs": [-2, MAX_LOGPROBS + 1, HUGE],
     "prompt_logprobs": [-2, MAX_LOGPROBS + 1, HUGE],
+    "logprob_token_ids": [[], [-1], [0, 2**32], [1] * (MAX_LOGPROB_TOKEN_IDS + 1)],
     "stream_interval": [0, -1, 2**31, HUGE],
     "stop": [
         "",
@@ -84,6 +89,7 @@ WRONG_TYPES: dict[str, list[Any]] = {
     "min_tokens": ["1", True, None],
     "logprobs": ["1", True, 1.0],
     "prompt_logprobs": ["1", True, 1.0],
+    "logprob_token_ids": [1, "1", ["1"], [1.0], [None]],
     "stream_interval": ["1", True, None, 1.0],
     "stop": [1, [1], [None], [["a"]]],
     "stop_token_ids": [1, "1", ["1"], [1.0], [True]],
@@ -119,6 +125,7 @@ GOOD_VALUES: dict[str, list[Any]] = {
     "min_tokens": [0, 16],
     "logprobs": [None, 0, -1, MAX_LOGPROBS],
     "prompt_logprobs": [None, 0, -1, MAX_LOGPROBS],
+    "logprob_token_ids": [None, [0], [5, 2**32 - 1], [1] * MAX_LOGPROB_TOKEN_IDS],
     "stream_interval": [1, 1000],
     "stop": [(), [], "a", ["a", "b"], "é" * MAX_STOP_CHARS, ["x"] * MAX_STOPS],
     "stop_token_ids": [(), [0, 2**32 - 1], [1] * MAX_STOP_TOKEN_IDS],
@@ -204,6 +211,27 @@ def test_fields_that_depend_on_others() -> None:
         checked(max_tokens=4, min_tokens=5)
     with pytest.raises(BadRequest, match="detokenize"):
         checked(stop="a", detokenize=False)
+
+
+def test_listed_ids_say_how_many_log_probabilities_there_are() -> None:
+    listed = checked(logprob_token_ids=[5, 3], logprobs=2)
+    assert with_num_logprobs(listed, 100) == listed
+    assert with_num_logprobs(checked(logprob_token_ids=[5, 3]), 100) == listed
+    for other in (0, 1, 3, -1):
+        with pytest.raises(BadRequest, match=r"logprobs: got .*, allowed: 2, the number of"):
+            checked(logprob_token_ids=[5, 3], logprobs=other)
+    few = msgspec.structs.replace(CARD, max_logprobs=1)
+    check_prompt(ids(1), checked(logprob_token_ids=[5, 3, 99], max_tokens=2), few)
+    with pytest.raises(BadRequest, match=r"logprob_token_ids: got 100, allowed: ids in \[0, 100\)"):
+        check_prompt(ids(1), checked(logprob_token_ids=[5, 100], max_tokens=2), few)
+
+
+def test_listed_ids_count_among_a_requests_bytes() -> None:
+    long = msgspec.structs.replace(CARD, vocab_size=1000, max_model_len=2**20)
+    listed = checked(logprob_token_ids=list(range(128)), max_tokens=MAX_LOGPROB_BYTES // (129 * 8))
+    check_prompt(ids(1), listed, long)
+    with pytest.raises(BadRequest, match=r"logprobs: got '128 to each of \d+ tokens"):
+        check_prompt(ids(1), msgspec.structs.replace(listed, max_tokens=2**17), long)
 
 
 def test_stop_strings() -> None:

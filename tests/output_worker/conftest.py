@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 from tokenizers import Tokenizer
 
-_SOURCE = Path(__file__).parents[2] / "benchmarks" / "tokenizers_in_small.py"
-
-
-def _load_source() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(_SOURCE.stem, _SOURCE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from slipstream_bench.models.tokenizers_in_small import KINDS
 
 
 @pytest.fixture(scope="session")
 def tokenizer_of() -> Callable[[str], Tokenizer]:
     """The tokenizer of a kind, by the kind's name."""
-    kinds = _load_source().KINDS
-    return cache(lambda kind: kinds[kind]())
+    return cache(lambda kind: KINDS[kind]())
 
 
 @pytest.fixture(scope="session")

@@ -23,9 +23,9 @@ from tests.stacks import spareless_stack
 from tests.system.pickles import payloads
 
 from slipstream import Stack
-from slipstream.bench import census
 from slipstream.demo import MODEL_PATH
 from slipstream.events import Event, ProcessEnded, ProcessRestarted, SpareReady
+from slipstream_bench.common import process_census
 from slipstream_ipc.messages import Status
 
 HANG_TIMEOUT_S = 4  # of which other work on the machine may take a part
@@ -358,7 +358,7 @@ MOST_WAKE_UPS = (
 def woken(stack: Stack) -> dict[str, float]:
     """Wake-ups a second of each process of a stack, over a span in which nothing happens to any."""
     names = {pid: name for name, pid in stack.pids.items()}
-    pids = census.tree_pids(stack.pids["supervisor"], names)
+    pids = process_census.tree_pids(stack.pids["supervisor"], names)
     before = {name: wake_ups(pid) for name, pid in pids.items()}
     begin = time.monotonic()
     assert stack.next_event(AT_REST_S) is None

@@ -16,10 +16,10 @@ from tests.patience import PATIENCE_S
 from tests.stacks import spareless_stack
 
 from slipstream import Stack, StackError
-from slipstream.bench.failures import RequestFailedError
-from slipstream.bench.http_stream import HttpClient
-from slipstream.bench.sse import EventSplitter
 from slipstream.events import ProcessRestarted
+from slipstream_bench.common.load.event_splitter import EventSplitter
+from slipstream_bench.common.load.failures import RequestFailedError
+from slipstream_bench.common.load.http_stream import HttpClient
 
 FRONTS = ["http-0", "http-1"]
 NUM_STREAMS = 64

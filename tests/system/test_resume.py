@@ -125,8 +125,15 @@ def core_twice_then_worker(stack, client, streams) -> None:
 )
 @pytest.mark.parametrize(
     "params",
-    [{"logprobs": 2}, {"logprobs": 70}, {"logprobs": 1, "prompt_logprobs": 3}, {"logprobs": 0}],
-    ids=["few", "wide", "prompt", "own"],
+    [
+        {"logprobs": 2},
+        {"logprobs": 70},
+        {"logprobs": 1, "prompt_logprobs": 3},
+        {"logprobs": 0},
+        {"logprob_token_ids": (300, 7, 41)},
+        {"logprob_token_ids": tuple(range(100, 228))},
+    ],
+    ids=["few", "wide", "prompt", "own", "listed", "many listed"],
 )
 def test_logprobs_since_a_resubmission_survive_core_and_then_worker(
     make_stack, outcome, deaths, params

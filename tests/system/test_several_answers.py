@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from slipstream_ipc.attach import Attacher
+from slipstream_ipc.messages import Admit
+
 PROMPT = "How names are bound, and where."
 SEEDS = (5, 6, 7, -3)
 DRAWN = {"max_tokens": 40, "temperature": 1.0}
@@ -88,3 +91,56 @@ def test_what_was_accepted_is_not_asked_for_with_others(make_stack) -> None:
     client._waiting.append(structs.replace(client._waiting.pop(), was_accepted=True))
     stack.until(lambda: all(s.is_over for s in streams))
     assert {(s.fault.code, s.fault.field) for s in streams} == {("bad_request", "others")}
+
+
+def kill_core(stack) -> None:
+    stack.kill_core()
+    stack.start_core()
+
+
+def kill_core_then_worker(stack) -> None:
+    """The second core was given what the first had computed, and hands it on."""
+    kill_core(stack)
+    for _ in range(12):
+        stack.step()
+    stack.kill_worker()
+    stack.start_worker()
+
+
+@pytest.mark.parametrize("death", [kill_core, kill_core_then_worker])
+@pytest.mark.parametrize("num_steps", [*range(2, 9), 14, 20])
+def test_their_prompt_goes_to_a_core_once(
+    make_stack, outcome, monkeypatch, num_steps, death
+) -> None:
+    """To the next core too; there each goes on from where it was, with its log-probabilities."""
+    params = {**DRAWN, "logprobs": 2}
+    asked: list[Admit] = []
+    send = Attacher.send
+
+    def spy(self, body, receipt):
+        is_sent = send(self, body, receipt)
+        if is_sent and isinstance(body, Admit):
+            asked.append(body)
+        return is_sent
+
+    monkeypatch.setattr(Attacher, "send", spy)
+
+    def run(*deaths):
+        stack = make_stack()
+        client = stack.client()
+        asked.clear()
+        streams = client.submit_together(PROMPT, SEEDS, **params)
+        for _ in range(num_steps):
+            stack.step()
+        for each in deaths:
+            each(stack)
+        stack.until(lambda: all(s.is_over for s in streams))
+        assert [s.fault for s in streams] == [None] * len(SEEDS)
+        return streams, len(asked)
+
+    plain, num_plain = run()
+    found, num_messages = run(death)
+    assert num_plain == 1
+    assert num_messages <= 2
+    assert outcome(found) == outcome(plain)
+    assert [s.logprobs for s in found] == [s.logprobs for s in plain]

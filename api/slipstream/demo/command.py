@@ -1,13 +1,17 @@
-"""`slipstream demo`: what there is to be seen."""
+"""`slipstream demo`: which demonstrations there are."""
 
 from __future__ import annotations
 
-from slipstream.demo.kill import add_kill
-from slipstream.options import Parser
+from slipstream.cli_parser import Command, Parser, add_commands
+
+_DEMOS = {
+    "kill": Command(
+        "streams that go on while the worker and the core are killed",
+        "slipstream.demo.kill:add_kill",
+    ),
+}
 
 
 def add_demo(parser: Parser) -> None:
     """The demonstrations."""
-    demos = parser.add_subparsers(dest="demo", required=True, metavar="DEMO")
-    about = "streams that go on while the worker and the core are killed"
-    add_kill(demos.add_parser("kill", help=about, description=f"{about.capitalize()}."))
+    add_commands(parser, "demo", _DEMOS)

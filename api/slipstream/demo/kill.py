@@ -26,16 +26,15 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from slipstream.bench.chaos.gaps import Span, longest_gap
-from slipstream.bench.log_level import log_level
+from slipstream.cli_parser import Parser
 from slipstream.client import Client
 from slipstream.demo import screen
+from slipstream.demo.gaps import Span, longest_gap
 from slipstream.demo.screen import Pane, View
-from slipstream.errors import EngineError, SlipstreamError
+from slipstream.errors import EngineError, SlipstreamError, wrong_option
 from slipstream.events import ProcessEnded, ProcessRestarted, ProcessStarted, SpareReady
-from slipstream.options import Parser
+from slipstream.log_level import log_level
 from slipstream.outputs import Completion
-from slipstream.settings import wrong_option
 from slipstream.stack import Stack
 from slipstream_ipc.messages import Fault, SamplingParams
 

@@ -33,6 +33,7 @@ from slipstream_ipc.messages import (
     StructuredOutputs,
     TemplateOptions,
 )
+from slipstream_ipc.params import with_num_logprobs
 from slipstream_ipc.security import short_id
 
 WITH_IDS = "gen"  # answers of this kind always have token ids
@@ -61,6 +62,7 @@ _SAMPLING = (
     "bad_words",
     "structured_outputs",
     "n",
+    "logprob_token_ids",
 )
 
 
@@ -211,7 +213,7 @@ def new_ask(
         is_stream=bool(body.stream),
         with_usage=bool(options.include_usage),
         with_usage_so_far=bool(options.include_usage and options.continuous_usage_stats),
-        num_logprobs=num_shown(params.logprobs, model),
+        num_logprobs=with_num_logprobs(params, model.vocab_size).logprobs,
         num_prompt_logprobs=num_shown(params.prompt_logprobs, model),
         param_names=param_names,
         echo=echo,
@@ -239,6 +241,11 @@ def sampling_params(
             raise bad_field("stream_options", "stream_options: allowed only where stream is true")
         given["stream_interval"] = max(given.get("stream_interval", 1), WHOLE_INTERVAL)
     check_prompt_logprobs(num_prompt_logprobs, is_stream=bool(body.stream))
+    if body.logprob_token_ids is not None:
+        if num_logprobs is None:
+            what = "logprob_token_ids: allowed only where logprobs are asked for"
+            raise bad_field("logprob_token_ids", what)
+        num_logprobs = None  # the list says how many
     given |= {"logprobs": num_logprobs, "prompt_logprobs": num_prompt_logprobs}
     return checked_params(SamplingParams(max_tokens=max_tokens, **given), {})
 
@@ -295,7 +302,7 @@ def check_num_shown(
     (20) is never refused here, and written a part at a time (`whole`); the whole vocabulary's would
     keep this process busy for minutes.
     """
-    wanted = num_shown(params.logprobs, model)
+    wanted = with_num_logprobs(params, model.vocab_size).logprobs
     if wanted is None or wanted <= _FEW_LOGPROBS:
         return
     most_tokens = model.max_model_len if params.max_tokens is None else params.max_tokens

@@ -61,6 +61,9 @@ def ask_completion(body: CompletionRequest, model: ModelCard) -> Ask:
     prompts, answers = _prompts(body.prompt), params_of_answers(params)
     echo = None
     if body.echo:
+        if body.logprob_token_ids is not None:
+            what = "logprob_token_ids: allowed only where echo is false"
+            raise bad_field("logprob_token_ids", what)
         echo = Echo(
             tuple(
                 prompt if isinstance(prompt, str) else None for prompt in prompts for _ in answers

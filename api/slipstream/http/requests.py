@@ -78,6 +78,7 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bad_words: tuple[str, ...] | None = None
     structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: int | None = None  # of a prompt's tokens, in whole answers
+    logprob_token_ids: tuple[int, ...] | None = None  # beside logprobs, whose number does not count
     return_token_ids: bool | None = None  # of answer and prompt; such a stream is not resumable
     # OpenAI's name for a part of that
     response_format: ResponseFormat | None = None

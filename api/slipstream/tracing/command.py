@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from slipstream.options import Parser
-from slipstream.settings import wrong_option
+from slipstream.cli_parser import Parser
+from slipstream.errors import wrong_option
 from slipstream.tracing.chrome import Timeline, read_timeline
 from slipstream.tracing.parts import merge_parts, part_paths
 from slipstream.tracing.picture import check_drawing, draw, window_of

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from slipstream.settings import wrong_option
+from slipstream.errors import wrong_option
 from slipstream.tracing.chrome import Timeline, Track, write_timeline
 from slipstream_ipc.trace import PART_SUFFIX, Span, TracePart
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.errors import bad_request
-from slipstream.settings import wrong_option
+from slipstream.errors import bad_request, wrong_option
 from slipstream.tracing.chrome import Int64s, Timeline, Track
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.trace import NO_STEP

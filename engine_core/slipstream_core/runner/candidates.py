@@ -19,7 +19,9 @@ import numpy as np
 import torch
 
 from slipstream_core.runner.most_likely import most_likely
+from slipstream_core.runner.plan import Int64s
 from slipstream_core.runner.step_buffers import Copies, Field, Layout, Mark
+from slipstream_core.runner.upload import to_device
 from slipstream_ipc.wide_logprobs import Candidates, joined
 
 _LOGITS_AT_ONCE = 2**22  # temporaries of 16 MiB each
@@ -63,20 +65,27 @@ def arrived(those: Candidates | Coming | _Piece) -> Candidates:
 
 
 def candidates(
-    logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: int, copies: Copies | None = None
+    logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    num_logprobs: int,
+    copies: Copies | None = None,
+    listed: Int64s | None = None,
 ) -> Candidates | Coming:
     """Of each row of `logits` [N, vocab] its token's and the `num_logprobs` most likely ones'.
 
-    `token_ids` is int64 [N], on the logits' device. The result is on the host, or coming there by
-    `copies`.
+    `token_ids` is int64 [N], on the logits' device. `listed` [num_logprobs or more] are ids whose
+    values are wanted in the place of the most likely ones'. The result is on the host, or coming
+    there by `copies`.
     """
+    if listed is not None:
+        listed = listed[:num_logprobs]
     rows = max(1, _LOGITS_AT_ONCE // logits.shape[1])
-    width = 1 + min(num_logprobs, logits.shape[1])
+    width = 1 + (min(num_logprobs, logits.shape[1]) if listed is None else len(listed))
     is_large = 8 * len(logits) * width > _HELD_BYTES
     pieces: list[_Piece | Candidates] = []
     for begin in range(0, len(logits), rows):
         some = slice(begin, begin + rows)
-        values, ids, ranks = _columns(logits[some].float(), token_ids[some], width - 1)
+        values, ids, ranks = _columns(logits[some].float(), token_ids[some], width - 1, listed)
         if copies is None:
             pieces.append(
                 Candidates(
@@ -91,12 +100,16 @@ def candidates(
 
 
 def _columns(
-    logits: torch.Tensor, token_ids: torch.Tensor, num: int
+    logits: torch.Tensor, token_ids: torch.Tensor, num: int, listed: Int64s | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     own = logits.gather(1, token_ids[:, None])
     ranks = (logits > own).sum(-1) + 1
     values, ids = own, token_ids[:, None]
-    if num:
+    if listed is not None:
+        wanted = to_device(listed, logits.device).expand(len(logits), -1)
+        values = torch.cat([own, logits.gather(1, wanted)], 1)
+        ids = torch.cat([ids, wanted], 1)
+    elif num:
         top_values, top_ids = most_likely(logits, num)
         values, ids = torch.cat([own, top_values], 1), torch.cat([ids, top_ids], 1)
     return values - logits.logsumexp(-1, keepdim=True), ids, ranks

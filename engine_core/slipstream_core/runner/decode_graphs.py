@@ -343,6 +343,8 @@ class DecodeGraphs:
     def _kind_of(self, plan: StepPlan) -> Kind | None:
         if plan.rules is not None or len(plan.masked_rows) or plan.awaits_masks or plan.any_wide:
             return None
+        if plan.listed is not None:
+            return None
         if plan.max_logprobs > self._num_logprobs:
             return None
         truncated = plan.any_truncation and not plan.all_greedy

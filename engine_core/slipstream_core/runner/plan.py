@@ -50,6 +50,20 @@ class PromptPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListedLogprobs:
+    """Which ids' log-probabilities C of the S sampled rows want in the place of the most likely."""
+
+    rows: Int64s  # [C] of the plan's S sampled rows, ascending
+    ids: Int64s  # [C, the longest list]; behind each row's `num_logprobs` padded with 0
+    max_unlisted: int  # as `max_logprobs`, of the other rows
+
+    def of(self, row: int) -> Int64s | None:
+        """The ids of one sampled row, padded; None where it lists none."""
+        at = int(np.searchsorted(self.rows, row))
+        return self.ids[at] if at < len(self.rows) and self.rows[at] == row else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """One step over T tokens of R requests, of which S are sampled."""
 
@@ -76,7 +90,7 @@ class StepPlan:
     top_ps: Float32s  # 1 is off
     min_ps: Float32s  # 0 is off
     seeds: Int64s
-    num_logprobs: Int32s  # -1 none; k >= 0: the sampled token and the k most likely
+    num_logprobs: Int32s  # -1 none; k >= 0: the sampled token and the k most likely, or listed
     # such rows with k of MAX_NARROW or more are not in the result's columns, but in its `wide`
 
     # ids that must not be sampled (stop ids while a request is under its min_tokens), as
@@ -95,6 +109,7 @@ class StepPlan:
     rules: RulePlan | None = None  # of single tokens, where some sampled row has any
     any_wide: bool = False  # some sampled row wants very many log-probabilities
     prompt: PromptPlan | None = None  # where some row wants its prompt's
+    listed: ListedLogprobs | None = None  # where some sampled row lists ids
 
     @property
     def num_tokens(self) -> int:

@@ -198,9 +198,10 @@ def wide(
 ) -> Wide:
     """Of the sampled rows that want very many, each as many as it asked for."""
     return tuple(
-        (row, candidates(logits[row : row + 1], token_ids[row : row + 1], num, copies))
+        (row, candidates(logits[row : row + 1], token_ids[row : row + 1], num, copies, listed))
         for row, num in enumerate(plan.num_logprobs.tolist())
         if num >= MAX_NARROW
+        for listed in (None if plan.listed is None else plan.listed.of(row),)
     )
 
 

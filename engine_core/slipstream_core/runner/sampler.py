@@ -32,7 +32,14 @@ import torch
 from slipstream_core.runner.grammar_masks import apply_masks
 from slipstream_core.runner.most_likely import most_likely
 from slipstream_core.runner.noise import exponential, row_keys
-from slipstream_core.runner.plan import Bools, Float32s, Int32s, Int64s, StepPlan
+from slipstream_core.runner.plan import (
+    Bools,
+    Float32s,
+    Int32s,
+    Int64s,
+    ListedLogprobs,
+    StepPlan,
+)
 from slipstream_core.runner.truncation import Limits
 from slipstream_core.runner.upload import to_device
 from slipstream_ipc.wide_logprobs import MAX_NARROW
@@ -110,7 +117,33 @@ def _raw_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, plan: StepPlan)
     if len(rows) < len(logits):  # the passes over the vocabulary cost only those who ask
         index = _to(rows, logits)
         logits, token_ids = logits[index], token_ids[index]
+    if plan.listed is not None:
+        return RawLogprobs(rows, *_listed_columns(logits, token_ids, plan, plan.listed, rows))
     return RawLogprobs(rows, *logprob_columns(logits, token_ids, plan.max_logprobs))
+
+
+def _listed_columns(
+    logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    plan: StepPlan,
+    listed: ListedLogprobs,
+    rows: Int64s,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `logprob_columns`, of the plan's `rows`, some of which list ids."""
+    own = token_ids[:, None]
+    ranks = (logits > logits.gather(1, own)).sum(-1) + 1
+    ids = torch.zeros(
+        len(logits), max(plan.max_logprobs, 0), dtype=torch.int64, device=logits.device
+    )
+    if listed.max_unlisted > 0:
+        ids[:, : listed.max_unlisted] = most_likely(logits, listed.max_unlisted)[1]
+    narrow = np.flatnonzero(plan.num_logprobs[listed.rows] < MAX_NARROW)
+    if len(narrow):
+        some = np.ascontiguousarray(listed.ids[narrow, : plan.max_logprobs])
+        at = _to(np.searchsorted(rows, listed.rows[narrow]), logits)
+        ids[at, : some.shape[1]] = _to(some, logits)
+    ids = torch.cat([own, ids], 1)
+    return logits.gather(1, ids) - logits.logsumexp(-1, keepdim=True), ids, ranks
 
 
 def logprob_columns(

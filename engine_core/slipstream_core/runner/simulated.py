@@ -31,12 +31,14 @@ import numpy.typing as npt
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.plan import (
     Candidates,
+    Float32s,
     Int32s,
     Logprobs,
     ModelInfo,
     StepFailed,
     StepPlan,
     StepResult,
+    UInt32s,
 )
 from slipstream_core.runner.simulated_text import SimulatedText, parse_simulated
 from slipstream_ipc.trace import Span, Tracer, open_tracer
@@ -192,12 +194,19 @@ class SimulatedRunner:
         logprobs = None
         if plan.max_logprobs >= 0:
             values, ids = self.text.logprobs(probed, token_ids, plan.max_logprobs)
+            if plan.listed is not None:
+                for row, listed in zip(plan.listed.rows.tolist(), plan.listed.ids, strict=True):
+                    self._put_listed(values[row], ids[row], listed)
             logprobs = Logprobs(values, ids, np.ones(len(ids), np.uint32))
         wide: list[tuple[int, Candidates]] = []
         for row, num in enumerate(plan.num_logprobs.tolist() if plan.any_wide else ()):
             if num >= MAX_NARROW:
                 own = slice(row, row + 1)
-                wide.append((row, self._candidates(probed[own], token_ids[own], num)))
+                listed = None if plan.listed is None else plan.listed.of(row)
+                those = self._candidates(probed[own], token_ids[own], num)
+                if listed is not None:
+                    self._put_listed(those.values[0], those.ids[0], listed)
+                wide.append((row, those))
         prompt: list[Candidates] = []
         if plan.prompt is not None:
             hashes = self._cache[plan.kv_slots[plan.prompt.tokens]]
@@ -213,6 +222,12 @@ class SimulatedRunner:
         values, ids = self.text.logprobs(hashes, token_ids, num)
         ids[:, 0] = token_ids  # a prompt may hold special ones
         return Candidates(values, ids, np.ones(len(ids), np.uint32))
+
+    def _put_listed(self, values: Float32s, ids: UInt32s, listed: Int64s) -> None:
+        """Replace the most likely ones of one token by given ids, as many as there is room for."""
+        some = listed[: len(ids) - 1]
+        values[1 : 1 + len(some)] = self.text.listed_logprobs(float(values[0]), int(ids[0]), some)
+        ids[1 : 1 + len(some)] = some
 
     def _read(self, plan: StepPlan, rows: Bools, positions: Int64s) -> UInt64s:
         """The hashes at `positions` of the plan's `rows`, one each, through their tables."""

@@ -167,6 +167,11 @@ class SimulatedText:
         columns = np.concatenate([[0], np.arange(k)])
         return values[:, columns].astype(np.float32), likeliest[:, columns].astype(np.uint32)
 
+    def listed_logprobs(self, own: float, token_id: int, listed: Int64s) -> Float32s:
+        """Made-up values of given ids, where the sampled id has the value `own`."""
+        values = own - 1 - listed.astype(np.float32) / self.vocab_size
+        return np.where(listed == token_id, own, values).astype(np.float32)
+
     def expected_tokens(
         self,
         prompt_ids: Sequence[int],

@@ -72,6 +72,7 @@ class SamplingOptions(TypedDict, total=False):
     structured_outputs: StructuredOutputs | StructuredOptions | None
     n: int
     prompt_logprobs: int | None
+    logprob_token_ids: Sequence[int] | None
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,6 +98,9 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     n: answers to the prompt, each a stream of its own; the i-th has the seed `seed` + i. Clients
     ask for them one by one, so in a Submit it is 1.
     prompt_logprobs: as logprobs, of every token of the prompt but the first; None is none.
+    logprob_token_ids: log-probabilities of these ids, at most 128, at each position, besides the
+    sampled token's and in the place of the most likely ones'; `logprobs` is None or their number,
+    and `max_logprobs` does not count. The `rank` of such an id is its place in the list.
     """
 
     temperature: float = 1.0
@@ -123,6 +127,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     structured_outputs: StructuredOutputs | None = None
     n: int = 1
     prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] | None = None
 
     if TYPE_CHECKING:
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from slipstream_ipc.messages import tags
 from slipstream_ipc.messages.attaching import Hello, Ping, Reattach, Refusal, Welcome
 from slipstream_ipc.messages.fields import (
     I32,
     I64,
+    MAX_OTHERS,
     U32,
     Count,
     Identity,
@@ -23,8 +26,27 @@ from slipstream_ipc.messages.shared import End, Fault, LogprobColumns
 # ---- worker -> core ------------------------------------------------------------------------
 
 
+class OtherAdmit(Struct, array_like=True, frozen=True):
+    """A registration that differs in no more than this from the Admit that it travels with.
+
+    Where `params` have a seed, it is this one.
+    """
+
+    stream_id: StreamId
+    seed: I64
+    handle: U32 = 0
+    fingerprint: Identity = b""
+    output_ids: bytes = b""
+    logprobs: LogprobColumns | None = None
+    was_accepted: bool = False
+    strikes: U32 = 0
+
+
 class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
-    """A stream's whole registration: enough to run it, or to go on with it, from nothing."""
+    """A stream's whole registration: enough to run it, or to go on with it, from nothing.
+
+    others: further registrations with the same prompt; none where it is part of another message.
+    """
 
     stream_id: StreamId
     prompt_ids: bytes
@@ -48,6 +70,7 @@ class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
     # of the prompt, its first token left out, as one entry; None: not asked for, or yet to compute
     prompt_logprobs: LogprobColumns | None = None
     tenant: Identity = b""  # requests of equal priority run in turns of these
+    others: Annotated[tuple[OtherAdmit, ...], Meta(max_length=MAX_OTHERS)] = ()
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=tags.REPORT):

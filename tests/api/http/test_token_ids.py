@@ -202,3 +202,78 @@ def test_a_key_is_needed_for_that(played: Any) -> None:
             assert raw.get("/tokenizer_info", "Authorization: Bearer right").status == 200
     finally:
         front.stop()
+
+
+LISTED = [300, 7, 41]
+
+
+def values_by_id(raw: Raw, body: dict[str, Any]) -> list[dict[int, float]]:
+    """What /generate says of each token: the reference for the other shapes."""
+    params = {"temperature": 0, "max_tokens": 6, "ignore_eos": True, "logprob_token_ids": LISTED}
+    raw.post("/generate", {**body, "sampling_params": params})
+    entries = raw.read().json["choices"][0]["logprobs"]
+    found = [{int(key): it["logprob"] for key, it in entry.items()} for entry in entries]
+    assert len(found) == 6
+    assert all(set(LISTED) <= set(entry) and len(entry) >= 3 for entry in found)
+    return found
+
+
+def tokens_of(raw: Raw) -> list[str]:
+    raw.post("/detokenize", {"tokens": []})
+    raw.read()
+    texts = []
+    for token_id in LISTED:
+        raw.post("/detokenize", {"tokens": [token_id]})
+        texts.append(raw.read().json["prompt"])
+    return texts
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_listed_ids_have_their_log_probabilities(connection: Raw, is_stream: bool) -> None:
+    wanted = values_by_id(connection, {"prompt": "hi there"})
+    names = tokens_of(connection)
+    body = {"prompt": "hi there", "logprobs": 1, "logprob_token_ids": LISTED}
+    if is_stream:
+        parts = [it["choices"][0]["logprobs"] for it in chunks(connection, COMPLETIONS, body)]
+    else:
+        parts = [ask(connection, COMPLETIONS, body)["choices"][0]["logprobs"]]
+    tops = [top for part in parts if part for top in part["top_logprobs"]]
+    assert len(tops) == len(wanted)
+    for top, values in zip(tops, wanted, strict=True):
+        assert set(names) <= set(top)
+        for name, token_id in zip(names, LISTED, strict=True):
+            assert top[name] == pytest.approx(values[token_id])
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_chats_listed_ids_are_its_top_logprobs(connection: Raw, is_stream: bool) -> None:
+    names = tokens_of(connection)
+    body = {"messages": TURNS, "logprobs": True, "logprob_token_ids": LISTED}
+    if is_stream:
+        parts = [it["choices"][0]["logprobs"] for it in chunks(connection, CHAT, body)]
+    else:
+        parts = [ask(connection, CHAT, body)["choices"][0]["logprobs"]]
+    entries = [entry for part in parts if part for entry in part["content"]]
+    assert len(entries) == 6
+    for entry in entries:
+        shown = [top["token"] for top in entry["top_logprobs"]]
+        assert [token for token in shown if token in names] == names
+        assert set(shown) <= {entry["token"], *names}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "what"),
+    [
+        (COMPLETIONS, {"prompt": "x"}, "allowed only where logprobs are asked for"),
+        (CHAT, {"messages": TURNS, "logprobs": False}, "allowed only where logprobs are asked for"),
+        (COMPLETIONS, {"prompt": "x", "logprobs": 1, "echo": True}, "where echo is false"),
+    ],
+)
+def test_where_listed_ids_mean_nothing_they_are_refused(
+    connection: Raw, path: str, body: dict[str, Any], what: str
+) -> None:
+    connection.post(path, {**body, "logprob_token_ids": LISTED})
+    answer = connection.read()
+    assert answer.status == 400
+    assert answer.json["error"]["param"] == "logprob_token_ids"
+    assert what in answer.json["error"]["message"]

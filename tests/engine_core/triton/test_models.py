@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,21 +12,10 @@ pytest.importorskip("triton", reason="Triton is not installed; scripts/triton-te
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("runs a model on a CPU with TRITON_INTERPRET=1", allow_module_level=True)
 
+from slipstream_bench.models import tiny_models
 from slipstream_core.runner.attention.triton import TritonContext
 from slipstream_core.runner.loader import load_model
 
-
-def _list_of_models() -> Any:
-    path = Path(__file__).parents[3] / "benchmarks" / "tiny_models.py"
-    spec = importlib.util.spec_from_file_location("tiny_models", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["tiny_models"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-tiny_models = _list_of_models()
 NAMES = ("Gemma 2", "GPT-OSS", "DeepSeek V3 (MLA)")  # window and softcap; sinks; Dk and Dv
 
 

@@ -1,0 +1,175 @@
+"""`slipstream bench beside`: stacks of several numbers of threads in each situation, and telling.
+
+Owns: the order in which things are measured, and what a row says. Does not know: how a situation
+is made.
+
+Rules:
+- Runs alternate between the stacks: what else the machine does falls on all of them.
+- Of all stacks but the one that is measured nothing runs: they have no spares, and no streams.
+- A quota holds for a stack and its client alike; peers, which run already, are not within it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.llm import LLM
+from slipstream_bench.beside.beside_options import Plan, checked
+from slipstream_bench.beside.situations import quota, spinners
+from slipstream_bench.common.measures import Row
+from slipstream_bench.common.pictures import grouped_bars
+from slipstream_bench.common.report_options import tell
+from slipstream_bench.common.tables import median_rows
+from slipstream_bench.gpu_check.models import stand_in_tokenizer
+from slipstream_core.runner.random_weights import is_random, random_config
+from slipstream_ipc.messages import SamplingParams
+
+_DEFAULT = "default"
+_KEY = ("situation", "threads")
+_COLUMNS = (*_KEY, "tokens_per_s", "of_best", "runs")
+_ABOUT = """\
+tokens_per_s: of all streams together, from asking to the last token, greedy; medians of the runs.
+of_best: the default's share of what the best fixed number of threads does in that situation."""
+
+
+def bench_beside(arguments: argparse.Namespace) -> int:
+    """Measure; tell."""
+    plan = checked(arguments)
+    print(_ABOUT, flush=True)
+    runs: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="slipstream-beside-") as folder:
+        outside = [each for each in plan.situations if not each.startswith("quota")]
+        if outside:
+            with ExitStack() as stack:
+                stacks = _stacks(plan, Path(folder), stack)
+                for situation in outside:
+                    num = 0 if situation == "quiet" else int(situation.split()[0])
+                    with spinners(num):
+                        runs += _measured(plan, situation, stacks, plan.peers)
+        for situation in plan.situations:
+            if situation.startswith("quota"):
+                runs += _within_quota(plan, situation, Path(folder))
+    rows = _with_shares(median_rows(runs, _KEY))
+    tell(rows, arguments, _COLUMNS)
+    if arguments.png is not None:
+        _draw(rows, arguments.png)
+    return 0
+
+
+def _within_quota(plan: Plan, situation: str, folder: Path) -> list[Row]:
+    try:
+        with quota(float(situation.split()[2])), ExitStack() as stack:
+            return _measured(plan, situation, _stacks(plan, folder, stack), {})
+    except OSError as error:
+        print(f"{situation}: left out, as no cgroup can be made here ({error})", flush=True)
+        return []
+
+
+def _stacks(plan: Plan, folder: Path, stack: ExitStack) -> dict[str, LLM]:
+    settings: dict[str, Any] = {}
+    if is_random(plan.model):
+        vocab_size = random_config(plan.model).vocab_size
+        settings["tokenizer"] = str(stand_in_tokenizer(folder, vocab_size))
+    found = {}
+    for name in [*map(str, plan.threads), _DEFAULT]:
+        found[name] = stack.enter_context(
+            LLM(
+                plan.model,
+                dtype="float32",
+                device="cpu",
+                threads=None if name == _DEFAULT else int(name),
+                max_model_len=plan.input_len + plan.output_len + 1,
+                max_num_seqs=plan.streams,
+                kv_cache_gib=0.25,
+                enable_prefix_caching=False,
+                **settings,
+            )
+        )
+    return found
+
+
+def _measured(
+    plan: Plan, situation: str, stacks: dict[str, LLM], peers: dict[str, str]
+) -> list[Row]:
+    def row(threads: str, tokens_per_s: float) -> Row:
+        return {
+            "benchmark": "beside",
+            "version": version("slipstream"),
+            "situation": situation,
+            "threads": threads,
+            "streams": plan.streams,
+            "input_len": plan.input_len,
+            "output_len": plan.output_len,
+            "tokens_per_s": round(tokens_per_s, 1),
+        }
+
+    for llm in stacks.values():
+        _tokens_per_s(plan, llm)  # the first is none: caches, and how large a team should be
+    rows = []
+    for _ in range(plan.runs):
+        rows += [row(name, _tokens_per_s(plan, llm)) for name, llm in stacks.items()]
+        rows += [row(name, _of_peer(plan, url)) for name, url in peers.items()]
+    return rows
+
+
+def _tokens_per_s(plan: Plan, llm: LLM) -> float:
+    random = np.random.default_rng(0)
+    prompts = random.integers(256, 1000, (plan.streams, plan.input_len)).tolist()
+    params = SamplingParams(max_tokens=plan.output_len, temperature=0.0, ignore_eos=True)
+    begin = time.perf_counter()
+    answers = llm.generate(prompts, params, use_tqdm=False)
+    taken_s = time.perf_counter() - begin
+    return sum(len(answer.outputs[0].token_ids) for answer in answers) / taken_s
+
+
+def _of_peer(plan: Plan, url: str) -> float:
+    """By `slipstream bench serve`. Raises OSError where that fails."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        lengths = ["--input-len", str(plan.input_len), "--output-len", str(plan.output_len)]
+        sizes = ["--num-requests", str(plan.streams), "--concurrency", str(plan.streams)]
+        options = ["--url", url, "--warmup", "0", "--vocab-size", "1000", "--json", file.name]
+        command = [sys.executable, "-m", "slipstream.cli", "bench", "serve"]
+        done = subprocess.run(
+            [*command, *sizes, *lengths, *options], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise OSError(f"the peer at {url} cannot be measured: {done.stderr.strip()}")
+        return float(json.loads(Path(file.name).read_text())[0]["output_tokens_per_s"])
+
+
+def _with_shares(rows: list[Row]) -> list[Row]:
+    best: dict[object, float] = {}
+    for row in rows:
+        if str(row["threads"]).isdecimal():
+            rate = float(row["tokens_per_s"] or 0)
+            best[row["situation"]] = max(rate, best.get(row["situation"], 0.0))
+    for row in rows:
+        share = None
+        if row["threads"] == _DEFAULT:
+            share = round(float(row["tokens_per_s"] or 0) / best[row["situation"]], 3)
+        row["of_best"] = share
+    return rows
+
+
+def _draw(rows: list[Row], file: str) -> None:
+    situations, names = (list(dict.fromkeys(str(row[key]) for row in rows)) for key in _KEY)
+    rates = {(row["situation"], row["threads"]): float(row["tokens_per_s"] or 0) for row in rows}
+    grouped_bars(
+        file,
+        situations,
+        {name: [rates.get((situation, name)) for situation in situations] for name in names},
+        title="Tokens a second beside other processes, by the number of threads",
+        x_label="",
+        y_label="tokens/s",
+    )

@@ -1,0 +1,131 @@
+"""Many runs of chaos as one table: `python -m slipstream_bench.chaos.chaos_summary FOLDER`.
+
+Owns: which files of a folder are whole results (`KIND-SEED.json`, as scripts/chaos-seeds names
+them), the row of a kind. Does not know: how a run is done.
+
+`--has FILE` says by its exit code whether a result is there and whole, so that a series of runs
+goes on where it stopped. `--json FILE` writes the rows, and what each run found that is not as it
+should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from slipstream_bench.chaos.chaos_report import ChaosResult
+from slipstream_bench.common.tables import Row, table
+from slipstream_ipc.whole_file import write_whole
+
+_decode = msgspec.json.Decoder(ChaosResult).decode
+
+
+class Summary(Struct, frozen=True):
+    """rows: one to a kind. bad: why, by the name of the run that is not good."""
+
+    commits: list[str]
+    rows: list[Row]
+    bad: dict[str, list[str]]
+
+
+def read_result(path: Path) -> ChaosResult | None:
+    """A run's result; None where there is none, or not a whole one."""
+    try:
+        return _decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def summarise(results: Mapping[str, ChaosResult]) -> Summary:
+    """results: by `KIND-SEED`."""
+    kinds: dict[str, list[ChaosResult]] = {}
+    for name, result in sorted(results.items(), key=lambda each: _sort_key(each[0])):
+        kinds.setdefault(_kind(name), []).append(result)
+    return Summary(
+        sorted({result.commit or "unknown" for result in results.values()}),
+        [_row(kind, each) for kind, each in kinds.items()],
+        {name: _why(result) for name, result in results.items() if not result.is_good},
+    )
+
+
+def _kind(name: str) -> str:
+    return name.rpartition("-")[0]
+
+
+def _sort_key(name: str) -> tuple[str, int]:
+    kind, _, seed = name.rpartition("-")
+    return kind, int(seed)
+
+
+def _row(kind: str, results: Sequence[ChaosResult]) -> Row:
+    gaps = [each.gap_p99_s for each in results if each.gap_p99_s is not None]
+    return {
+        "kind": kind,
+        "runs": len(results),
+        "good": sum(each.is_good for each in results),
+        "requests": sum(each.total for each in results),
+        "identical": sum(each.identical for each in results),
+        "http": sum(each.http_total for each in results),
+        "http_identical": sum(each.http_identical for each in results),
+        "tokens": sum(each.num_tokens for each in results),
+        "blows": sum(sum(each.blows.values()) for each in results),
+        "combinations": len({name for each in results for name in each.combinations}),
+        "lost": sum(each.lost for each in results),
+        "doubled": sum(each.doubled for each in results),
+        "orphans": sum(each.orphans for each in results),
+        "gap_p99_max_s": max(gaps, default=None),
+        "hours": round(sum(each.duration_s for each in results) / 3600, 2),
+    }
+
+
+def _why(result: ChaosResult) -> list[str]:
+    found = [f"request {at}: {what}" for at, all_ in result.different.items() for what in all_]
+    found += [f"left: {command}" for command in result.left]
+    if result.unexplained_again:
+        found.append(f"asked again without a double death: {result.unexplained_again}")
+    if result.stopped is not None:
+        found.append(f"the run broke off: {result.stopped}")
+    return found
+
+
+def lines_of(summary: Summary) -> list[str]:
+    """For people."""
+    lines = [f"commit {', '.join(summary.commits) or '-'}", "", *table(summary.rows)]
+    for name, why in summary.bad.items():
+        lines += ["", f"{name}:", *(f"  {what}" for what in why[:10])]
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0 where every run is good, or `--has` finds a result."""
+    parser = argparse.ArgumentParser(prog="chaos summary", description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--has", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    given = parser.parse_args(arguments)
+    if given.has is not None:
+        return 0 if read_result(given.has) is not None else 1
+    if given.folder is None:
+        parser.error("a folder of results, or --has FILE")
+    found = {path.stem: read_result(path) for path in given.folder.glob("*-*.json")}
+    results = {
+        name: result
+        for name, result in found.items()
+        if result is not None and name.rpartition("-")[2].isdigit()
+    }
+    summary = summarise(results)
+    print("\n".join(lines_of(summary)))
+    if given.json is not None:
+        write_whole(
+            given.json, msgspec.json.format(msgspec.json.encode(summary)) + b"\n", mode=0o644
+        )
+    return 0 if results and not summary.bad else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

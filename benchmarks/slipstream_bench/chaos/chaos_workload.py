@@ -1,0 +1,192 @@
+"""The requests of a run, of every kind that can go wrong. Pure: the same seed, the same requests.
+
+Owns: what is asked for, by which client, and where its reader pauses. Does not know: who asks, what
+is killed, what must come of it.
+
+Rules:
+- Every request says all that decides about its tokens: a seed, or a stream id that the seed is made
+  of, or temperature 0.
+- Top-p and min-p come with a top-k that the sampler's candidates hold, so that one forward pass
+  tells which token was right (`reference_model`).
+- Requests over HTTP have a seed: their front draws the stream ids itself.
+- A grammar's answer ends by the model's own end, or by one that the request names: a simulated
+  model has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+import numpy as np
+from msgspec import Struct, structs
+
+from slipstream.requests import Prompt
+from slipstream_bench.common.load.datasets import as_words
+from slipstream_ipc.messages import ChatMessage, SamplingParams, StructuredOutputs
+
+Via = Literal["client", "http"]
+Choice = TypeVar("Choice")
+
+_FIRST_ID = 100  # special tokens lie below it; any model has ids up to _LAST_ID
+_LAST_ID = 999
+_WORDS = 60  # `as_words` knows more different ones
+_SIGNS = ("naïve café", "漢字とかな", "🙂🙃", "x := [1, 2]", "Ünïcödé")
+_STOPS = ("()", "ly ", "\n\n", "e o", "}", ". ", "ould", "zx")  # of random text: often to never
+_GRAMMARS = (
+    StructuredOutputs(
+        json={
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 40},
+                "sizes": {"type": "array", "items": {"type": "integer"}, "maxItems": 5},
+                "is_new": {"type": "boolean"},
+            },
+            "required": ["name", "sizes"],
+            "additionalProperties": False,
+        }
+    ),
+    StructuredOutputs(regex=r"([a-z]{2,8} [0-9]{3}[;,] ){3,30}"),
+    StructuredOutputs(choice=("yes, certainly", "no, not at all", "naïve 漢字 🙂")),
+    StructuredOutputs(grammar='start: "(" (word | start)* ")"\nword: /[a-z]{1,6}/ " "'),
+    StructuredOutputs(json_object=True),
+)
+_GRAMMAR_SHARE = 0.2
+_END_ID = 1  # of the bundled tokenizer, which writes nothing for it
+_HTTP_SHARE = 0.12
+_SLOW_SHARE = 0.1
+_LONG_PROMPT = 500  # tokens, more than one step takes beside others
+
+
+class Pause(Struct, frozen=True):
+    """The reader stops reading for so long, once it has so many tokens."""
+
+    num_tokens: int
+    seconds: float
+
+
+class ChaosRequest(Struct, frozen=True):
+    """One request. One of text, token_ids and messages is the prompt."""
+
+    index: int
+    stream_id: str
+    params: SamplingParams
+    text: str | None = None
+    token_ids: tuple[int, ...] = ()
+    messages: tuple[ChatMessage, ...] = ()
+    via: Via = "client"
+    client: int = 0  # which of the client processes
+    pauses: tuple[Pause, ...] = ()
+
+    @property
+    def prompt(self) -> Prompt:
+        """As clients take it."""
+        if self.text is not None:
+            return self.text
+        return self.messages or self.token_ids
+
+
+class Shape(Struct, frozen=True):
+    """What a run's requests look like, all together.
+
+    min_len, max_len: of the outputs, in tokens. vocab_size: of the model. has_grammars: whether it
+    has a tokenizer that grammars can be compiled for.
+    """
+
+    num_requests: int
+    min_len: int
+    max_len: int
+    num_clients: int
+    has_http: bool
+    vocab_size: int
+    has_chat: bool = True
+    has_grammars: bool = False
+
+
+def make_requests(seed: int, shape: Shape) -> list[ChaosRequest]:
+    """All requests of a run."""
+    return [
+        _request(np.random.default_rng((seed, 1, i)), i, shape) for i in range(shape.num_requests)
+    ]
+
+
+def _request(random: np.random.Generator, index: int, shape: Shape) -> ChaosRequest:
+    is_http = shape.has_http and random.random() < _HTTP_SHARE
+    params = _params(random, shape, is_http=is_http)
+    kind = _pick(random, ("text", "ids", "chat") if shape.has_chat else ("text", "ids"))
+    is_long = random.random() < 0.1
+    num = int(random.integers(100, _LONG_PROMPT) if is_long else random.integers(1, 40))
+    messages: tuple[ChatMessage, ...] = ()
+    text, token_ids = None, ()
+    if kind == "text":
+        text = _text(random, num)
+    elif kind == "ids":
+        token_ids = tuple(random.integers(_FIRST_ID, _LAST_ID + 1, num).tolist())
+    else:
+        turns = ("user", "assistant", "user")[: _pick(random, (1, 3))]
+        messages = tuple(ChatMessage(role, _text(random, 1 + num // 3)) for role in turns)
+    pauses: tuple[Pause, ...] = ()
+    if not is_http and random.random() < _SLOW_SHARE:
+        at = sorted(random.integers(0, max(1, params.max_tokens or 1), 2).tolist())
+        pauses = tuple(Pause(tokens, float(random.uniform(0.2, 3.0))) for tokens in at)
+    return ChaosRequest(
+        index,
+        random.bytes(16).hex(),
+        params,
+        text,
+        token_ids,
+        messages,
+        "http" if is_http else "client",
+        0 if is_http else int(random.integers(shape.num_clients)),
+        pauses,
+    )
+
+
+def _params(random: np.random.Generator, shape: Shape, *, is_http: bool) -> SamplingParams:
+    is_short = random.random() < 0.1
+    most = min(4, shape.max_len) if is_short else shape.max_len
+    max_tokens = int(random.integers(1 if is_short else shape.min_len, most + 1))
+    temperature = _pick(random, (0.0, 0.7, 1.0))
+    is_cut = random.random() < 0.4
+    has_stops, has_ids = random.random() < 0.5, random.random() < 0.2
+    is_silent = not has_stops and not is_http and random.random() < 0.05
+    last_id = min(_LAST_ID, shape.vocab_size - 1)
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=_pick(random, (5, 40)) if is_cut else 0,
+        top_p=_pick(random, (1.0, 0.9)) if is_cut else 1.0,
+        min_p=_pick(random, (0.0, 0.02)) if is_cut else 0.0,
+        seed=int(random.integers(2**62)) if is_http or random.random() < 0.7 else None,
+        stop=tuple(random.choice(_STOPS, int(random.integers(1, 4)), replace=False).tolist())
+        if has_stops
+        else (),
+        stop_token_ids=tuple(random.integers(_FIRST_ID, last_id + 1, 6).tolist())
+        if has_ids
+        else (),
+        include_stop_str_in_output=has_stops and random.random() < 0.3,
+        ignore_eos=random.random() < 0.5,
+        max_tokens=max_tokens,
+        min_tokens=int(random.integers(0, max_tokens + 1)) if random.random() < 0.3 else 0,
+        logprobs=_pick(random, (None, None, 0, 5)) if not is_http else None,
+        skip_special_tokens=random.random() < 0.8,
+        detokenize=not is_silent,
+        stream_interval=_pick(random, (1, 1, 1, 4, 16)),
+    )
+    if not shape.has_grammars or random.random() >= _GRAMMAR_SHARE:
+        return params
+    return structs.replace(
+        params,
+        structured_outputs=_pick(random, _GRAMMARS),
+        stop_token_ids=(_END_ID,),
+        ignore_eos=False,
+        min_tokens=0,
+    )
+
+
+def _pick(random: np.random.Generator, choices: Sequence[Choice]) -> Choice:
+    return choices[int(random.integers(len(choices)))]
+
+
+def _text(random: np.random.Generator, num_words: int) -> str:
+    words = as_words(random.integers(_WORDS, size=num_words).tolist())
+    return f"{words} {_pick(random, _SIGNS)}" if random.random() < 0.3 else words

@@ -1,0 +1,89 @@
+"""What makes a stream right, on a simulated model and on a real one.
+
+Owns: the verdict on every request. Does not know: what was done to the stack.
+
+Rules:
+- A simulated model computes whole numbers: everything must be identical.
+- Of a real one every token must be the teacher's, or within its tolerance. A stream that parts from
+  the undisturbed one at such a near tie is right all the same, if its text is that of its tokens
+  and it ended for a reason that they give. Over HTTP there are no tokens to look at: there the text
+  must be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import structs
+from tokenizers import Tokenizer
+
+from slipstream_bench.chaos.chaos_workload import ChaosRequest
+from slipstream_bench.chaos.compare import Answer, Streamed, Verdict, compare
+from slipstream_bench.chaos.reference_model import (
+    TOLERANCE,
+    ReferenceModel,
+    ReferenceSummary,
+    summarise,
+)
+from slipstream_ipc.messages import ModelCard
+
+_LOGPROB_TOLERANCE = 1e-3
+
+
+def exact_verdicts(
+    requests: Sequence[ChaosRequest], expected: Sequence[Answer], streams: Sequence[Streamed]
+) -> list[Verdict]:
+    """Of a simulated model."""
+    return [
+        compare(answer, streamed, is_http=request.via == "http")
+        for request, answer, streamed in zip(requests, expected, streams, strict=True)
+    ]
+
+
+def real_verdicts(
+    requests: Sequence[ChaosRequest],
+    expected: Sequence[Answer],
+    streams: Sequence[Streamed],
+    card: ModelCard,
+) -> tuple[list[Verdict], ReferenceSummary]:
+    """Of a real model, and what its teacher says."""
+    teacher = ReferenceModel(card)
+    tokenizer = Tokenizer.from_file(str(Path(card.path) / "tokenizer.json"))
+    verdicts: list[Verdict] = []
+    margins: list[float] = []
+    for request, answer, streamed in zip(requests, expected, streams, strict=True):
+        if request.via == "http":
+            verdicts.append(compare(answer, streamed, is_http=True))
+            continue
+        verdict = compare(answer, streamed, tolerance=_LOGPROB_TOLERANCE)
+        found = teacher.margins(request, streamed.prompt_ids or (), streamed.token_ids)
+        margins += found
+        wrong = [f"token {i} lies {m:.3g} below" for i, m in enumerate(found) if m > TOLERANCE]
+        if wrong:
+            verdict = structs.replace(verdict, differences=(*verdict.differences, *wrong[:3]))
+        elif tuple(streamed.token_ids) != answer.token_ids:
+            problems = _problems_of_another(request, streamed, tokenizer)
+            # what is shorter than the other one is not lost
+            verdict = Verdict(request.index, tuple(problems), streamed.lost, streamed.doubled)
+        verdicts.append(verdict)
+    return verdicts, summarise(margins)
+
+
+def _problems_of_another(
+    request: ChaosRequest, streamed: Streamed, tokenizer: Tokenizer
+) -> list[str]:
+    """What is wrong with a stream that is not the undisturbed one, though its tokens are right."""
+    params = request.params
+    problems = list(streamed.problems)
+    if streamed.error is not None:
+        return [*problems, f"failed: {streamed.error}"]
+    whole = tokenizer.decode(streamed.token_ids, skip_special_tokens=params.skip_special_tokens)
+    if params.detokenize and not whole.startswith(streamed.text.rstrip("\ufffd")):
+        problems.append("its text is not that of its tokens")
+    if streamed.finish_reason == "length":
+        if len(streamed.token_ids) != params.max_tokens:
+            problems.append(f"ended by length with {len(streamed.token_ids)} tokens")
+    elif streamed.finish_reason != "stop":
+        problems.append(f"ended by {streamed.finish_reason}")
+    return problems

@@ -1,0 +1,124 @@
+"""The client processes of a run: started, struck, succeeded.
+
+Owns: their processes and journals. Does not know: when they are struck, what they read.
+
+Rules:
+- Each has its own requests. Who was killed is succeeded at once by a process that has the same
+  requests and the journals of all lives before.
+- They end with this process: each reads its standard input, which we hold open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from slipstream_bench.chaos.chaos_workload import ChaosRequest
+from slipstream_bench.chaos.client_process import ClientConfig
+from slipstream_bench.chaos.journal import Record, read_journal
+
+_MODULES = {
+    "client": "slipstream_bench.chaos.client_process",
+    "http": "slipstream_bench.chaos.http_process",
+}
+
+
+class ClientLives:
+    """One client: the process that lives, and the journals of all its lives."""
+
+    def __init__(
+        self,
+        kind: Literal["client", "http"],
+        number: int,
+        requests: Sequence[ChaosRequest],
+        *,
+        address: str,
+        folder: Path,
+        concurrency: int,
+        timeout_s: float,
+    ) -> None:
+        self.kind = kind
+        self.number = number
+        self.requests = tuple(requests)
+        self._address = address
+        self._folder = folder
+        self._concurrency = concurrency
+        self._timeout_s = timeout_s
+        self._journals: list[str] = []
+        self._process = self._start()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that lives."""
+        return self._process.pid
+
+    def has_begun(self) -> bool:
+        """Whether the process that lives has read anything, or everything was read before."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.getsize(self._journals[-1]) > 0 or self.has_ended()
+        return self.has_ended()
+
+    def has_ended(self) -> bool:
+        """Whether it has read everything. Raises: RuntimeError where it ended in another way."""
+        code = self._process.poll()
+        if code not in (None, 0):
+            raise RuntimeError(f"{self.kind} {self.number} ended by itself with code {code}")
+        return code == 0
+
+    def kill(self) -> None:
+        """End it; another one goes on from what it wrote."""
+        self.end()
+        self._process = self._start()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it lives."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def end(self) -> None:
+        """End it for good."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def records(self) -> list[Record]:
+        """What all its lives have written, in order."""
+        return [
+            record
+            for path in self._journals
+            if os.path.exists(path)
+            for record in read_journal(path)
+        ]
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        journal = str(self._folder / f"{self.kind}-{self.number}.{len(self._journals)}.journal")
+        earlier = [path for path in self._journals if os.path.exists(path)]
+        config = ClientConfig(
+            self._address,
+            self.requests,
+            journal,
+            tuple(earlier),
+            self._concurrency,
+            self._timeout_s,
+            is_async=(self.number + len(self._journals)) % 2 == 0,
+        )
+        self._journals.append(journal)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", _MODULES[self.kind]],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+        )
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(config) + b"\n")
+        process.stdin.flush()
+        return process

@@ -1,0 +1,173 @@
+"""From the records of a run to what is lost, doubled or different. Pure.
+
+Owns: how pieces make an answer, and what `identical` means. Does not know: files, processes, where
+the expected answers come from.
+
+Rules:
+- Pieces say where they begin. What lies between two pieces is lost, what two of them hold is
+  doubled; tokens and characters are counted alike, and neither is mended here.
+- An answer is identical where text, token ids, every log-probability, the prompt's ids and the
+  reason of its end are equal. Over HTTP only text and reason are there to be compared.
+- What is missing at an answer's end is lost, too, whatever its reader was told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct, field
+
+from slipstream_bench.chaos.journal import AskedAgain, Failed, Piece, Record, TokenCandidates
+
+_SHOWN = 40  # characters of a difference
+
+
+class Answer(Struct, frozen=True):
+    """Everything that a request's reader is told. None: nobody told, or asked."""
+
+    text: str
+    token_ids: tuple[int, ...] | None = None
+    logprobs: tuple[TokenCandidates, ...] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_ids: tuple[int, ...] | None = None
+
+
+class Streamed(Struct):
+    """One request's stream, put together from its records."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenCandidates] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    num_chars: int = 0
+    num_tokens: int = 0
+    lost: int = 0
+    doubled: int = 0
+    num_again: int = 0
+    num_afresh: int = 0  # of those, from the beginning
+    error: str | None = None
+    times_s: list[float] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, in whichever way."""
+        return self.finish_reason is not None or self.error is not None
+
+    def take(self, record: Record) -> None:
+        """The next record, in the order of their writing."""
+        match record:
+            case Piece():
+                self._take_piece(record)
+            case AskedAgain():
+                self.num_again += 1
+                if record.is_afresh:
+                    self.num_afresh += 1
+                    self.text, self.token_ids, self.logprobs = "", [], None
+                    self.num_chars = self.num_tokens = 0
+            case Failed():
+                self.error = record.error
+
+    def _take_piece(self, piece: Piece) -> None:
+        if self.is_over:
+            self.problems.append("something came after the end")
+        for begin, end in (
+            (piece.num_chars, self.num_chars),
+            (piece.num_tokens, self.num_tokens),
+        ):
+            self.lost += max(0, begin - end)
+            self.doubled += max(0, end - begin)
+        self.num_chars = piece.num_chars + len(piece.text)
+        self.num_tokens = piece.num_tokens + len(piece.token_ids)
+        self.text += piece.text
+        self.token_ids += piece.token_ids
+        if piece.logprobs is not None:
+            self.logprobs = [*(self.logprobs or []), *piece.logprobs]
+        if piece.prompt_ids is not None:
+            if self.prompt_ids not in (None, piece.prompt_ids):
+                self.problems.append("the prompt's ids have changed")
+            self.prompt_ids = piece.prompt_ids
+        self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+        self.times_s.append(piece.time_s)
+
+
+class Verdict(Struct, frozen=True):
+    """What became of one request."""
+
+    index: int
+    differences: tuple[str, ...]
+    lost: int
+    doubled: int
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether it is as if nothing had happened."""
+        return not (self.differences or self.lost or self.doubled)
+
+
+def assemble(records: Iterable[Record], num_requests: int) -> list[Streamed]:
+    """The streams of all requests, by index; empty ones where nothing was written."""
+    streams = [Streamed(index) for index in range(num_requests)]
+    for record in records:
+        streams[record.index].take(record)
+    return streams
+
+
+def compare(
+    expected: Answer, streamed: Streamed, *, is_http: bool = False, tolerance: float = 0.0
+) -> Verdict:
+    """Hold a stream against the answer that it should be.
+
+    tolerance: of log-probabilities, where the same tokens may have been computed in another batch;
+    candidates beside the token itself are not compared then, as near ones may change places.
+    """
+    differences = list(streamed.problems)
+    if streamed.error is not None:
+        differences.append(f"failed: {streamed.error}")
+    elif not streamed.is_over:
+        differences.append("never ended")
+    lost = streamed.lost + max(0, len(expected.text) - streamed.num_chars)
+    differences += _difference("text", expected.text, streamed.text)
+    differences += _difference("finish_reason", expected.finish_reason, streamed.finish_reason)
+    if not is_http:
+        ids = expected.token_ids or ()
+        lost += max(0, len(ids) - streamed.num_tokens)
+        differences += _difference("token_ids", ids, tuple(streamed.token_ids))
+        logprobs = tuple(streamed.logprobs) if streamed.logprobs else None  # of no tokens: none
+        if not tolerance or not _are_close(expected.logprobs, logprobs, tolerance):
+            differences += _difference("logprobs", expected.logprobs or None, logprobs)
+        differences += _difference("stop_reason", expected.stop_reason, streamed.stop_reason)
+        differences += _difference("prompt_ids", expected.prompt_ids, streamed.prompt_ids)
+    return Verdict(streamed.index, tuple(differences), lost, streamed.doubled)
+
+
+def _are_close(
+    one: Sequence[TokenCandidates] | None, other: Sequence[TokenCandidates] | None, tolerance: float
+) -> bool:
+    if one is None or other is None or len(one) != len(other):
+        return one is other
+    return all(
+        a[0][0] == b[0][0] and abs(a[0][1] - b[0][1]) <= tolerance and len(a) == len(b)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _difference(name: str, expected: object, got: object) -> list[str]:
+    if expected == got:
+        return []
+    if isinstance(expected, Sequence) and isinstance(got, Sequence):
+        at = first_difference(expected, got)
+        shown = [repr(one[at : at + _SHOWN])[: 2 * _SHOWN] for one in (expected, got)]
+        lens = f"{len(expected)} and {len(got)} long"
+        return [f"{name} differ from position {at} on ({lens}): {shown[0]}, got {shown[1]}"]
+    return [f"{name}: {expected!r:.80}, got {got!r:.80}"]
+
+
+def first_difference(one: Sequence[object], other: Sequence[object]) -> int:
+    """The first position at which two sequences differ."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -1,0 +1,347 @@
+"""Carries a schedule out on a stack and its clients, and waits for the end of all requests.
+
+Owns: who is struck by which signal, what counts as recovered, what was done when. Does not know:
+how the schedule was drawn, what the clients read.
+
+Rules:
+- The first round begins when all clients read, any other one when everybody whom the last one
+  struck serves again (as the supervisor says) and its pause has passed.
+- A server process that was stopped is never continued: the supervisor has to notice. A client that
+  was stopped is continued after a while: it is a reader that does not read, on the wire too.
+- Whoever is struck is taken from what the stack says of itself at that moment; where nobody is
+  there, because the place is empty, the blow misses.
+- A file limit and a full disk are taken back after a while. A process may end of them: that is no
+  fault as long as another takes its place and no stream can tell.
+- The prompt process is the worker's own: it has recovered when there is another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Sequence
+from math import inf
+
+from msgspec import Struct
+
+from slipstream.events import (
+    ProcessEnded,
+    ProcessRestarted,
+    ProcessStarted,
+    SpareReady,
+    StackFailed,
+)
+from slipstream.plan import is_front
+from slipstream.stack import Stack
+from slipstream_bench.chaos.clients import ClientLives
+from slipstream_bench.chaos.schedule import Blow, Means, Place, Round
+from slipstream_bench.chaos.volume import Volume
+from slipstream_bench.common import process_census
+
+_SIGNALS: dict[Means, signal.Signals] = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+_KEEPERS: set[Place] = {"worker", "core"}  # each of them can be rebuilt from the other
+_LOOK_S = 0.05  # between two looks at the clients; the stack's events wake at once
+_RECOVERY_S = 120.0  # then it does not come any more
+_CLIENT_STOP_S = 1.0, 8.0  # how long a client stands still
+_TOGETHER_S = 1.0  # after one is back: then it knows all that the other one knows
+_SHORTAGE_S = 1.0, 4.0  # how long there are no files, or no room on the disk
+_PROMPT_PROCESS = "prompt_process"  # in its command line
+
+
+class Struck(Struct):
+    """A blow that hit. how: the process's end, as the supervisor tells it; recovered_s: when its
+    place was filled again; name: the process's. Times are time.monotonic.
+    """
+
+    round: int
+    blow: Blow
+    pid: int
+    at_s: float
+    had_spare: bool = False
+    how: str | None = None
+    recovered_s: float | None = None
+    name: str = ""
+
+
+class ChaosFailed(Exception):  # noqa: N818  (says what is the case, as its text does)
+    """The run cannot go on: the stack has failed, or does not recover, or a client has died."""
+
+
+class FaultInjector:
+    """Runs the rounds of `schedule` for as long as requests run."""
+
+    def __init__(
+        self,
+        stack: Stack,
+        schedule: Sequence[Round],
+        spares: set[str],
+        volume: Volume | None = None,
+    ) -> None:
+        """spares: the names of those that the stack keeps. volume: where its folders lie."""
+        self._stack = stack
+        self._clients: Sequence[ClientLives] = ()
+        self._schedule = list(schedule)
+        self._wanted_spares = spares
+        self._round = 0
+        self._due: list[tuple[float, Blow]] = []  # of the round that runs
+        self._next_round_s: float | None = None  # when the next one begins, where none runs
+        self._to_continue: dict[ClientLives, float] = {}
+        self._volume = volume
+        self._to_undo: list[tuple[float, Callable[[], object]]] = []
+        self.struck: list[Struck] = []
+        self.spares: dict[str, int] = {}  # those that wait, by name
+        self.num_missed = 0
+        self.num_double_deaths = 0  # of worker and core, one before the other was back for long
+
+    def run(self, clients: Sequence[ClientLives], within_s: float) -> None:
+        """Until every client has read everything. Raises: ChaosFailed."""
+        self._clients = clients
+        deadline = time.monotonic() + within_s
+        has_begun = False
+        while not self._all_have_ended():
+            now = time.monotonic()
+            if now > deadline:
+                raise ChaosFailed(f"the requests are not over after {within_s:g} s")
+            if has_begun:
+                self._act(now)
+            elif has_begun := all(client.has_begun() for client in clients):
+                self._end_round(now)
+            self._hear(min(_LOOK_S, self._wait_s(now)))
+
+    def settle(self) -> None:
+        """Until everybody whom the last blows struck serves again, and the spares wait.
+
+        Raises: ChaosFailed.
+        """
+        deadline = time.monotonic() + _RECOVERY_S
+        self._undo(inf)
+        while self._missing() or not self._have_spares:
+            self._hear(_LOOK_S)
+            self._check_recovery(time.monotonic())
+            if time.monotonic() > deadline:
+                missing = ", ".join(self._wanted_spares - set(self.spares))
+                raise ChaosFailed(f"no spare after {_RECOVERY_S:g} s: {missing}")
+
+    @property
+    def num_rounds(self) -> int:
+        """How many rounds have begun."""
+        return self._round
+
+    def _all_have_ended(self) -> bool:
+        try:
+            return all(client.has_ended() for client in self._clients)
+        except RuntimeError as error:
+            raise ChaosFailed(str(error)) from None
+
+    @property
+    def _have_spares(self) -> bool:
+        return self._wanted_spares <= set(self.spares)
+
+    def _missing(self) -> list[Struck]:
+        return [one for one in self.struck if one.recovered_s is None]
+
+    def _wait_s(self, now: float) -> float:
+        moments = [at for at, _ in self._due] + list(self._to_continue.values())
+        moments += [at for at, _ in self._to_undo]
+        if self._next_round_s is not None:
+            moments.append(self._next_round_s)
+        return max(0.0, min(moments, default=now + _LOOK_S) - now)
+
+    # ---- what is done ----------------------------------------------------------------------
+
+    def _act(self, now: float) -> None:
+        for client, at in list(self._to_continue.items()):
+            if now >= at:
+                del self._to_continue[client]
+                client.signal(signal.SIGCONT)
+        self._undo(now)
+        self._check_recovery(now)
+        if self._next_round_s is not None and now >= self._next_round_s:
+            self._next_round_s = None
+            blows = self._schedule[self._round].blows
+            self._round += 1
+            self._due = [(now + blow.after_s, blow) for blow in blows]
+        while self._due and now >= self._due[0][0]:
+            self._strike(self._due.pop(0)[1])
+        is_over = not (self._due or self._missing() or self._to_undo)
+        if self._next_round_s is None and is_over:
+            self._end_round(now)
+
+    def _end_round(self, now: float) -> None:
+        if self._round < len(self._schedule):
+            following = self._schedule[self._round]
+            if self._have_spares or not following.awaits_spares:
+                self._next_round_s = now + following.pause_s
+
+    def _strike(self, blow: Blow) -> None:
+        if blow.place == "client":
+            self._strike_client(blow)
+            return
+        if blow.place == "disk":
+            self._fill_disk(blow)
+            return
+        if blow.place == "prompts":
+            self._strike_prompts(blow)
+            return
+        pids = self._stack.pids
+        names = [name for name in pids if _is_at(name, blow.place)]
+        if not names:
+            self.num_missed += 1
+            return
+        name = names[int(blow.pick * len(names))]
+        pid, has_spare = pids[name], name in self.spares
+        struck = Struck(self._round - 1, blow, pid, time.monotonic(), has_spare, name=name)
+        try:
+            if blow.means == "limit":
+                self._limit_files(blow, pid)
+                struck.recovered_s = struck.at_s  # unless it ends of that
+            else:
+                os.kill(pid, _SIGNALS[blow.means])
+        except ProcessLookupError:  # it has ended, and we are yet to hear of it
+            self.num_missed += 1
+            return
+        if blow.means == "limit":
+            self.struck.append(struck)
+            return
+        # a spare takes over at once, and is told what its predecessor knew a little later
+        missing = {
+            one.blow.place
+            for one in self.struck
+            if one.recovered_s is None or one.recovered_s > struck.at_s - _TOGETHER_S
+        } - {blow.place}
+        if blow.place in _KEEPERS and missing & _KEEPERS:
+            self.num_double_deaths += 1
+        self.struck.append(struck)
+
+    def _strike_prompts(self, blow: Blow) -> None:
+        pid = self._prompt_pid()
+        try:
+            if pid is None:
+                raise ProcessLookupError
+            os.kill(pid, _SIGNALS[blow.means])
+        except ProcessLookupError:
+            self.num_missed += 1
+            return
+        self.struck.append(Struck(self._round - 1, blow, pid, time.monotonic(), how=""))
+
+    def _prompt_pid(self) -> int | None:
+        """Of the worker that serves; None while there is none."""
+        worker = self._stack.pids.get("worker")
+        if worker is None:
+            return None
+        commands = process_census.commands(process_census.descendants(worker) - {worker})
+        return next((pid for pid, each in commands.items() if _PROMPT_PROCESS in each), None)
+
+    def _limit_files(self, blow: Blow, pid: int) -> None:
+        """It opens no further file. Raises: ProcessLookupError."""
+        files = resource.RLIMIT_NOFILE
+        held = process_census.holding(pid)
+        if held is None:
+            raise ProcessLookupError
+        before = resource.prlimit(pid, files)
+        resource.prlimit(pid, files, (held.num_fds, before[1]))
+
+        def restore() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(pid, files, before)
+
+        self._to_undo.append((_end_of_shortage(blow), restore))
+
+    def _fill_disk(self, blow: Blow) -> None:
+        if self._volume is None:
+            self.num_missed += 1
+            return
+        self._volume.fill()
+        self._to_undo.append((_end_of_shortage(blow), self._volume.empty))
+        now = time.monotonic()
+        self.struck.append(Struck(self._round - 1, blow, 0, now, how="", recovered_s=now))
+
+    def _undo(self, now: float) -> None:
+        """Give back what was taken for long enough."""
+        for each in [each for each in self._to_undo if each[0] <= now]:
+            self._to_undo.remove(each)
+            each[1]()
+
+    def _strike_client(self, blow: Blow) -> None:
+        living = [
+            one for one in self._clients if one not in self._to_continue and not one.has_ended()
+        ]
+        if not living:
+            self.num_missed += 1
+            return
+        client = living[int(blow.pick * len(living))]
+        pid, now = client.pid, time.monotonic()
+        if blow.means == "kill":
+            client.kill()
+        else:
+            client.signal(signal.SIGSTOP)
+            low, high = _CLIENT_STOP_S
+            self._to_continue[client] = now + low + blow.pick * (high - low)
+        self.struck.append(Struck(self._round - 1, blow, pid, now, how="", recovered_s=now))
+
+    # ---- what is heard ---------------------------------------------------------------------
+
+    def _hear(self, timeout_s: float) -> None:
+        event = self._stack.next_event(timeout_s)
+        while event is not None:
+            match event:
+                case StackFailed():
+                    raise ChaosFailed(f"the stack failed: {event.error}")
+                case SpareReady():
+                    self.spares[event.name] = event.pid
+                case ProcessStarted():
+                    if self.spares.get(event.name) == event.pid:
+                        del self.spares[event.name]
+                case ProcessEnded():
+                    self._note_end(event)
+                case ProcessRestarted():
+                    for one in self._missing():
+                        if one.how is not None and one.name == event.name:
+                            one.recovered_s = time.monotonic()
+            event = self._stack.next_event(0.0)
+        if not self._stack.is_running:
+            raise ChaosFailed("the stack has ended")
+
+    def _note_end(self, event: ProcessEnded) -> None:
+        struck = [one for one in self._missing() if one.pid == event.pid]
+        is_short = [
+            one for one in self.struck if one.pid == event.pid and one.blow.means == "limit"
+        ]
+        for one in is_short[:1]:  # it could not do without: its successor is waited for
+            one.recovered_s = None
+            struck.append(one)
+        if not struck and any(one.blow.means == "fill" for one in self._latest()):
+            full = Struck(self._round - 1, self._latest()[0].blow, event.pid, time.monotonic())
+            full.name = event.name
+            self.struck.append(full)
+            struck.append(full)
+        if not struck:
+            what = f"{event.name} (process {event.pid}) ended though nobody had struck it"
+            raise ChaosFailed(f"{what}: {event.how}")
+        for one in struck:
+            one.how = event.how
+
+    def _latest(self) -> list[Struck]:
+        """What was struck in the round that runs or ran last."""
+        return [one for one in self.struck if one.round == self._round - 1]
+
+    def _check_recovery(self, now: float) -> None:
+        for one in self._missing():
+            if one.blow.place == "prompts" and self._prompt_pid() not in (None, one.pid):
+                one.recovered_s = now
+            if now > one.at_s + _RECOVERY_S:
+                what = f"{one.blow.name} at {one.at_s:.1f}"
+                raise ChaosFailed(f"not recovered {_RECOVERY_S:g} s after: {what}")
+
+
+def _end_of_shortage(blow: Blow) -> float:
+    low, high = _SHORTAGE_S
+    return time.monotonic() + low + blow.pick * (high - low)
+
+
+def _is_at(name: str, place: Place) -> bool:
+    """Whether a process of this name may be struck there."""
+    return is_front(name) if place == "front" else name == place

@@ -1,0 +1,189 @@
+"""The requests over HTTP: a client in a process of its own, which may be killed at any moment.
+
+`python -m slipstream_bench.chaos.http_process`, with a config as `client_process` has. Here a
+stream whose connection breaks is asked for again with the id of the last event that was written
+into the journal, and goes on behind it; where none had come it is asked for from its beginning.
+Every other request comes back by a GET first, and by the same POST where the GET is told that
+nothing is left of the stream; the others by the POST alone.
+
+Rules:
+- Asked again where the front was not there, went away or was not ready yet, and only there; any
+  other answer than a whole one is a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct, structs
+
+from slipstream_bench.chaos.chaos_workload import ChaosRequest
+from slipstream_bench.chaos.client_process import ClientConfig, read_config
+from slipstream_bench.chaos.follow import Read, read_before
+from slipstream_bench.chaos.journal import AskedAgain, Failed, JournalWriter, Piece
+from slipstream_bench.common.load.event_splitter import EventSplitter
+from slipstream_bench.common.load.failures import RequestFailedError
+from slipstream_bench.common.load.http_stream import HttpClient
+
+_NOT_THERE = ("connect", "disconnected", "http_503")
+_PAUSE_S = 0.1  # before it asks again
+_OURS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids")
+_OURS_TOO = (
+    *("include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens"),
+    *("stream_interval", "structured_outputs"),
+)
+
+
+class _Message(Struct):
+    content: str | None = None
+
+
+class _Choice(Struct):
+    text: str | None = None
+    delta: _Message | None = None
+    finish_reason: str | None = None
+
+
+class _Event(Struct):
+    choices: list[_Choice] = []  # msgspec gives each event its own
+    error: msgspec.Raw = msgspec.Raw()
+
+
+class _Reading:
+    """One answer, as it comes."""
+
+    def __init__(self, index: int, read: Read, journal: JournalWriter) -> None:
+        self._index = index
+        self._journal = journal
+        self._events = EventSplitter()
+        self._events.last_id = read.event_id.encode()
+        self.num_chars = len(read.text)
+        self.is_over = read.is_over
+
+    @property
+    def last_id(self) -> str:
+        """Of the last event that came; empty where none has. Events are taken as they come."""
+        return self._events.last_id.decode()
+
+    def begin_anew(self) -> None:
+        """Over another connection: half an event may have come over the last one."""
+        events, self._events = self._events, EventSplitter()
+        self._events.last_id = events.last_id
+
+    def take_bytes(self, piece: bytes) -> None:
+        """Raises: RequestFailedError."""
+        for event_id, data in self._events.feed_with_ids(piece):
+            if data == b"[DONE]":
+                continue
+            event = msgspec.json.decode(data, type=_Event)
+            if bytes(event.error):
+                raise RequestFailedError("error_event", bytes(event.error).decode())
+            for choice in event.choices:
+                self._take(choice, event_id.decode())
+
+    def _take(self, choice: _Choice, event_id: str) -> None:
+        text = choice.text or (choice.delta.content if choice.delta is not None else None) or ""
+        if not text and choice.finish_reason is None:
+            return
+        self._journal.write(
+            Piece(
+                self._index,
+                time.monotonic(),
+                self.num_chars,
+                0,
+                text,
+                finish_reason=choice.finish_reason,
+                event_id=event_id,
+            )
+        )
+        self.num_chars += len(text)
+        self.is_over = choice.finish_reason is not None
+
+
+def body_of(request: ChaosRequest) -> tuple[str, bytes]:
+    """Path and body of a request, which says the same as it would in Python."""
+    given = structs.asdict(request.params)
+    body: dict[str, Any] = {name: given[name] for name in (*_OURS, *_OURS_TOO)}
+    body["stream"] = True
+    if request.messages:
+        body["messages"] = [structs.asdict(message) for message in request.messages]
+        return "/v1/chat/completions", msgspec.json.encode(body)
+    body["prompt"] = request.text if request.text is not None else request.token_ids
+    return "/v1/completions", msgspec.json.encode(body)
+
+
+def _is_unknown(error: RequestFailedError) -> bool:
+    """Whether nothing is left of the stream, at once or while it was read."""
+    return error.reason == "http_404" or (
+        error.reason == "error_event" and '"code":"unknown_stream"' in str(error)
+    )
+
+
+async def _follow(
+    http: HttpClient, request: ChaosRequest, read: Read, journal: JournalWriter
+) -> None:
+    path, body = body_of(request)
+    is_away = False  # nothing has come since it was asked for again
+    reading = _Reading(request.index, read, journal)
+    gets = bool(request.index % 2)  # and posts where that finds nothing
+    is_unknown = False
+    while True:
+        num_chars = reading.num_chars
+        reading.begin_anew()
+        last_id = reading.last_id
+        last = {"Last-Event-ID": last_id} if last_id else {}
+        try:
+            if gets and last_id and not is_unknown:
+                stream = f"/v1/streams/{last_id.partition('/')[0]}"
+                await http.exchange("GET", stream, None, reading.take_bytes, last)
+            else:
+                await http.exchange("POST", path, body, reading.take_bytes, last)
+            if not reading.is_over:
+                raise RequestFailedError("incomplete")
+            return
+        except RequestFailedError as error:
+            if reading.is_over:
+                return  # the connection broke behind the last word
+            is_unknown = gets and not is_unknown and _is_unknown(error)
+            if not is_unknown and error.reason not in _NOT_THERE:
+                journal.write(Failed(request.index, time.monotonic(), str(error)))
+                return
+            is_away = is_away and reading.num_chars == num_chars
+            if not is_away:
+                is_afresh = not reading.last_id
+                now = time.monotonic()
+                journal.write(AskedAgain(request.index, now, str(error), is_afresh=is_afresh))
+            is_away = True
+        if not is_unknown:
+            await asyncio.sleep(_PAUSE_S)
+
+
+async def _follow_all(config: ClientConfig) -> None:
+    places = asyncio.Semaphore(config.concurrency)
+    before = read_before(config.earlier)
+    journal = JournalWriter(config.journal)
+    http = HttpClient(urlsplit(config.address), {"Accept": "text/event-stream"})
+
+    async def one(request: ChaosRequest, read: Read) -> None:
+        async with places:
+            await _follow(http, request, read, journal)
+
+    asked = [(request, before.get(request.index, Read())) for request in config.requests]
+    asked.sort(key=lambda each: each[0].index not in before)  # what runs comes first
+    await asyncio.gather(*(one(request, read) for request, read in asked if not read.is_over))
+    http.close()
+
+
+def main() -> int:
+    """Read to the ends of all; exit code 0."""
+    asyncio.run(_follow_all(read_config()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

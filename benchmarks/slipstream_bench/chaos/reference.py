@@ -1,0 +1,59 @@
+"""What undisturbed requests get: one client, nothing is killed.
+
+Owns: the reference run. It shares no code with the clients of the disturbed run but the library's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from slipstream.async_client import AsyncClient
+from slipstream.outputs import Completion
+from slipstream.stack import Stack
+from slipstream_bench.chaos.chaos_workload import ChaosRequest
+from slipstream_bench.chaos.compare import Answer
+
+_CONCURRENCY = 128
+_TIMEOUT_S = 120.0
+
+
+def undisturbed(
+    stack: Stack, requests: Sequence[ChaosRequest], on_done: Callable[[], object]
+) -> list[Answer]:
+    """The answers in the requests' order. Raises: SlipstreamError."""
+    return asyncio.run(_all(stack.address, requests, on_done))
+
+
+async def _all(
+    address: str, requests: Sequence[ChaosRequest], on_done: Callable[[], object]
+) -> list[Answer]:
+    places = asyncio.Semaphore(_CONCURRENCY)
+
+    async def one(client: AsyncClient, request: ChaosRequest) -> Answer:
+        async with places:
+            done = await client.generate(
+                request.prompt, request.params, stream_id=request.stream_id
+            )
+        on_done()
+        return _answer(done)
+
+    async with AsyncClient(address, timeout_s=_TIMEOUT_S) as client:
+        return await asyncio.gather(*(one(client, request) for request in requests))
+
+
+def _answer(done: Completion) -> Answer:
+    logprobs = done.logprobs
+    return Answer(
+        done.text,
+        tuple(done.token_ids),
+        None
+        if logprobs is None
+        else tuple(
+            tuple((each.token_id, each.logprob, each.rank) for each in token.values())
+            for token in logprobs
+        ),
+        done.finish_reason,
+        done.stop_reason,
+        tuple(done.prompt_token_ids),
+    )

@@ -1,0 +1,223 @@
+"""Many streams of one client that run at the same time, and what comes of them in a span of time.
+
+Owns: the streams, when what came, and what is counted in a `Window`. Does not know: which server it
+is, what its model does.
+
+Rules:
+- Deltas are read as `Client.stream_many` reads them, but in the very call in which they arrive; ids
+  and log-probabilities are left in their columns. The client is a thread of this process.
+- A window begins when every stream that can run has its first token and some time has passed, and
+  ends while all of them run still: admission and tails are in no number.
+- Throughput is the slope of the tokens received over time (least squares), so a message that comes
+  just before or just after an edge of the window does not count as a step more or less.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.asking import new_state, open_io
+from slipstream.endpoints import server_endpoint
+from slipstream.errors import EngineError, SlipstreamError
+from slipstream.group import Group
+from slipstream.stream_state import StreamState
+from slipstream_bench.common.process_cpu import process_cpu_s
+from slipstream_ipc.messages import Fault, SamplingParams
+
+Prompt = npt.NDArray[np.uint32]
+CLIENT = "client"  # this process among those whose CPU time is told
+
+_START_S = 120.0
+_PROMPT_LEN = 16
+_FIRST_ID, _LAST_ID = 100, 999  # special tokens lie below; any model has that many
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A span in which all streams ran; the clock is time.monotonic."""
+
+    begin_s: float
+    end_s: float
+    num_tokens: int
+    num_deltas: int
+    tokens_per_s: float
+    cpu_s: dict[str, float]  # of each process
+
+    @property
+    def coalescing(self) -> float:
+        """Tokens to a delta."""
+        return self.num_tokens / self.num_deltas if self.num_deltas else 0.0
+
+    def cpu_us_per_token(self, name: str) -> float:
+        """What a token cost the process of this name; there are to be some."""
+        return 1e6 * self.cpu_s[name] / self.num_tokens
+
+
+class Tally:
+    """What has come of one stream, and where times are wanted, when."""
+
+    __slots__ = ("num_tokens", "state", "times_s", "tokens_at")
+
+    def __init__(self, state: StreamState) -> None:
+        self.state = state
+        self.num_tokens = 0
+        self.times_s: list[float] = []  # of deltas
+        self.tokens_at: list[int] = []  # tokens received by then, the delta's included
+
+
+class LiveStreams:
+    """A context manager: the streams of `requests`, all asked for at once; ended with the block.
+
+    running: how many of them run at a time, where the server is to queue the others.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        requests: Sequence[tuple[Prompt, SamplingParams]],
+        *,
+        running: int | None = None,
+        keeps_times: bool = False,
+    ) -> None:
+        self._keeps_times = keeps_times
+        self._running = len(requests) if running is None else running
+        self._num = len(requests)
+        self._is_running = threading.Event()
+        self._is_draining = threading.Event()  # no request waits any more, or one failed
+        self._is_over = threading.Event()
+        self._num_begun = 0
+        self._num_over = 0
+        self._num_tokens = 0
+        self._num_deltas = 0
+        self._error: SlipstreamError | None = None
+        self._points: list[tuple[float, int]] = []  # when how many tokens had come
+        self._io = open_io(server_endpoint(address), _START_S)
+        try:
+            self._io.connect().result()
+            self.tallies = [
+                Tally(new_state(self._io, prompt, params, kind="delta"))
+                for prompt, params in requests
+            ]
+            self._group = Group([tally.state for tally in self.tallies])
+            self._group.wake = self._read
+            for tally in self.tallies:
+                self._io.submit(tally.state)
+        except BaseException:
+            self._io.close()
+            raise
+
+    def __enter__(self) -> LiveStreams:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self._io.close()
+
+    def wait_until_running(self, settle_s: float) -> None:
+        """Until all that can run do, and `settle_s` more. Raises: SlipstreamError."""
+        self._wait(self._is_running, _START_S, "not all streams had a token")
+        self._is_over.wait(settle_s)
+        self._check()
+
+    def window(self, seconds: float, pids: Mapping[str, int]) -> Window:
+        """The next `seconds`, or until fewer streams run. Raises: SlipstreamError."""
+        pids = {**pids, CLIENT: os.getpid()}
+        before = {name: process_cpu_s(pid) for name, pid in pids.items()}
+        begin_s, tokens, deltas = time.monotonic(), self._num_tokens, self._num_deltas
+        self._is_draining.wait(seconds)
+        self._check()
+        end_s = time.monotonic()
+        num_tokens, num_deltas = self._num_tokens - tokens, self._num_deltas - deltas
+        cpu_s = {name: process_cpu_s(pid) - before[name] for name, pid in pids.items()}
+        points = [point for point in self._points if begin_s <= point[0] <= end_s]
+        slope = _slope(points)
+        return Window(begin_s, end_s, num_tokens, num_deltas, slope, cpu_s)
+
+    def wait_until_over(self, within_s: float) -> None:
+        """Until every stream has ended. Raises: SlipstreamError."""
+        self._wait(self._is_over, within_s, "not all streams ended")
+
+    # ---- in the client's I/O thread --------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Something came, or a stream is over."""
+        unread, tallies = self._group.unread, self.tallies
+        now, keeps_times = time.monotonic(), self._keeps_times
+        num_tokens = num_deltas = 0
+        while unread:
+            for index, delta in unread.popleft():
+                tally = tallies[index]
+                num = delta.num_tokens
+                if not num:
+                    continue
+                num_deltas += 1
+                num_tokens += num
+                if not tally.num_tokens:
+                    self._num_begun += 1
+                tally.num_tokens += num
+                if keeps_times:
+                    tally.times_s.append(now)
+                    tally.tokens_at.append(tally.num_tokens)
+        if num_tokens:
+            self._note(now, num_tokens, num_deltas)
+        if self._group.num_over != self._num_over:
+            self._note_ends()
+
+    def _note(self, now: float, num_tokens: int, num_deltas: int) -> None:
+        self._num_tokens += num_tokens
+        self._num_deltas += num_deltas
+        points = self._points
+        if points and now - points[-1][0] < 2e-4:  # of the same message
+            points[-1] = (points[-1][0], self._num_tokens)
+        else:
+            points.append((now, self._num_tokens))
+        if self._num_begun >= self._running:
+            self._is_running.set()
+        if self._num_begun == self._num and self._num > self._running:
+            self._is_draining.set()
+
+    def _note_ends(self) -> None:
+        self._num_over = self._group.num_over
+        self._error = self._group.error
+        if self._num - self._num_over < self._running:
+            self._is_draining.set()
+        if self._error is not None or self._num_over == self._num:
+            for event in (self._is_running, self._is_draining, self._is_over):
+                event.set()
+
+    # ---- waiting -------------------------------------------------------------------------------
+
+    def _wait(self, event: threading.Event, within_s: float, why: str) -> None:
+        if not event.wait(within_s):
+            raise EngineError(Fault("engine", f"{why} within {within_s:g} s"))
+        self._check()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def random_prompts(num: int, length: int = _PROMPT_LEN) -> list[Prompt]:
+    """Prompts of random token ids; the same for the same numbers."""
+    random = np.random.default_rng((num, length))
+    return list(random.integers(_FIRST_ID, _LAST_ID + 1, (num, length)).astype(np.uint32))
+
+
+def _slope(points: Sequence[tuple[float, int]]) -> float:
+    """Tokens a second; 0 where too little came to tell."""
+    if len(points) < 2:
+        return 0.0
+    times, tokens = np.array(points, np.float64).T
+    return float(np.polyfit(times - times[0], tokens - tokens[0], 1)[0])

@@ -1,0 +1,206 @@
+"""HTTP/1.1 for a load generator: pieces of a body go to a function the moment they arrive.
+
+Owns: connections to one server, one exchange at a time on each, kept for the next one. Does not
+know: JSON, event streams, what is asked for.
+
+Rules:
+- No task wakes for a piece: the parser (httptools) calls the sink from within `data_received`. That
+  is most of what sets this apart from general clients, which cost two to ten times as much a chunk.
+- A kept connection that turns out to be closed is replaced by a new one, once, and only where it
+  had answered nothing: such a request was never looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import cast
+from urllib.parse import SplitResult
+
+import httptools
+
+from slipstream_bench.common.load.failures import RequestFailedError
+
+Sink = Callable[[bytes], None]  # may raise RequestFailedError, which ends the exchange
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+_MAX_REFUSAL_BYTES = 2**16
+_OK = 200
+
+
+class HttpClient:
+    """The connections to one server. url: scheme, host and port; its path goes before all others.
+
+    headers: sent with every request, besides Host and Content-*.
+    """
+
+    def __init__(self, url: SplitResult, headers: Mapping[str, str]) -> None:
+        assert url.hostname is not None
+        self._host = url.hostname
+        self._is_tls = url.scheme == "https"
+        self._port = url.port or (443 if self._is_tls else 80)
+        self._prefix = url.path.rstrip("/")
+        lines = {"Host": url.netloc.rpartition("@")[2], **headers}
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self._idle: list[_Connection] = []
+
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        sink: Sink,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> None:
+        """Ask, and wait until the answer is over; the pieces of its body go to `sink`.
+
+        headers: besides those of every request.
+
+        Raises: RequestFailedError for any other status than 200 (`http_404`), for a server that is
+        not there (`connect`), goes away (`disconnected`) or speaks no HTTP (`malformed`).
+        """
+        content = f"Content-Type: application/json\r\nContent-Length: {len(body or b'')}\r\n"
+        more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}{more}"
+        message = (head + (content if body is not None else "") + "\r\n").encode() + (body or b"")
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                try:
+                    await self._on(connection, message, sink)
+                    return
+                except RequestFailedError:
+                    if not connection.was_silent:
+                        raise
+                    break
+        await self._on(await self._connected(), message, sink)
+
+    def close(self) -> None:
+        """Give the idle connections up."""
+        for connection in self._idle:
+            connection.abort()
+        self._idle.clear()
+
+    async def _connected(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(
+                _Connection, self._host, self._port, ssl=self._is_tls or None
+            )
+        except OSError as error:
+            raise RequestFailedError("connect", error.strerror or str(error)) from error
+        return connection
+
+    async def _on(self, connection: _Connection, message: bytes, sink: Sink) -> None:
+        try:
+            await connection.exchange(message, sink)
+        except BaseException:  # a cancelled exchange leaves an answer that nobody reads
+            connection.abort()
+            raise
+        if connection.is_open:
+            self._idle.append(connection)
+
+
+class _Connection(asyncio.Protocol):
+    """One socket, and the answer that it is in the middle of."""
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[None] | None = None
+        self._forget()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be asked again."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def _forget(self, sink: Sink | None = None) -> None:
+        self.was_silent = True  # not a byte of the answer has come
+        self._sink = sink
+        self._status = 0
+        self._refusal = b""
+        self._has_end = False  # else the body ends with the connection
+
+    async def exchange(self, message: bytes, sink: Sink) -> None:
+        """One request, one answer."""
+        assert self._transport is not None
+        assert self._answer is None
+        self._forget(sink)
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(message)
+        try:
+            await self._answer
+        finally:
+            self._answer = None
+
+    def abort(self) -> None:
+        """Close without a word."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _finish(self, error: RequestFailedError | None) -> None:
+        if self._answer is None or self._answer.done():
+            return
+        if error is None and self._status != _OK:
+            detail = " ".join(self._refusal.decode(errors="replace").split())
+            error = RequestFailedError(f"http_{self._status}", detail)
+        if error is None:
+            self._answer.set_result(None)
+        else:
+            self._answer.set_exception(error)
+
+    def _break(self, error: RequestFailedError) -> None:
+        self._finish(error)
+        self.abort()
+
+    # ---- asyncio calls these -------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is connected."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        self.was_silent = False
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._break(RequestFailedError("malformed", str(error)))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The socket is gone."""
+        self._transport = None
+        if error is None and self._status and not self._has_end:
+            self._finish(None)
+        else:
+            why = str(error or "the connection was closed")
+            self._finish(RequestFailedError("disconnected", why))
+
+    # ---- httptools calls these -----------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header of the answer."""
+        self._has_end = self._has_end or name.lower() in {b"content-length", b"transfer-encoding"}
+
+    def on_headers_complete(self) -> None:
+        """The answer begins."""
+        self._status = self._parser.get_status_code()
+
+    def on_body(self, piece: bytes) -> None:
+        """A piece of its body."""
+        if self._status != _OK:
+            self._refusal += piece[: _MAX_REFUSAL_BYTES - len(self._refusal)]
+        elif self._sink is not None and self._answer is not None and not self._answer.done():
+            try:
+                self._sink(piece)
+            except RequestFailedError as error:
+                self._break(error)
+
+    def on_message_complete(self) -> None:
+        """The answer is over."""
+        if not self._parser.should_keep_alive() and self._transport is not None:
+            self._transport.close()
+        self._finish(None)

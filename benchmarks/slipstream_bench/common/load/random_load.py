@@ -1,0 +1,135 @@
+"""Random prompts of one length and answers of one length, for `bench latency` and `throughput`.
+
+Owns: the options of such a load, its prompts and requests, what a row says of it. Does not know:
+how many run at a time, what is made of their times.
+
+Rules: ends of sequence are ignored, so lengths are what was asked for. The same --seed gives the
+same prompts in the same order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import structs
+
+from slipstream.async_client import AsyncClient
+from slipstream.options import Parser, add_connection, add_settings
+from slipstream.plan import SIMULATED
+from slipstream.settings import wrong_option
+from slipstream_bench.common.measures import Row, Timeline
+from slipstream_bench.common.variants import VARIANTS, params_of
+from slipstream_ipc.messages import ModelCard
+
+_NOTE = "The model is simulated: time passes, nothing is computed. This is no model's speed."
+
+Prompt = npt.NDArray[np.uint32]
+
+
+class Size(NamedTuple):
+    """A number that says how large a load is; two of them are input_len and output_len."""
+
+    name: str
+    meaning: str
+    default: int
+    quick: int  # with --quick
+    least: int = 1
+
+
+def add_random_load(parser: Parser, sizes: Sequence[Size]) -> argparse._ArgumentGroup:
+    """The options of the stack and of the load; the group of the latter, for more of them."""
+    add_settings(parser)
+    load = parser.add_argument_group("load")
+    for size in sizes:
+        load.add_argument(
+            f"--{size.name.replace('_', '-')}",
+            type=int,
+            metavar="N",
+            help=f"{size.meaning}; default: {size.default}, with --quick {size.quick}",
+        )
+    load.add_argument(
+        "--variant",
+        choices=VARIANTS,
+        default="plain",
+        help="stop2: two stop strings that never occur; logprobs5: of the five likeliest tokens; "
+        "interval10: a delta for ten tokens; default: plain",
+    )
+    load.add_argument("--temperature", type=float, default=1.0, metavar="X", help="default: 1")
+    load.add_argument("--seed", type=int, default=0, metavar="N", help="of the prompts; default: 0")
+    load.add_argument("--quick", action="store_true", help="a load that takes seconds")
+    parser.add_argument("--json", metavar="FILE", help="write the rows there, a list of objects")
+    add_connection(parser)
+    return load
+
+
+def fill_in(arguments: argparse.Namespace, sizes: Sequence[Size]) -> None:
+    """Give the sizes that were left open their defaults. Raises: BadRequestError."""
+    for size in sizes:
+        if getattr(arguments, size.name) is None:
+            setattr(arguments, size.name, size.quick if arguments.quick else size.default)
+        if getattr(arguments, size.name) < size.least:
+            allowed = f"an integer >= {size.least}"
+            raise wrong_option(size.name, getattr(arguments, size.name), allowed)
+
+
+class RandomLoad:
+    """The requests of one run, at a client that is connected."""
+
+    def __init__(self, client: AsyncClient, arguments: argparse.Namespace) -> None:
+        """Raises: BadRequestError where the model takes no such lengths."""
+        self._client = client
+        self._vocab_size = client.model.vocab_size
+        self._input_len: int = arguments.input_len
+        length, longest = arguments.input_len + arguments.output_len, client.model.max_model_len
+        if length > longest:
+            allowed = f"together at most max_model_len, {longest}"
+            raise wrong_option("input_len + output_len", length, allowed)
+        self._random = np.random.default_rng(arguments.seed)
+        self._params = structs.replace(
+            params_of(arguments.variant, arguments.output_len),
+            temperature=arguments.temperature,
+            seed=arguments.seed,
+        )
+
+    def prompts(self, num: int) -> list[Prompt]:
+        """The next so many."""
+        shape = (num, self._input_len)
+        return list(self._random.integers(0, self._vocab_size, shape, np.uint32))
+
+    async def run(self, prompt: Prompt) -> Timeline:
+        """One request, and when its tokens came."""
+        timeline = Timeline(time.perf_counter(), len(prompt))
+        async for delta in self._client.stream(prompt, self._params):
+            if delta.num_tokens:
+                timeline.note(time.perf_counter(), delta.num_tokens)
+        return timeline
+
+
+def row_of(
+    benchmark: str, card: ModelCard, arguments: argparse.Namespace, sizes: Sequence[Size]
+) -> Row:
+    """What was run on what; its result is to follow."""
+    return {
+        "benchmark": benchmark,
+        "model": card.name,
+        "is_simulated": card.name.startswith(SIMULATED),
+        **{size.name: getattr(arguments, size.name) for size in sizes},
+        "variant": arguments.variant,
+        "num_cpus": os.cpu_count(),
+    }
+
+
+def tell(row: Row, lines: Sequence[str], path: str | None) -> None:
+    """Print the lines under the model's; write the row to the file of --json, if there is one."""
+    note = [_NOTE] if row["is_simulated"] else []
+    print("\n".join([f"model: {row['model']}", *note, *lines]), flush=True)
+    if path is not None:
+        Path(path).write_text(json.dumps([row], indent=2) + "\n")

@@ -1,0 +1,53 @@
+"""Requests at their times.
+
+Owns: when each request of a load starts. Does not know: what a request is, whom it goes to.
+
+The load is open (a Poisson process of a given rate, or everything at once) unless `concurrency`
+bounds it: then a request that is due waits for its place, and its own time starts when it has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+
+import numpy as np
+
+from slipstream_bench.common.measures import Timeline
+
+Ask = Callable[[], Awaitable[Timeline]]  # one request, ready to go
+
+
+def poisson_starts(num_requests: int, rate: float, random: np.random.Generator) -> list[float]:
+    """When each request is due, in seconds from the first one; all 0 where the rate is infinite."""
+    if math.isinf(rate):
+        return [0.0] * num_requests
+    gaps = random.exponential(1 / rate, num_requests)
+    gaps[0] = 0.0
+    starts: list[float] = np.cumsum(gaps).tolist()
+    return starts
+
+
+async def run_load(
+    asks: Sequence[Ask],
+    starts_s: Sequence[float],
+    concurrency: int | None,
+    on_done: Callable[[Timeline], None],
+) -> list[Timeline]:
+    """Every request, started when it is due; their timelines in the same order."""
+    loop = asyncio.get_running_loop()
+    places = asyncio.Semaphore(concurrency or len(asks))
+    begin = loop.time()
+
+    async def one(ask: Ask, start_s: float) -> Timeline:
+        if (early := begin + start_s - loop.time()) > 0:
+            await asyncio.sleep(early)
+        async with places:
+            timeline = await ask()
+        on_done(timeline)
+        return timeline
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(*pair)) for pair in zip(asks, starts_s, strict=True)]
+    return [task.result() for task in tasks]

@@ -1,0 +1,208 @@
+"""One run: a stack, an honest client, attackers; how many messages, and what came of it.
+
+Owns: who speaks when, and what is measured. Does not know: how a result is told.
+
+Rules:
+- What is sent follows from the seed, but for the numbers that answer what was heard (see
+  `attacker`).
+- The honest client has learnt what it ought to get from a stack without attackers.
+- The last messages of each hop are kept; where a loop dies they are in the error.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from slipstream_bench.common.commit import commit
+from slipstream_bench.fuzz.attacker import Attacker
+from slipstream_bench.fuzz.client_attacker import ClientSpeech
+from slipstream_bench.fuzz.fuzz_result import FuzzResult
+from slipstream_bench.fuzz.fuzz_stack import ErrorLog, FuzzStack, Heir, resident_bytes
+from slipstream_bench.fuzz.honest import Answer, HonestClient
+from slipstream_bench.fuzz.worker_attacker import WorkerSpeech
+from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
+
+_NUM_CLIENTS = 12
+_NUM_WORKERS = 3
+_A_TURN = 12  # messages of one attacker between two turns of the stack
+_WARM_UP = 0.1  # share of the messages before memory is looked at first
+_STALL_S = 120.0  # without the end of an honest stream
+_SETTLE_S = 30.0
+_NUM_LAST = 400
+_REFUSAL, _ACCEPTED, _REJECTED, _ADMITTED, _REFUSED = 3, 20, 21, 40, 42  # tags
+
+
+class FuzzFailed(Exception):  # noqa: N818  (what happened)
+    """A loop died or stood still."""
+
+
+def fuzz(
+    num_messages: int, seed: int, on_progress: Callable[[int], object] = lambda _num: None
+) -> FuzzResult:
+    """Run it. Raises: FuzzFailed."""
+    with tempfile.TemporaryDirectory(prefix="slipstream-fuzz-") as folder, ErrorLog() as log:
+        alone = Path(folder) / "alone"
+        alone.mkdir(mode=0o700)
+        expected = answers_alone(FuzzStack(alone), seed)
+        target = Path(folder) / "target"
+        target.mkdir(mode=0o700)
+        run = _Run(FuzzStack(target), expected, seed)
+        try:
+            return run.run(num_messages, log, on_progress)
+        finally:
+            run.close()
+
+
+def answers_alone(stack: FuzzStack, seed: int) -> list[Answer]:
+    """What the honest client gets of a stack that serves it alone; closes the stack.
+
+    Raises: FuzzFailed.
+    """
+    client = HonestClient(stack.context, stack.client_address, seed)
+    try:
+        deadline = time.monotonic() + _STALL_S
+        while (expected := client.learn()) is None:
+            stack.turn()
+            if time.monotonic() > deadline:
+                raise FuzzFailed("a stack that serves the honest client alone does not answer")
+        return expected
+    finally:
+        client.close()
+        stack.close()
+
+
+class _Run:
+    """The state of a run."""
+
+    def __init__(self, stack: FuzzStack, expected: list[Answer], seed: int) -> None:
+        self._stack = stack
+        self._seed = seed
+        self._honest = HonestClient(stack.context, stack.client_address, seed)
+        self._honest.expect(expected)
+        self._last: deque[list[bytes]] = deque(maxlen=_NUM_LAST)
+        self._attackers = self._make_attackers()
+
+    def run(
+        self, num_messages: int, log: ErrorLog, on_progress: Callable[[int], object]
+    ) -> FuzzResult:
+        begin = time.monotonic()
+        num_sent = 0
+        rss_start = 0
+        try:
+            while num_sent < num_messages:
+                for attacker in self._attackers:
+                    num = min(_A_TURN, num_messages - num_sent)
+                    num_sent += attacker.turn(num, self._last.append)
+                self._turn()
+                on_progress(num_sent)
+                if not rss_start and num_sent >= _WARM_UP * num_messages:
+                    rss_start = self._resident()
+            seconds = time.monotonic() - begin
+            held = self._settle()
+        except FuzzFailed:
+            raise
+        except Exception as error:
+            raise FuzzFailed(self._story(error)) from error
+        honest = self._honest
+        sent = sum((attacker.sent for attacker in self._attackers), Counter())
+        heard = sum((attacker.heard for attacker in self._attackers), Counter())
+        return FuzzResult(
+            seed=self._seed,
+            messages=num_sent,
+            by_kind={str(kind): num for kind, num in sent.items()},
+            seconds=seconds,
+            admitted=heard[_ACCEPTED] + heard[_ADMITTED],
+            refused=heard[_REFUSAL] + heard[_REJECTED] + heard[_REFUSED],
+            identical=honest.num_identical,
+            total=honest.num_identical + len(honest.differences),
+            differences=tuple(honest.differences[:10]),
+            num_errors=log.num_errors,
+            errors=tuple(log.errors),
+            longest_turn_ms=self._stack.longest_turn_s * 1e3,
+            rss_start=rss_start,
+            rss_end=self._resident(),
+            held=held,
+            wanted=num_messages,
+            commits=(commit() or "unknown",),
+        )
+
+    def close(self) -> None:
+        for attacker in self._attackers:
+            attacker.close()
+        self._honest.close()
+        self._stack.close()
+
+    def _make_attackers(self) -> list[Attacker]:
+        random = Random(self._seed)  # noqa: S311  (attacks are to be repeated)
+        stack = self._stack
+        vocab_size = stack.core.runner.info.vocab_size
+        shared: list[bytes] = []
+        attackers = []
+        for index in range(_NUM_CLIENTS + _NUM_WORKERS):
+            own = Random(random.getrandbits(64))  # noqa: S311
+            is_client = index < _NUM_CLIENTS
+            attackers.append(
+                Attacker(
+                    stack.context,
+                    stack.client_address if is_client else stack.core_address,
+                    own,
+                    ClientSpeech(own, shared, vocab_size)
+                    if is_client
+                    else WorkerSpeech(own, vocab_size),
+                    max_message_bytes=MAX_MESSAGE_BYTES,
+                )
+            )
+        return attackers
+
+    def _turn(self) -> None:
+        self._stack.turn()
+        self._honest.turn()
+        if time.monotonic() - self._honest.last_end_at > _STALL_S:
+            why = f"no honest stream has ended for {_STALL_S:g} s; held: {self._stack.held}"
+            raise FuzzFailed(why)
+
+    def _settle(self) -> dict[str, int]:
+        """The attackers leave; what is left of them after their time is up."""
+        for attacker in self._attackers:
+            attacker.close()
+        self._honest.stop()
+        deadline = time.monotonic() + _SETTLE_S
+        heirs: list[Heir] = []
+        while any((held := self._held()).values()) and time.monotonic() < deadline:
+            if all(heir.is_done for heir in heirs):
+                heirs = [Heir(self._stack, name) for name in self._stack.deserted_workers()]
+            for heir in heirs:
+                heir.turn()
+            self._stack.turn()
+            self._honest.turn()
+            self._stack.wait()
+        for heir in heirs:
+            heir.close()
+        return held
+
+    def _held(self) -> dict[str, int]:
+        held = self._stack.held
+        held["worker_clients"] -= 1  # the honest one
+        return held
+
+    def _resident(self) -> int:
+        gc.collect()
+        return resident_bytes()
+
+    def _story(self, error: Exception) -> str:
+        shown = "\n".join(" ".join(part.hex() for part in parts) for parts in self._last)
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="slipstream-fuzz-", suffix=".txt", delete=False
+        ) as file:
+            file.write(f"{''.join(traceback.format_exception(error))}\n{shown}\n")
+        return (
+            f"a loop died of {type(error).__name__}: {error} (seed {self._seed}; its traceback and "
+            f"the last {len(self._last)} messages are in {file.name})"
+        )

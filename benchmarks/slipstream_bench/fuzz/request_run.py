@@ -1,0 +1,348 @@
+"""One run of hostile requests: a stack, an honest client, hostile readers; what came of it.
+
+Owns: how many requests run at a time, what is counted, and going on where a run was stopped. Does
+not know: what a request asks for (`request_speech`), how a result is told.
+
+Rules:
+- A delay is counted in steps of the core: how many were launched one after another without an
+  honest stream that could have been in them. So it says nothing of how busy the machine is.
+- Streams that want log-probabilities wait for room for them by right, until others are forgotten,
+  which takes time and no number of steps: that is told apart, and has no bound here.
+- A request follows from seed and number alone. A result names how many were done, so a run goes on
+  from the result of one that was stopped, in a new stack.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import zmq
+from msgspec import Struct
+
+from slipstream.asking import new_state
+from slipstream.client_io import ClientIO
+from slipstream.client_session import ClientSession
+from slipstream.errors import BadRequestError
+from slipstream.stream_state import StreamState
+from slipstream_bench.common import process_census
+from slipstream_bench.fuzz.fuzz_run import FuzzFailed, answers_alone
+from slipstream_bench.fuzz.fuzz_stack import ErrorLog, FuzzStack
+from slipstream_bench.fuzz.honest import Answer, HonestClient
+from slipstream_bench.fuzz.request_speech import (
+    MOST_ANSWERS,
+    Bounds,
+    HostileRequest,
+    hostile_request,
+)
+
+AT_ONCE = 12  # hostile requests
+_MAX_MODEL_LEN = 512
+_BATCHED = 2048
+_POSITIONS = 256  # of prompts that a step looks at for their log-probabilities
+_LOGPROBS_GIB = 0.125  # so that there is too little at times
+# a stream may wait for as many prompts as there are ahead of it, each looked at in full; and as
+# long again where it is preempted and comes behind those that arrived meanwhile
+MOST_STEPS = 2 * AT_ONCE * MOST_ANSWERS * _MAX_MODEL_LEN // _POSITIONS
+_STALL_S = 120.0
+_SETTLE_S = 60.0
+_WARM_UP = 0.1
+_TIMEOUT_S = 3600.0
+_SAVE_EVERY = 50  # requests
+
+
+class RequestFuzzResult(Struct, frozen=True, kw_only=True):
+    """What came of a run, or of the part of one that is `done`.
+
+    commit: what was tried. longest_wait_for_room: the same of those that waited for room for their
+    log-probabilities. outcomes: of hostile streams, by finish reason or error. longest_wait:
+    steps that an honest stream was passed over, at most, and what ran then. slowest: the longest
+    turn of worker and core, ms of CPU, and the kinds of the requests that ran. held: what worker
+    and core still held at the end of a part, at most. own_bytes: anonymous memory of this process
+    after a tenth of the part that was run last, and at its end.
+    """
+
+    commit: str | None
+    seed: int
+    requests: int
+    done: int = 0
+    seconds: float = 0.0
+    by_kind: dict[str, int] = {}
+    outcomes: dict[str, int] = {}
+    steps: int = 0
+    identical: int = 0
+    total: int = 0
+    differences: tuple[str, ...] = ()
+    longest_wait: int = 0
+    longest_wait_for_room: int = 0
+    waited_for: tuple[str, ...] = ()
+    longest_turn_ms: float = 0.0
+    slowest: tuple[str, ...] = ()
+    num_errors: int = 0
+    errors: tuple[str, ...] = ()
+    own_bytes: tuple[int, int] = (0, 0)
+    held: dict[str, int] = {}
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing happened to anybody."""
+        return (
+            self.done == self.requests
+            and 0 < self.total == self.identical
+            and self.longest_wait <= MOST_STEPS
+            and not self.num_errors
+            and not any(self.held.values())
+        )
+
+
+def fuzz_requests(
+    begin: RequestFuzzResult, on_progress: Callable[[RequestFuzzResult], object] = lambda _part: 0
+) -> RequestFuzzResult:
+    """Go on with a run, from its beginning or from a part; `on_progress` is given a part now and
+    then. Raises: FuzzFailed.
+    """
+    with tempfile.TemporaryDirectory(prefix="slipstream-fuzz-") as folder, ErrorLog() as log:
+        alone = Path(folder) / "alone"
+        alone.mkdir(mode=0o700)
+        expected = answers_alone(_stack(alone), begin.seed)
+        target = Path(folder) / "target"
+        target.mkdir(mode=0o700)
+        run = _Run(_stack(target), expected, begin, log)
+        try:
+            return run.run(on_progress)
+        finally:
+            run.close()
+
+
+def _stack(folder: Path) -> FuzzStack:
+    return FuzzStack(
+        folder,
+        max_num_batched_tokens=_BATCHED,
+        max_model_len=_MAX_MODEL_LEN,
+        max_logprobs=-1,
+        logprobs_gib=_LOGPROBS_GIB,
+    )
+
+
+class _Waits:
+    """Counts, at each launch, the steps that honest streams were passed over, in the core."""
+
+    def __init__(self, stack: FuzzStack, honest: HonestClient) -> None:
+        self._desk = stack.core.desk
+        self._scheduler = stack.core.scheduler
+        self._honest = honest
+        self._room = stack.core.room
+        self._waited: Counter[bytes] = Counter()
+        self._for_room: Counter[bytes] = Counter()
+        self.num_steps = 0
+        self.longest = self.longest_for_room = 0
+        self._inner = self._desk.launching
+        self._desk.launching = self._launching  # type: ignore[method-assign]
+
+    def _launching(self, step: int, rows: np.ndarray[Any, Any]) -> None:
+        self.num_steps += 1
+        waited: Counter[bytes] = Counter()
+        for_room: Counter[bytes] = Counter()
+        for stream_id in self._honest.stream_ids:
+            stream = self._desk._streams.get(stream_id)
+            held = self._desk._on_hold.get(stream_id)
+            if held is None and (stream is None or stream.is_over):
+                continue
+            if stream is None or stream.row in self._room.waiting:
+                self.longest_for_room = max(self.longest_for_room, 1 + self._for_room[stream_id])
+                for_room[stream_id] = 1 + self._for_room[stream_id]
+            elif stream.row not in rows and self._may_run(stream.row):
+                waited[stream_id] = 1 + self._waited[stream_id]
+                self.longest = max(self.longest, waited[stream_id])
+        self._waited, self._for_room = waited, for_room
+        self._inner(step, rows)
+
+    def _may_run(self, row: int) -> bool:
+        requests = self._scheduler._requests
+        if self._scheduler._batch is not None:
+            return True  # all that are in it may, and nobody else is asked
+        if not requests.is_alive(row):
+            return False  # it has all its tokens
+        known, acked = int(requests.known[row]), int(self._desk.acked[row])
+        ahead = known - max(acked, int(requests.prompt_len[row]))
+        return known < int(requests.limit[row]) and ahead < int(requests.run_ahead[row])
+
+
+class _Hostile:
+    """The hostile client: keeps requests going, reads them or leaves."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self._session = ClientSession(context, address, _TIMEOUT_S, zmq.Poller(), time.monotonic())
+        self._running: dict[int, tuple[HostileRequest, list[StreamState]]] = {}
+        self.outcomes: Counter[str] = Counter()
+
+    @property
+    def running(self) -> list[HostileRequest]:
+        return [request for request, _ in self._running.values()]
+
+    def start(self, request: HostileRequest) -> None:
+        states: list[StreamState] = []
+        now = time.monotonic()
+        for _ in range(request.answers):
+            try:
+                io = cast(ClientIO, self._session)  # it is asked for the model alone
+                prompt = request.prompt
+                if not isinstance(prompt, str):
+                    prompt = np.array(prompt, np.uint32)  # type: ignore[assignment]
+                states.append(new_state(io, prompt, request.params, kind="delta"))
+            except BadRequestError as error:
+                self.outcomes[f"refused at the client: {error.fault.field}"] += 1
+                continue
+            self._session.submit(states[-1], now)
+        if states:
+            self._running[request.index] = request, states
+
+    def turn(self) -> None:
+        self._session.turn(time.monotonic())
+        for index, (request, states) in list(self._running.items()):
+            for state in states:
+                num_tokens = sum(len(delta.token_ids) for delta in state.deltas)
+                if request.reads is not None and num_tokens >= request.reads:
+                    self._session.abort(state)
+            if all(state.is_over for state in states):
+                del self._running[index]
+                for state in states:
+                    self.outcomes[_outcome(state)] += 1
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def _outcome(state: StreamState) -> str:
+    if state.error is None:
+        return "ended" if state.end is None else str(state.end.reason)
+    name = type(state.error).__name__
+    if isinstance(state.error, BadRequestError):
+        return f"refused: {state.error.fault.field}"
+    return f"{name}: {state.error}"[:200]
+
+
+class _Run:
+    """The state of a run."""
+
+    def __init__(
+        self, stack: FuzzStack, expected: list[Answer], begin: RequestFuzzResult, log: ErrorLog
+    ) -> None:
+        self._stack = stack
+        self._begin = begin
+        self._log = log
+        self._honest = HonestClient(stack.context, stack.client_address, begin.seed)
+        self._honest.expect(expected)
+        self._waits = _Waits(stack, self._honest)
+        self._hostile = _Hostile(stack.context, stack.client_address)
+        self._part = begin
+        self._by_kind: Counter[str] = Counter()
+        self._started_at = time.monotonic()
+        self._own_bytes = 0
+
+    def run(self, on_progress: Callable[[RequestFuzzResult], object]) -> RequestFuzzResult:
+        begin, hostile = self._begin, self._hostile
+        info = self._stack.core.runner.info
+        bounds = Bounds(info.vocab_size, info.max_model_len)
+        warm = begin.done + max(1, round(_WARM_UP * (begin.requests - begin.done)))
+        index = begin.done
+        while index < begin.requests or hostile.running:
+            while index < begin.requests and len(hostile.running) < AT_ONCE:
+                request = hostile_request(begin.seed, index, bounds)
+                self._by_kind.update(request.kinds)
+                hostile.start(request)
+                index += 1
+                if index == warm:
+                    self._own_bytes = _own_bytes()
+                if index % _SAVE_EVERY == 0:  # those that run yet are done again, if it comes to it
+                    oldest = min((each.index for each in hostile.running), default=index)
+                    on_progress(self._result(oldest))
+            self._turn()
+        part = self._result(index, held=self._settle())
+        on_progress(part)
+        return part
+
+    def close(self) -> None:
+        self._hostile.close()
+        self._honest.close()
+        self._stack.close()
+
+    def _turn(self) -> None:
+        stack, part = self._stack, self._part
+        stack.longest_turn_s, self._waits.longest = 0.0, 0
+        running = self._hostile.running
+        stack.turn()
+        took_ms = stack.longest_turn_s * 1e3
+        if took_ms > part.longest_turn_ms:
+            part = msgspec.structs.replace(part, longest_turn_ms=took_ms, slowest=_told(running))
+        if self._waits.longest > part.longest_wait:
+            longest = self._waits.longest
+            part = msgspec.structs.replace(part, longest_wait=longest, waited_for=_told(running))
+        self._part = part
+        self._hostile.turn()
+        self._honest.turn()
+        if time.monotonic() - self._honest.last_end_at > _STALL_S:
+            ran = ", ".join(_told(running))
+            raise FuzzFailed(
+                f"no honest stream has ended for {_STALL_S:g} s beside {ran} (seed "
+                f"{self._begin.seed}); held: {stack.held}"
+            )
+
+    def _settle(self) -> dict[str, int]:
+        """What is left once all is over and its grace time too."""
+        self._honest.stop()
+        deadline = time.monotonic() + _SETTLE_S
+        while any((held := self._held()).values()) and time.monotonic() < deadline:
+            self._stack.turn()
+            self._hostile.turn()
+            self._honest.turn()
+            self._stack.wait()
+        return held
+
+    def _held(self) -> dict[str, int]:
+        core, held = self._stack.core, self._stack.held
+        held["worker_clients"] -= 2  # both of them
+        held["on_hold"] = core.desk.num_on_hold
+        held["logprob_pages"] = core.logprobs.num_pages_used
+        held["logprob_bytes_promised"] = core.room.num_promised
+        return held
+
+    def _result(self, done: int, held: dict[str, int] | None = None) -> RequestFuzzResult:
+        """All there is so far, what was there at the beginning included."""
+        begin, honest, log = self._begin, self._honest, self._log
+        total = honest.num_identical + len(honest.differences)
+        return msgspec.structs.replace(
+            self._part,
+            done=done,
+            seconds=begin.seconds + time.monotonic() - self._started_at,
+            by_kind=dict(Counter(begin.by_kind) + self._by_kind),
+            outcomes=dict(Counter(begin.outcomes) + self._hostile.outcomes),
+            longest_wait_for_room=max(begin.longest_wait_for_room, self._waits.longest_for_room),
+            steps=begin.steps + self._waits.num_steps,
+            identical=begin.identical + honest.num_identical,
+            total=begin.total + total,
+            differences=(*begin.differences, *honest.differences)[:10],
+            num_errors=begin.num_errors + log.num_errors,
+            errors=(*begin.errors, *log.errors)[:10],
+            own_bytes=(self._own_bytes, _own_bytes()),
+            held={} if held is None else {k: max(n, begin.held.get(k, 0)) for k, n in held.items()},
+        )
+
+
+def _told(requests: list[HostileRequest]) -> tuple[str, ...]:
+    return tuple(f"{each.index} ({', '.join(each.kinds)})" for each in requests)
+
+
+def _own_bytes() -> int:
+    gc.collect()
+    held = process_census.holding(os.getpid())
+    assert held is not None
+    return held.own_bytes

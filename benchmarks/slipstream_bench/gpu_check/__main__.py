@@ -1,0 +1,203 @@
+"""Runs a part's sections, each in a process of its own, and writes down what they found.
+
+Owns: the order, the files' names, the exit code: 0, or 1 where anything that must hold does not,
+or a section failed. Does not know: what the sections do.
+
+Rules:
+- It never touches the card itself, so nothing that a section does to the card can reach it.
+- The files are written as the rows come: a run that is ended by its caller leaves what it found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from slipstream_bench.common.measures import Row
+from slipstream_bench.gpu_check.gpu_report import Report, read_rows, say, write_files
+from slipstream_bench.gpu_check.setting import GRACE_S, PARTS, Section
+
+_WRITE_S = 1.0  # between two looks at what there is to write
+# Nothing is fetched, so no library need wait until it finds that there is no network.
+_QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One part."""
+
+    part: str
+    device: str
+    is_quick: bool
+    folder: Path  # gone with the run
+    out: Path
+    began: datetime
+    started_s: float
+
+    @property
+    def rows_path(self) -> Path:
+        return self.folder / "rows.jsonl"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check the card."""
+    arguments = _parser().parse_args(argv)
+    parts = arguments.parts or list(PARTS)
+    if unknown := sorted(set(parts) - set(PARTS)):
+        _parser().error(f"no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    known = {section.name for part in parts for section in PARTS[part]}
+    if unknown := sorted(set(arguments.sections or known) - known):
+        _parser().error(f"no section {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        return max([_run_part(part, arguments) for part in parts])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(_number: int, _frame: Any) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpu-check", description="Check exactness and speed on an NVIDIA card."
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help="default: all three")
+    parser.add_argument("--sections", nargs="+", metavar="NAME", help="of them only these")
+    parser.add_argument("--quick", action="store_true", help="small models and few runs")
+    parser.add_argument("--dry-run", action="store_true", help="--quick, on the CPU")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("benchmarks/gpu"),
+        help="for the files; default: %(default)s",
+    )
+    return parser
+
+
+def _run_part(part: str, arguments: argparse.Namespace) -> int:
+    device = "cpu" if arguments.dry_run else "cuda"
+    names = arguments.sections or [it.name for it in PARTS[part]]
+    # what was measured is worth nothing without where
+    wanted = [it for it in PARTS[part] if it.name in ("environment", *names)]
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
+        run = _Run(
+            part,
+            device,
+            arguments.dry_run or arguments.quick,
+            Path(folder),
+            arguments.out,
+            datetime.now(UTC),
+            time.monotonic(),
+        )
+        _run_sections(run, wanted)
+        rows = read_rows(run.rows_path)
+        paths = _write(run, rows)
+    failures = [row for row in rows if row["ok"] is False]
+    for name, found in (
+        ("SKIPPED", [row for row in rows if "skipped" in row]),
+        ("BELOW ITS GOAL", [row for row in rows if row.get("meets_goal") is False]),
+        ("FAILED", failures),
+    ):
+        for row in found:
+            say(run.started_s, f"{name}: {row['section']}: {row['case']}")
+    say(run.started_s, f"{len(rows)} rows, {len(failures)} failures: {paths[0]}, {paths[1]}")
+    return 1 if failures else 0
+
+
+def _run_sections(run: _Run, sections: Sequence[Section]) -> None:
+    """One process for all where there is no card to lose: it imports everything only once."""
+    together = [list(sections)] if run.device == "cpu" else [[it] for it in sections]
+    # a dry run looks whether all of it works, however busy the machine is
+    stretched = 10 if run.device == "cpu" else 1
+    seconds = 0
+    for group in together:
+        seconds += stretched * sum(section.seconds for section in group)
+        _run_group(run, group, run.started_s + seconds)
+
+
+def _run_group(run: _Run, sections: Sequence[Section], deadline_s: float) -> None:
+    """Run sections in one process; what it does not survive is told by a row."""
+    names = [section.name for section in sections]
+    command = [sys.executable, "-u", "-m", "slipstream_bench.gpu_check.section", run.part, *names]
+    command += ["--device", run.device, "--rows", str(run.rows_path), "--folder", str(run.folder)]
+    command += ["--started-s", str(run.started_s), "--deadline-s", str(deadline_s)]
+    if run.is_quick:
+        command.append("--quick")
+    say(run.started_s, f"{run.part}: {', '.join(names)}:")
+    cache = {"XDG_CACHE_HOME": str(run.folder / "cache")}
+    process = subprocess.Popen(command, env={**os.environ, **_QUIET, **cache}, process_group=0)
+    try:
+        code = _wait(run, process, deadline_s + GRACE_S)
+        why = f"its process ended with code {code}" if code else ""
+    except subprocess.TimeoutExpired:
+        why = "its process had to be killed: out of time"
+    finally:
+        _kill_group(process)
+        _write_known(run)
+    if why:
+        name = max(names, key=lambda name: (_has_rows(run.rows_path, name), names.index(name)))
+        Report(name, run.rows_path, run.started_s).add("process", False, error=why)
+
+
+def _wait(run: _Run, process: subprocess.Popen[bytes], until_s: float) -> int:
+    """Its exit code; meanwhile what it finds is written. Raises TimeoutExpired."""
+    num_written = 0
+    while True:
+        left_s = until_s - time.monotonic()
+        try:
+            return process.wait(max(0.0, min(_WRITE_S, left_s)))
+        except subprocess.TimeoutExpired:
+            if left_s <= _WRITE_S:
+                raise
+        num_written = _write_known(run, num_written)
+
+
+def _has_rows(path: Path, section: str) -> bool:
+    return any(row["section"] == section for row in read_rows(path))
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End a section, and whatever it started and left behind."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _write_known(run: _Run, num_written: int = 0) -> int:
+    """Write if there are more rows than were written, and the card has a name; how many."""
+    rows = read_rows(run.rows_path)
+    if len(rows) > num_written and any("card" in row for row in rows):
+        _write(run, rows)
+        return len(rows)
+    return num_written
+
+
+def _write(run: _Run, rows: list[Row]) -> tuple[Path, Path]:
+    card = next((row["card"] for row in rows if "card" in row), run.device)
+    slug = re.sub(r"[^a-z0-9]+", "-", str(card).lower()).strip("-")
+    quick = "-quick" if run.is_quick else ""
+    name = f"gpu-check-{run.part}-{run.began:%Y-%m-%d}-{slug}{quick}"
+    return write_files(run.out, name, rows)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,60 @@
+"""Section: the attention kernels over a paged cache, case by case, against float64.
+
+The cases and the limits are the kernels' own (`runner/attention/cases.py`), which their tests use
+too; here they run on the card, at its sizes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from slipstream_bench.gpu_check.gpu_report import Report
+from slipstream_bench.gpu_check.setting import Setting
+from slipstream_core.runner.attention.cases import LIMITS, attention_cases, check_case
+
+_NAMED = 3  # of the worst cases
+
+
+def run(setting: Setting, report: Report) -> None:
+    """A row for each type, which is judged as right only where there was time for all cases."""
+    if setting.device == "cpu" or importlib.util.find_spec("triton") is None:
+        report.add("attention", skipped="it needs a card, and Triton")
+        return
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        _check(setting, report, dtype)
+
+
+def _check(setting: Setting, report: Report, dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    errors: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    cases = attention_cases(long=not setting.is_quick)
+    for case in cases:
+        if not setting.has_time(report, f"{name}, from {case.name} on"):
+            break
+        try:
+            errors[case.name] = check_case(case, torch.device(setting.device), dtype)
+        except torch.AcceleratorError:
+            report.add(f"{name}, {case.name}", False, error="the card is beyond use")
+            raise
+        except Exception as error:
+            failed[case.name] = f"{type(error).__name__}: {error}"
+    limit = LIMITS[dtype]
+    # a NaN is no error below the limit
+    worst = sorted(errors, key=lambda it: -errors[it])
+    too_large = [it for it in worst if not errors[it] <= limit]
+    is_wrong, is_whole = bool(too_large or failed), len(errors) == len(cases)
+    report.add(
+        name,
+        False if is_wrong else True if is_whole else None,
+        num_cases=len(cases),
+        num_checked=len(errors),
+        num_raised=len(failed),
+        num_over_limit=len(too_large),
+        limit=limit,
+        max_relative_error=errors[worst[0]] if worst else None,
+        worst="; ".join(f"{it} {errors[it]:.2g}" for it in worst[:_NAMED]),
+        raised="; ".join(f"{it}: {why}" for it, why in failed.items())[:1000] or None,
+    )

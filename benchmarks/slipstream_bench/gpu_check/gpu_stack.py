@@ -1,0 +1,204 @@
+"""A stack around a runner that this process holds: the core here, its worker beside it.
+
+Owns: the core's settings for a shape, the core's loop, the worker's process, and one client's
+process for many loads. Does not know: what is measured.
+
+The core runs in this process, as its own `main` runs it, so that the same weights and the same
+cache serve the stack and what it is compared with: there is no room for two of either. The worker
+(with its prompt process) and the client are processes of their own.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from slipstream.processes import Child, ChildSpec
+from slipstream_bench.gpu_check.models import model_of, shape_name, stand_in_tokenizer
+from slipstream_bench.gpu_check.setting import Setting
+from slipstream_core.assembly import Core, assemble_core
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner.plan import Runner
+from slipstream_ipc.child import Activate
+from slipstream_worker.config import WorkerConfig
+
+GRAPH_SIZES = ("cuda_graph_sizes", "cudagraph_capture_sizes")  # the setting, where there is one
+
+_WITHIN_S = 60.0  # a run, or the worker's start, that takes longer has gone wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A stack that serves."""
+
+    core: Core
+    client_address: str
+    worker_pid: int
+
+    def run_until(self, is_over: Callable[[], bool], within_s: float = _WITHIN_S) -> None:
+        """The core's loop. Raises TimeoutError."""
+        deadline = time.monotonic() + within_s
+        while not is_over():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not over within {within_s:g} s")
+            self.core.engine.run_once()
+
+    def run_process(self, command: Sequence[str]) -> dict[str, Any]:
+        """Serve a client's process until it ends; the line of JSON that it says."""
+        client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            self.run_until(lambda: client.poll() is not None)
+            assert client.stdout is not None
+            said = client.stdout.read()
+        finally:
+            client.kill()
+            client.wait()
+        if client.returncode:
+            raise RuntimeError(f"the client ended with code {client.returncode}")
+        found: dict[str, Any] = json.loads(said)
+        return found
+
+
+class LoadClient:
+    """A context manager: the process of `load_client`, which runs one load after another."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        command = [sys.executable, "-m", "slipstream_bench.gpu_check.load_client"]
+        self._process = subprocess.Popen(
+            [*command, serving.client_address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def __enter__(self) -> LoadClient:
+        try:
+            self._read(_WITHIN_S)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def run(self, *, within_s: float = _WITHIN_S, **load: Any) -> dict[str, Any]:
+        """Serve one load (`load_client.Load`); what its client says of it. Raises TimeoutError."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        stdin.write(msgspec.json.encode(load) + b"\n")
+        stdin.flush()
+        return self._read(within_s)
+
+    def _read(self, within_s: float) -> dict[str, Any]:
+        stdout = self._process.stdout
+        assert stdout is not None
+        is_told = partial(select.select, [stdout], [], [], 0)
+        self._serving.run_until(lambda: bool(is_told()[0]), within_s)
+        line = stdout.readline()  # a line is written at once
+        if not line:
+            raise RuntimeError(f"the client ended with code {self._process.wait()}")
+        found: dict[str, Any] = json.loads(line)
+        if "error" in found:
+            raise RuntimeError(f"the client's load failed: {found['error']}")
+        return found
+
+
+def core_config(
+    setting: Setting,
+    shape: str,
+    *,
+    num_requests: int,
+    max_model_len: int,
+    num_tokens: int | None = None,
+    address: str = "",
+    graph_sizes: Sequence[int] = (),
+) -> CoreConfig:
+    """Settings of a core for a shape.
+
+    num_tokens: those that the cache holds; None: as many as the card has room for.
+    graph_sizes: the batches that are measured; only these are captured.
+    """
+    options: dict[str, Any] = {}
+    for name in GRAPH_SIZES:
+        if graph_sizes and name in CoreConfig.__struct_fields__:
+            options[name] = tuple(graph_sizes)
+    return CoreConfig(
+        model=model_of(shape, is_quick=setting.is_quick),
+        served_model_name=shape_name(shape, is_quick=setting.is_quick),
+        address=address,
+        device=setting.device,
+        dtype="float32" if setting.device == "cpu" else "bfloat16",
+        threads=1 if setting.device == "cpu" else None,
+        num_blocks=None if num_tokens is None else -(-num_tokens // 16) + num_requests + 1,
+        # the largest load must fit: 117 GiB of cache on a card of 139 (Qwen3-0.6B, 1,024 requests
+        # of 1,024 tokens); what does not is skipped with its numbers
+        gpu_memory_utilization=0.97,
+        max_num_seqs=num_requests,
+        max_num_batched_tokens=8192,
+        max_model_len=max_model_len,
+        **options,
+    )
+
+
+@contextmanager
+def serving(setting: Setting, config: CoreConfig, runner: Runner) -> Iterator[Serving]:
+    """A stack around `runner`, which stays the caller's; ended with the block."""
+    with tempfile.TemporaryDirectory(prefix="gpu-check-stack-") as folder:
+        config = msgspec.structs.replace(config, address=f"ipc://{folder}/core")
+        context = zmq.Context()
+        try:
+            core = assemble_core(config, runner, context, zmq.Poller())
+            with _worker(setting, folder, core) as stack:
+                gc.collect()
+                gc.freeze()  # as the core's own process does
+                try:
+                    yield stack
+                finally:
+                    gc.unfreeze()
+            core.socket.close()
+            core.compiler.close()
+        finally:
+            context.destroy(linger=0)
+
+
+@contextmanager
+def _worker(setting: Setting, folder: str, core: Core) -> Iterator[Serving]:
+    """A worker's process, ready to serve; ended with the block."""
+    config = WorkerConfig(
+        tokenizer=str(stand_in_tokenizer(setting.folder, core.runner.info.vocab_size)),
+        client_address=f"ipc://{folder}/client",
+        core_address=f"ipc://{folder}/core",
+        runtime_dir=folder,
+        cache_dir=str(Path(setting.folder, "tables")),
+    )
+    argv = (sys.executable, "-m", "slipstream_worker.main")
+    child = Child(ChildSpec("worker", argv, msgspec.Raw(msgspec.json.encode(config))))
+    child.activate(Activate(incarnation=1))
+    stack = Serving(core, config.client_address, child.pid)
+
+    def is_ready() -> bool:
+        child.read_status()
+        if child.has_ended():
+            raise RuntimeError(f"the worker ended: {child.error}")
+        return child.state == "ready"
+
+    try:
+        stack.run_until(is_ready)
+        yield stack
+    finally:
+        child.kill()
+        child.reap()

@@ -1,0 +1,138 @@
+"""Section: transformers' own continuous batching beside a stack, on the same card.
+
+The same shape, prompts and lengths, greedy. Ours has the whole output path on: text, two stop
+strings, top-5 log-probabilities, every token streamed; theirs gives ids to this process. Both are
+counted over the span in which all requests decode: of theirs, each token's own time is kept.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import Any
+
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
+
+from slipstream_bench.gpu_check.drive import random_prompts
+from slipstream_bench.gpu_check.gpu_report import Report
+from slipstream_bench.gpu_check.gpu_stack import LoadClient, core_config, serving
+from slipstream_bench.gpu_check.models import model_of, shape_name
+from slipstream_bench.gpu_check.setting import Setting
+from slipstream_core.runner.load import load_runner
+from slipstream_core.runner.random_weights import random_config, random_module
+
+_GOAL_FACTOR = 3.0
+
+# transformers' own annotations leave this out
+_Generation: Any = GenerationConfig
+_Batching: Any = ContinuousBatchingConfig
+
+
+def run(setting: Setting, report: Report, shape: str) -> None:
+    """Two rows for each batch: ours, and theirs with the factor between them."""
+    batches = (4,) if setting.is_quick else (256, 32)
+    prompt_len, num_tokens = (16, 24) if setting.is_quick else (128, 128)
+    ours = _ours(setting, report, shape, batches, prompt_len, num_tokens)
+    gc.collect()
+    if setting.device == "cuda":
+        torch.cuda.empty_cache()
+    model = _their_model(setting, shape)
+    for batch in batches:
+        case = f"transformers, batch {batch}"
+        if not setting.has_time(report, case):
+            continue
+        began = time.perf_counter()
+        tokens_per_s, num_done = _theirs(setting, model, batch, prompt_len, num_tokens)
+        factor = ours[batch] / tokens_per_s if batch in ours and tokens_per_s else None
+        report.add(
+            case,
+            num_done == batch,
+            model=shape_name(shape, is_quick=setting.is_quick),
+            attention=str(model.config._attn_implementation),
+            prompt_len=prompt_len,
+            num_tokens=num_tokens,
+            output_tokens_per_s=round(tokens_per_s, 1),
+            seconds=round(time.perf_counter() - began, 1),
+            ours_over_theirs=None if factor is None else round(factor, 2),
+            goal_factor=_GOAL_FACTOR,
+            meets_goal=None if factor is None or setting.is_quick else factor >= _GOAL_FACTOR,
+        )
+
+
+def _ours(
+    setting: Setting,
+    report: Report,
+    shape: str,
+    batches: tuple[int, ...],
+    prompt_len: int,
+    num_tokens: int,
+) -> dict[int, float]:
+    """Tokens a second, by batch."""
+    length = prompt_len + num_tokens
+    config = core_config(
+        setting,
+        shape,
+        num_requests=max(batches),
+        max_model_len=length + 16,
+        num_tokens=max(batches) * (length + 32),
+        graph_sizes=sorted(batches),
+    )
+    found: dict[int, float] = {}
+    runner = load_runner(config)
+    try:
+        load = {"prompt_len": prompt_len, "vocab_size": runner.info.vocab_size}
+        with serving(setting, config, runner) as stack, LoadClient(stack) as client:
+            client.run(num=max(batches), num_tokens=1, **load)
+            for batch in batches:
+                if not setting.has_time(report, f"ours, batch {batch}"):
+                    continue
+                said = client.run(
+                    num=batch, num_tokens=num_tokens, variant="stop2_logprobs5", **load
+                )
+                found[batch] = said["tokens_per_s"]
+                report.add(
+                    f"ours, batch {batch}",
+                    said["output_tokens"] == batch * num_tokens,
+                    model=shape_name(shape, is_quick=setting.is_quick),
+                    prompt_len=prompt_len,
+                    num_tokens=num_tokens,
+                    output_tokens_per_s=found[batch],
+                )
+    finally:
+        runner.close()
+    return found
+
+
+def _their_model(setting: Setting, shape: str) -> Any:
+    config = random_config(model_of(shape, is_quick=setting.is_quick))
+    dtype = torch.float32 if setting.device == "cpu" else torch.bfloat16
+    device = torch.device(setting.device)
+    module: Any = random_module(config, dtype, device, attn_implementation="sdpa")
+    return module.eval()
+
+
+def _theirs(
+    setting: Setting, model: Any, batch: int, prompt_len: int, num_tokens: int
+) -> tuple[float, int]:
+    """Tokens a second while all requests decode, and how many came to their length."""
+    prompts = random_prompts(batch, prompt_len, model.config.vocab_size)
+    generation = _Generation(
+        max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
+    # on a CPU it would take most of the memory that there is
+    limits = {"num_blocks": 32, "max_batch_tokens": 128} if setting.device == "cpu" else {}
+    outputs = model.generate_batch(
+        [prompt.tolist() for prompt in prompts],
+        generation_config=generation,
+        continuous_batching_config=_Batching(**limits),
+        record_timestamps=True,
+        progress_bar=False,
+    )
+    times = [output.timestamps for output in outputs.values() if output.timestamps]
+    num_done = sum(len(output.generated_tokens) == num_tokens for output in outputs.values())
+    if len(times) < batch:
+        return 0.0, num_done
+    begin, end = max(it[0] for it in times), min(it[-1] for it in times)
+    num_inside = sum(begin < at <= end for it in times for at in it)
+    return (num_inside / (end - begin) if end > begin else 0.0), num_done

@@ -1,0 +1,80 @@
+"""Section: prefill by the bare loop, in chunks of 8,192 tokens, against the card's matrix rate.
+
+The share is of what the linear layers alone would take at the measured rate of a large product, so
+attention counts as lost time; its operations are told apart.
+"""
+
+from __future__ import annotations
+
+import statistics
+from itertools import pairwise
+
+from slipstream_bench.gpu_check.drive import Wanted, drive, random_prompts
+from slipstream_bench.gpu_check.gpu_report import Report
+from slipstream_bench.gpu_check.gpu_stack import core_config
+from slipstream_bench.gpu_check.models import shape_name
+from slipstream_bench.gpu_check.probes import ceilings
+from slipstream_bench.gpu_check.setting import SHAPES, Setting
+from slipstream_bench.gpu_check.work import Work, work_of
+from slipstream_core.runner.load import load_runner
+from slipstream_core.runner.plan import Runner
+
+_GOALS = {SHAPES[1]: 0.5}
+_STEPS = 10
+_WARM_UP = 2  # steps that are in no median
+
+
+def run(setting: Setting, report: Report, shape: str) -> None:
+    """A row for each length of prompts that fill a chunk."""
+    budget = 256 if setting.is_quick else 8192
+    lengths = (budget, budget // 8)
+    config = core_config(
+        setting,
+        shape,
+        num_requests=64,
+        max_model_len=budget + 16,
+        num_tokens=4 * (budget + 16 * 8),
+    )
+    runner = load_runner(config)
+    try:
+        work = work_of(config.model)
+        for length in lengths:
+            _measure(setting, report, runner, work, shape, length, budget)
+    finally:
+        runner.close()
+
+
+def _measure(
+    setting: Setting,
+    report: Report,
+    runner: Runner,
+    work: Work,
+    shape: str,
+    length: int,
+    budget: int,
+) -> None:
+    num = budget // length  # prompts to a step
+    case = f"{num} of {length} tokens to a step"
+    linear = work.linear_flops(budget, num)
+    attention = num * work.attention_flops(0, length)
+    flops_per_s = ceilings(setting).bf16_flops_per_s
+    if not setting.has_time(report, case, (_STEPS + _WARM_UP) * (linear + attention) / flops_per_s):
+        return
+    prompts = random_prompts(num * (_STEPS + _WARM_UP), length, runner.info.vocab_size, length)
+    _, steps = drive(runner, [Wanted(prompt, 1) for prompt in prompts], budget=budget)
+    full = [step.at_s for step in steps if step.num_requests == num and not step.num_decodes]
+    step_s = statistics.median([b - a for a, b in pairwise(full)][_WARM_UP - 1 :])
+    share, goal = linear / step_s / flops_per_s, _GOALS.get(shape)
+    report.add(
+        case,
+        model=shape_name(shape, is_quick=setting.is_quick),
+        num_steps=len(full),
+        step_median_ms=round(step_s * 1e3, 3),
+        prompt_tokens_per_s=round(budget / step_s, 1),
+        linear_tflop=round(linear / 1e12, 4),
+        attention_tflop=round(attention / 1e12, 4),
+        share_of_bf16_rate=round(share, 4),
+        share_with_attention=round((linear + attention) / step_s / flops_per_s, 4),
+        goal_share=goal,
+        meets_goal=None if goal is None or setting.is_quick else share >= goal,
+    )

@@ -1,0 +1,78 @@
+"""What the device can do at most, measured: bytes a second, and bf16 operations a second.
+
+Owns: the two probes, which are taken once for all sections of a run, and how work on a device is
+timed. Does not know: models.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from slipstream_bench.gpu_check.setting import Setting
+
+_Event: Any = torch.cuda.Event  # torch leaves its types out
+
+
+def bandwidth_bytes_per_s(device: str, num_bytes: int) -> float:
+    """Of a copy within the device's memory: 2 * num_bytes (each is read and written) / seconds."""
+    source = torch.empty(num_bytes, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    return 2 * num_bytes / median_s(device, lambda: target.copy_(source))
+
+
+def bf16_flops_per_s(device: str, size: int) -> float:
+    """Of a square matrix product of random numbers: 2 * size**3 operations / seconds."""
+    left = torch.randn(size, size, device=device).bfloat16()
+    right = torch.randn(size, size, device=device).bfloat16()
+    return 2 * size**3 / median_s(device, lambda: left @ right)
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Of one device."""
+
+    bytes_per_s: float
+    bf16_flops_per_s: float
+
+
+def ceilings(setting: Setting) -> Ceilings:
+    """As the run's first section found them, with sizes well beyond the caches."""
+    path = setting.folder / "ceilings.json"
+    if path.exists():
+        return Ceilings(**json.loads(path.read_text()))
+    found = Ceilings(
+        bandwidth_bytes_per_s(setting.device, 1 << 26 if setting.is_quick else 1 << 32),
+        bf16_flops_per_s(setting.device, matrix_size(setting)),
+    )
+    path.write_text(json.dumps(asdict(found)))
+    return found
+
+
+def matrix_size(setting: Setting) -> int:
+    """Rows and columns of the matrices that are multiplied."""
+    return 512 if setting.is_quick else 8192
+
+
+def median_s(device: str, work: Callable[[], object], *, repeats: int = 10) -> float:
+    """Seconds that `work` takes on the device, the median of `repeats` after three more."""
+    times: list[float] = []
+    for _ in range(3 + repeats):
+        begin = time.perf_counter()
+        if device == "cuda":
+            first, last = (_Event(enable_timing=True) for _ in range(2))
+            first.record()
+            work()
+            last.record()
+            last.synchronize()
+            times.append(first.elapsed_time(last) * 1e-3)
+        else:
+            work()
+            times.append(time.perf_counter() - begin)
+    return statistics.median(times[3:])

@@ -1,0 +1,154 @@
+"""Part: the sampler on the device.
+
+- The noise is the same on the device and on the CPU: the hash is integers, and only the logarithm
+  at its end may round differently.
+- Tokens are drawn with the right frequencies: chi-square against probabilities worked out on the
+  CPU in float64 by a sort. The seeds are fixed, so the result is the same each time.
+- A row draws the same token in a small batch as in a large one, and as on the CPU.
+
+The plans are the real scheduler's; the logits are made up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from slipstream_bench.gpu_check.drive import Wanted, new_scheduler
+from slipstream_bench.gpu_check.gpu_report import Report
+from slipstream_bench.gpu_check.setting import Setting
+from slipstream_core.runner.noise import exponential, row_keys
+from slipstream_core.runner.sampler import sample
+from slipstream_core.runner.whole_draws import whole_draws
+
+_MAX_DEVIATIONS = 5.0  # of chi-square; one honest run in three million exceeds it
+_NOISE_ERROR = 1e-6  # relative: a few units in a float32's last place
+_SAME_SHARE = 0.999  # a draw between two equally good tokens may fall either way
+_SMALL_BATCH = 64
+
+_PROMPT = np.array([0], np.uint32)
+# Logits are normal with this deviation; the flat ones make kept sets beyond any candidate list.
+_CASES: dict[str, tuple[float, Wanted]] = {
+    "plain": (2.0, Wanted(_PROMPT, 1, temperature=1.0)),
+    "temperature 0.6": (2.0, Wanted(_PROMPT, 1, temperature=0.6)),
+    "top-k 20": (1.5, Wanted(_PROMPT, 1, temperature=1.0, top_k=20)),
+    "top-p 0.8": (2.0, Wanted(_PROMPT, 1, temperature=1.0, top_p=0.8)),
+    "min-p 0.05": (2.0, Wanted(_PROMPT, 1, temperature=1.2, min_p=0.05)),
+    "flat, top-p 0.95": (0.3, Wanted(_PROMPT, 1, temperature=1.0, top_p=0.95)),
+    "flat, top-k 300": (0.3, Wanted(_PROMPT, 1, temperature=1.0, top_k=300, top_p=0.97)),
+}
+_VOCAB = 500
+
+
+def run(setting: Setting, report: Report) -> None:
+    """A row for the noise and one for each way to sample."""
+    _check_noise(setting, report)
+    num_draws = 3000 if setting.is_quick else 20000
+    for number, (case, (deviation, wanted)) in enumerate(_CASES.items()):
+        if setting.has_time(report, case):
+            generator = torch.Generator().manual_seed(number)
+            logits = torch.randn(_VOCAB, generator=generator) * deviation
+            requests = [replace(wanted, seed=seed) for seed in range(num_draws)]
+            _check_draws(case, logits, requests, setting.device, report)
+
+
+def _check_noise(setting: Setting, report: Report) -> None:
+    num_rows, vocab_size = (8, 32000) if setting.is_quick else (64, 151936)
+    seeds = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, num_rows)
+    keys = torch.from_numpy(row_keys(seeds, np.arange(num_rows) * 1000))
+    vocab = torch.arange(vocab_size, dtype=torch.int32)
+    here = exponential(keys, vocab)
+    there = exponential(keys.to(setting.device), vocab.to(setting.device)).cpu()
+    differ = here != there  # the rarest value, infinity, has no relative error
+    error = float((((there - here).abs() / here)[differ]).max()) if differ.any() else 0.0
+    report.add(
+        "noise on the device and on the CPU",
+        error < _NOISE_ERROR,  # and so False for a NaN
+        num_values=here.numel(),
+        same_share=1 - float(differ.double().mean()),
+        max_relative_error=error,
+    )
+
+
+def _check_draws(
+    case: str, logits: torch.Tensor, requests: Sequence[Wanted], device: str, report: Report
+) -> None:
+    token_ids = _draw(logits, requests, device)
+    few = _draw(logits, requests[-_SMALL_BATCH:], device)
+    on_cpu = _draw(logits, requests, "cpu")
+    probs = _probabilities(logits, requests[0])
+    counts = np.bincount(token_ids, minlength=len(logits))
+    deviations = _chi_square_deviations(counts, probs)
+    num_outside = int(counts[probs == 0].sum())
+    same_in_few = float((few == token_ids[-_SMALL_BATCH:]).mean())
+    same_on_cpu = float((on_cpu == token_ids).mean())
+    report.add(
+        case,
+        num_outside == 0
+        and deviations < _MAX_DEVIATIONS
+        and min(same_in_few, same_on_cpu) >= _SAME_SHARE,
+        num_draws=len(token_ids),
+        num_kept_tokens=int((probs > 0).sum()),
+        num_outside=num_outside,
+        chi_square_deviations=deviations,
+        same_as_in_small_batch_share=same_in_few,
+        same_as_on_cpu_share=same_on_cpu,
+    )
+
+
+def _draw(
+    logits: torch.Tensor, requests: Sequence[Wanted], device: str
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """One token for each request, of the same logits [vocab]."""
+    num = len(requests)
+    scheduler = new_scheduler(
+        requests, num_blocks=num + 1, block_size=16, budget=num, max_model_len=16
+    )
+    plan = scheduler.schedule(np.zeros(num, np.int64))
+    assert plan is not None
+    assert plan.num_requests == num
+    with torch.inference_mode():
+        vocab = torch.arange(len(logits), dtype=torch.int32, device=device)
+        rows = logits.to(device).expand(num, -1).contiguous()
+        whole = whole_draws(len(logits), rows.device, model="made-up logits")  # on a CPU none
+        token_ids, _ = sample(rows, plan, vocab, whole=whole)
+    # first come, first served: the plan's rows are in the requests' order
+    drawn: np.ndarray[tuple[int], np.dtype[np.int64]] = token_ids.cpu().numpy()
+    return drawn
+
+
+def _probabilities(
+    logits: torch.Tensor, wanted: Wanted
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """What a request samples from: top-k, then top-p of the rest, then min-p; [vocab]."""
+    scores = logits.double().numpy() / wanted.temperature
+    weights = np.exp(scores - scores.max())
+    order = np.argsort(-weights, kind="stable")
+    kept = weights[order]
+    if wanted.top_k:
+        kept[wanted.top_k :] = 0
+    kept /= kept.sum()
+    kept[(np.cumsum(kept) - kept >= wanted.top_p) | (kept < wanted.min_p * kept[0])] = 0
+    probs = np.zeros(len(kept))
+    probs[order] = kept / kept.sum()
+    return probs
+
+
+def _chi_square_deviations(
+    counts: np.ndarray[tuple[int], np.dtype[np.int64]],
+    probs: np.ndarray[tuple[int], np.dtype[np.float64]],
+) -> float:
+    """Chi-square as standard deviations of a normal (Wilson and Hilferty, 1931)."""
+    expected = probs * counts.sum()
+    is_rare = expected < 5  # pooled, as chi-square wants it
+    expected = np.append(expected[~is_rare], expected[is_rare].sum())
+    observed = np.append(counts[~is_rare], counts[is_rare].sum())
+    is_there = expected > 0
+    chi_square = float(((observed - expected)[is_there] ** 2 / expected[is_there]).sum())
+    freedom = int(is_there.sum()) - 1
+    spread = 2 / (9 * freedom)
+    return (math.cbrt(chi_square / freedom) - (1 - spread)) / math.sqrt(spread)

@@ -1,0 +1,64 @@
+"""The process of one section, or of several one after another.
+
+`python -m slipstream_bench.gpu_check.section PART SECTION... --rows FILE ...`; started by
+`__main__`.
+
+Rules:
+- Whatever a section raises becomes a row with `ok` False; the sections behind it run all the same.
+- Arithmetic is as exact as the type says: no TF32, whatever the environment asks for.
+- It ends itself when it is long out of time, with the place where it hangs: by a thread of the
+  interpreter's own, which no call into the card's driver can hold up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import importlib
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+from slipstream_bench.gpu_check.gpu_report import Report
+from slipstream_bench.gpu_check.setting import GRACE_S, PARTS, Setting
+
+
+def main() -> int:
+    """Run the sections; exit code 0, however they went: the rows tell."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("sections", nargs="+")
+    parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--rows", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--started-s", type=float, required=True)
+    parser.add_argument("--deadline-s", type=float, required=True, help="time.monotonic()")
+    arguments = parser.parse_args()
+    left_s = arguments.deadline_s - time.monotonic()
+    faulthandler.dump_traceback_later(max(left_s, 0.0) + GRACE_S - 3, exit=True)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    if arguments.device == "cpu":
+        torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
+    setting = Setting(arguments.device, arguments.quick, arguments.folder, arguments.deadline_s)
+    for section in PARTS[arguments.part]:
+        if section.name not in arguments.sections:
+            continue
+        report = Report(section.name, arguments.rows, arguments.started_s)
+        try:
+            module = importlib.import_module(f"slipstream_bench.gpu_check.{section.module}")
+            if section.shape is None:
+                module.run(setting, report)
+            else:
+                module.run(setting, report, section.shape)
+        except Exception as error:
+            traceback.print_exc()
+            report.add("failed", False, error=f"{type(error).__name__}: {error}"[:500])
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,85 @@
+"""What a section is told: the device, how thorough to be, how long it has; and which there are.
+
+Owns: `Setting`, the parts and their sections, and when a section runs out of time. Does not know:
+the sections.
+
+A part is what is run at a time, within five minutes. Its sections each have a process of their
+own. A section may begin something until the seconds of all up to it are over, so what one leaves
+is the next one's.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from slipstream_bench.gpu_check.gpu_report import Report
+
+
+class Section(NamedTuple):
+    """One of a part's sections. shape: of the model that it measures, where it measures one."""
+
+    name: str
+    module: str
+    seconds: int
+    shape: str | None = None
+
+
+SHAPES = ("qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b")
+_SMALL, _MIDDLE, _LARGE = SHAPES
+
+_ENVIRONMENT = Section("environment", "environment", 25)
+
+# In order of worth: what is last is what is left out where a card is slower than it was thought.
+PARTS: dict[str, tuple[Section, ...]] = {
+    "exactness": (
+        _ENVIRONMENT,
+        Section("attention", "attention", 85),  # of which the kernels' compiling is 76
+        Section("sampling", "sampling", 25),
+        Section("tokens", "exactness", 110),
+        Section("tests", "suite", 35),
+    ),
+    "decode": (
+        _ENVIRONMENT,
+        Section(f"decode {_SMALL}", "decode", 60, _SMALL),
+        Section(f"decode {_MIDDLE}", "decode", 65, _MIDDLE),
+        Section(f"decode {_LARGE}", "decode", 80, _LARGE),
+        Section("overlap", "overlap", 40, _SMALL),
+    ),
+    "prefill": (
+        _ENVIRONMENT,
+        Section(f"prefill {_MIDDLE}", "prefill", 35, _MIDDLE),
+        Section(f"prefill {_SMALL}", "prefill", 20, _SMALL),
+        Section(f"prefill {_LARGE}", "prefill", 45, _LARGE),
+        Section("peer", "peer", 45, _SMALL),
+        Section("bench overlap", "bench_overlap", 30, _SMALL),
+        Section("bench interval", "bench_interval", 30, _SMALL),
+        Section("bench protocol", "bench_protocol", 30, _SMALL),
+        Section("bench gc", "bench_gc", 20, _SMALL),
+    ),
+}
+GRACE_S = 15  # to end what was begun; then a section's process is ended
+_CLOSE_S = 5  # of these, to end what it was run on
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One run of one section."""
+
+    device: Literal["cuda", "cpu"]
+    is_quick: bool
+    folder: Path  # shared by the sections of a run: models, tokenizers
+    deadline_s: float  # time.monotonic(); a section begins nothing after it
+
+    def most_s(self) -> float:
+        """Seconds that what is begun now may take, most of the grace included."""
+        return max(0.0, self.deadline_s - time.monotonic()) + GRACE_S - _CLOSE_S
+
+    def has_time(self, report: Report, case: str, needs_s: float = 0.0) -> bool:
+        """Whether `case`, which takes `needs_s`, may still be begun; a row says so where not."""
+        if time.monotonic() + needs_s < self.deadline_s:
+            return True
+        report.add(case, skipped="out of time")
+        return False

@@ -1,0 +1,50 @@
+"""Section: those of the repository's tests that mean something on a card.
+
+They are the ones that compute on whatever device there is. Where there is no pytest, or none of
+them is there, the row says so.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from slipstream_bench.gpu_check.gpu_report import Report
+from slipstream_bench.gpu_check.setting import Setting
+
+_ROOT = Path(__file__).resolve().parents[3]
+_TESTS = ("tests/engine_core/triton",)
+_NOTHING_COLLECTED = 5  # pytest's exit code
+
+
+def run(setting: Setting, report: Report) -> None:
+    """A row for each folder of tests."""
+    for name in _TESTS:
+        if not (_ROOT / name).is_dir():
+            report.add(name, skipped="not in this checkout")
+        elif importlib.util.find_spec("pytest") is None:
+            report.add(name, skipped="this Python has no pytest")
+        elif setting.has_time(report, name):
+            _run(setting, report, name)
+
+
+def _run(setting: Setting, report: Report, name: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", name]
+    within_s = max(1.0, setting.deadline_s - time.monotonic())
+    try:
+        done = subprocess.run(
+            command, cwd=_ROOT, capture_output=True, text=True, timeout=within_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        report.add(name, skipped="out of time")
+        return
+    lines = done.stdout.strip().splitlines() or [done.stderr.strip()[-300:]]
+    if done.returncode == _NOTHING_COLLECTED:
+        report.add(name, skipped=lines[-1])
+        return
+    if done.returncode:
+        print(done.stdout[-4000:], flush=True)
+    report.add(name, done.returncode == 0, told=lines[-1])

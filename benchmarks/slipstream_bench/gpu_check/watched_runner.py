@@ -1,0 +1,85 @@
+"""A runner that is watched while others use it.
+
+Owns: when each step was collected, and one span in which the device's use is measured. Does not
+know: who launches and collects; so the bare loop and a whole stack are watched in the same way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from slipstream_bench.gpu_check.device_use import DeviceUse
+from slipstream_bench.gpu_check.drive import Ended
+from slipstream_core.runner.plan import Int32s, Runner, StepPlan, StepResult
+
+
+class WatchedRunner:
+    """Implements Runner by another."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.info = runner.info
+        self.num_blocks = runner.num_blocks
+        self._launched: deque[StepPlan] = deque()
+        self.watch(0)
+
+    def watch(
+        self, batch: int, *, warm_up: int = 0, use: DeviceUse | None = None, span_s: float = 0.0
+    ) -> None:
+        """Forget what was seen. Measure `use` for `span_s`, after `warm_up` steps of which each
+        decodes `batch` rows and nothing else.
+        """
+        self.steps: list[Ended] = []
+        self.idle_share: float | None = None  # of that span
+        self._batch = batch
+        self._warm_up = warm_up
+        self._use = use
+        self._span_s = span_s
+        self._span_begin: float | None = None
+
+    def finish(self) -> None:
+        """End the span, if it is not over yet."""
+        if self._use is not None and self._span_begin is not None:
+            self.idle_share = self._use.stop()
+            self._use = None
+
+    def launch(self, plan: StepPlan) -> None:
+        """Enqueue a step. Returns at once."""
+        self._launched.append(plan)
+        self.runner.launch(plan)
+
+    def sample(self, plan: StepPlan, masks: Int32s) -> None:
+        """Let a launched plan that awaits masks be sampled."""
+        self.runner.sample(plan, masks)
+
+    def collect(self) -> StepResult:
+        """The oldest launched step's result; waits for it. Raises StepFailed."""
+        plan = self._launched.popleft()
+        result = self.runner.collect()
+        now = time.perf_counter()
+        self.steps.append(Ended(now, plan.num_decodes, plan.num_requests))
+        if self._use is not None and plan.num_decodes == plan.num_requests == self._batch:
+            self._warm_up -= 1
+            if self._span_begin is None and self._warm_up < 0:
+                self._use.start()
+                self._span_begin = time.perf_counter()
+            elif self._span_begin is not None and now - self._span_begin > self._span_s:
+                self.finish()
+        return result
+
+    def done(self) -> bool:
+        """Whether collect() would return without waiting."""
+        return self.runner.done()
+
+    def fileno(self) -> int | None:
+        """A descriptor that is readable while a finished step waits to be collected, if any."""
+        return self.runner.fileno()
+
+    def done_at(self) -> float | None:
+        """time.monotonic() at which the oldest step will be done, where that is known."""
+        return self.runner.done_at()
+
+    def close(self) -> None:
+        """Stop the device."""
+        self.runner.close()

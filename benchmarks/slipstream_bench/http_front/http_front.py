@@ -1,0 +1,203 @@
+"""`slipstream bench front`: CPU time of the front's process to a streamed event.
+
+Owns: the command, the loads, the table. A stack over the simulated model streams one token a step
+to every stream over HTTP, all running at once; what is counted is the CPU time, user and system,
+of the front's process alone while all of them run: receiving from the worker, decoding,
+formatting, writing, accounting. Beside it, in the same run, what a server costs that writes chunks
+of the same size at the same pace and does nothing else: no front is cheaper than that.
+
+The client reads with plain sockets, in this process, on the same cores. Steps are long enough that
+nobody is short of time, as events would grow together where somebody is: `tokens_per_event` says
+whether they did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from tqdm import tqdm
+
+from slipstream.plan import FRONT
+from slipstream_bench.common.open_files import allow_many_files
+from slipstream_bench.common.pictures import grouped_bars
+from slipstream_bench.common.process_cpu import process_cpu_s
+from slipstream_bench.common.report_options import tell
+from slipstream_bench.common.simulated_stack import Simulated, note, product
+from slipstream_bench.common.tables import Row, median_rows
+from slipstream_bench.http_front.bare_server import BareConfig
+from slipstream_bench.http_front.event_reader import Span, read_streams
+from slipstream_bench.http_front.http_front_options import Form, Variant, checked
+
+_STEP_MS = 10.0
+_STEP_MS_OF_A_STREAM: dict[Variant, float] = {  # so that two cores are half idle
+    "plain": 0.06,
+    "chat": 0.06,
+    "resumable": 0.08,
+    "logprobs5": 0.2,
+}
+_BY = ("variant", "streams")
+_COLUMNS = (
+    *_BY,
+    "front_cpu_us_per_event",
+    "bare_cpu_us_per_event",
+    "front_over_bare",
+    "event_bytes",
+    "tokens_per_event",
+    "worker_cpu_us_per_event",
+    "core_cpu_us_per_event",
+    "client_cpu_us_per_event",
+    "runs",
+)
+_PATHS = {"chat": "/v1/chat/completions"}
+
+
+def bench_front(arguments: argparse.Namespace) -> int:
+    """Measure, tell; exit code 0."""
+    form = checked(arguments)
+    allow_many_files()
+    said = note()
+    rows = median_rows(_measured(form, arguments.runs), _BY)
+    for row in rows:
+        front, bare = float(row["front_cpu_us_per_event"] or 0), row["bare_cpu_us_per_event"]
+        row["front_over_bare"] = round(front / float(bare), 3) if bare else None
+    print(f"{said} An event to a stream and step, medians of {arguments.runs}, CPU µs to an event.")
+    tell(rows, arguments, _COLUMNS)
+    if arguments.png is not None:
+        _draw(rows, form, arguments.png)
+    return 0
+
+
+def _measured(form: Form, runs: int) -> list[Row]:
+    rows: list[Row] = []
+    total = runs * len(form.streams) * len(form.variants)
+    with tqdm(total=total, unit="load", disable=None, leave=False) as bar:
+        for _ in range(runs):
+            for variant in form.variants:
+                for streams in form.streams:
+                    rows.append(_measure(variant, streams, form.num_events))
+                    bar.update()
+    return rows
+
+
+def _measure(variant: Variant, streams: int, num_events: int) -> Row:
+    step_ms = max(_STEP_MS, _STEP_MS_OF_A_STREAM[variant] * streams)
+    with product(Simulated(step_ms, streams, stream_interval=1), http_port=0) as stack:
+        assert stack.http_address is not None
+        where = urlsplit(stack.http_address)
+        assert where.hostname is not None
+        assert where.port is not None
+        requests = [_request(variant, number, num_events) for number in range(streams)]
+        read_streams((where.hostname, where.port), requests[:1], dict)  # what is made once
+
+        def cpu() -> dict[str, float]:
+            used = {name: process_cpu_s(pid) for name, pid in stack.pids.items()}
+            return used | {"client": time.process_time()}
+
+        span = read_streams((where.hostname, where.port), requests, cpu)
+    event_bytes = span.num_bytes / span.num_events
+    bare = _bare(_chunk(event_bytes), step_ms, streams, num_events)
+    row: Row = {
+        "benchmark": "front",
+        "is_simulated": True,
+        "variant": variant,
+        "streams": streams,
+        "step_ms": step_ms,
+        "events": span.num_events,
+        "event_bytes": round(event_bytes, 1),
+        "tokens_per_event": round(span.wall_s * 1e3 / step_ms * streams / span.num_events, 3),
+        "num_cpus": os.cpu_count(),
+        "bare_cpu_us_per_event": round(1e6 * bare.used["bare"] / bare.num_events, 3),
+        "front_over_bare": None,
+    }
+    for name, seconds in span.used.items():
+        shown = "front" if name == FRONT else name
+        row[f"{shown}_cpu_us_per_event"] = round(1e6 * seconds / span.num_events, 3)
+    return row
+
+
+def _request(variant: Variant, number: int, num_events: int) -> bytes:
+    """One of the requests, as it goes over the wire."""
+    body: dict[str, Any] = {
+        "max_tokens": num_events,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    if variant == "chat":
+        body["messages"] = [{"role": "user", "content": f"question {number}"}]
+    else:
+        body["prompt"] = f"question {number}"
+    if variant == "logprobs5":
+        body["logprobs"] = 5
+    return http_request(
+        _PATHS.get(variant, "/v1/completions"), msgspec.json.encode(body), variant == "resumable"
+    )
+
+
+def http_request(path: str, body: bytes, wants_events: bool = False) -> bytes:
+    """A POST, as it goes over the wire."""
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        *(["Accept: text/event-stream"] if wants_events else []),
+        "\r\n",
+    ]
+    return "\r\n".join(lines).encode() + body
+
+
+def _chunk(num_bytes: float) -> bytes:
+    """An event of so many bytes in all, as a chunk."""
+    framed = b"%x\r\n%b\r\n"
+    data = b"data: " + b"x" * max(1, round(num_bytes) - 8 - len(framed % (500, b""))) + b"\n\n"
+    return framed % (len(data), data)
+
+
+def _bare(chunk: bytes, step_ms: float, streams: int, num_events: int) -> Span:
+    config = BareConfig(chunk, step_ms / 1e3, streams, num_events)
+    with _bare_server(config) as (pid, port):
+        requests = [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"] * streams
+        return read_streams(("127.0.0.1", port), requests, lambda: {"bare": process_cpu_s(pid)})
+
+
+@contextmanager
+def _bare_server(config: BareConfig) -> Iterator[tuple[int, int]]:
+    command = [sys.executable, "-P", "-m", "slipstream_bench.http_front.bare_server"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(msgspec.json.encode(config) + b"\n")
+            process.stdin.flush()
+            yield process.pid, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def _draw(rows: Sequence[Row], form: Form, file: str) -> None:
+    def values(column: str, variant: Variant) -> list[float | None]:
+        found = {row["streams"]: row[column] for row in rows if row["variant"] == variant}
+        return [float(value) if (value := found.get(num)) else None for num in form.streams]
+
+    bars: dict[str, list[float | None]] = {
+        variant: values("front_cpu_us_per_event", variant) for variant in form.variants
+    }
+    bars["bare writes"] = values("bare_cpu_us_per_event", form.variants[0])
+    grouped_bars(
+        file,
+        [f"{number} streams" for number in form.streams],
+        bars,
+        title="CPU time of the HTTP front to a streamed event",
+        x_label="",
+        y_label="µs",
+    )

@@ -1,0 +1,109 @@
+"""`slipstream bench latency`: how long one batch of requests takes, as a client sees it.
+
+Owns: how batches follow each other, and what is told of them; names and defaults are those of
+`vllm bench latency`. Does not know: what a request is (`random_load`).
+
+Rules: a batch is asked for at once and ends with its last answer; the next one begins then. Every
+batch has prompts of its own, so that none is answered from a cache. Of the same batches the times
+to first tokens and between deltas are told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import time
+
+import numpy as np
+import uvloop
+
+from slipstream.async_client import AsyncClient
+from slipstream.options import Parser, access_of, address_of, trace_of
+from slipstream_bench.common.load.random_load import (
+    RandomLoad,
+    Size,
+    add_random_load,
+    fill_in,
+    row_of,
+    tell,
+)
+from slipstream_bench.common.measures import Row, Timeline, percentile_name, summary
+from slipstream_ipc.messages import ModelCard
+
+PERCENTILES = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
+_SIZES = (
+    Size("batch_size", "requests at once", 8, 8),
+    Size("input_len", "tokens of a prompt", 32, 32),
+    Size("output_len", "tokens of an answer", 128, 16),
+    Size("num_iters", "batches", 30, 5),
+    Size("num_iters_warmup", "batches before them, in no number", 10, 1, least=0),
+)
+_SPREADS = (
+    ("a batch", "latency", "s"),
+    ("first token", "ttft", "ms"),
+    ("between deltas", "itl", "ms"),
+)
+
+
+def add_options(parser: Parser) -> None:
+    """The benchmark's options."""
+    add_random_load(parser, _SIZES)
+    parser.set_defaults(run=bench_latency)
+
+
+def bench_latency(arguments: argparse.Namespace) -> int:
+    """Run the batches, tell the result. Raises: BadRequestError."""
+    fill_in(arguments, _SIZES)
+    with address_of(arguments) as address:
+        card, seconds, timelines = uvloop.run(_measure(address, arguments))
+    row: Row = {
+        **row_of("latency", card, arguments, _SIZES),
+        **_spread(seconds),
+        **{
+            name: value
+            for name, value in summary(timelines, PERCENTILES).items()
+            if name.startswith(("ttft_", "itl_")) and "_median_" not in name
+        },
+    }
+    tell(row, _lines(row), arguments.json)
+    return 0
+
+
+async def _measure(
+    address: str, arguments: argparse.Namespace
+) -> tuple[ModelCard, list[float], list[Timeline]]:
+    """What serves, and of the batches that count how long each took, and each request's times."""
+    async with AsyncClient(address, trace=trace_of(arguments), **access_of(arguments)) as client:
+        load = RandomLoad(client, arguments)
+        seconds: list[float] = []
+        timelines: list[Timeline] = []
+        for number in range(-arguments.num_iters_warmup, arguments.num_iters):
+            prompts = load.prompts(arguments.batch_size)
+            gc.collect()
+            begin_s = time.perf_counter()
+            found = await asyncio.gather(*map(load.run, prompts))
+            if number >= 0:
+                seconds.append(time.perf_counter() - begin_s)
+                timelines += found
+        return client.model, seconds, timelines
+
+
+def _spread(seconds: list[float]) -> Row:
+    values = [float(np.mean(seconds)), *np.percentile(seconds, PERCENTILES).tolist()]
+    names = ["mean", *map(percentile_name, PERCENTILES)]
+    return {f"latency_{name}_s": round(value, 6) for name, value in zip(names, values, strict=True)}
+
+
+def _lines(row: Row) -> list[str]:
+    columns = ["mean", *map(percentile_name, PERCENTILES)]
+    load = (
+        "{num_iters} batches of {batch_size}, {input_len} + {output_len} tokens, after "
+        "{num_iters_warmup} more"
+    )
+    lines = [load.format_map(row), f"{'':<16}" + "".join(f"{name:>10}" for name in columns)]
+    for meaning, name, unit in _SPREADS:
+        values = [row[f"{name}_{column}_{unit}"] for column in columns]
+        shown = "".join(f"{'-' if value is None else value!s:>10}" for value in values)
+        lines.append(f"{meaning:<16}{shown} {unit}")
+    return lines

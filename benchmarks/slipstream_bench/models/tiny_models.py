@@ -1,0 +1,401 @@
+"""Tiny random models of many architectures, and how each is held against transformers itself.
+
+Owns the list: what is served token for token as `generate` would, what is refused, and why. The
+tests and the table of architectures both read it here. Knows no pytest and prints nothing.
+
+A model is made from a configuration of a few kilobytes, saved, loaded as any checkpoint is, and
+driven by the engine's own scheduler, one step ahead. Weights are random but wide, so that greedy
+outputs wander over the vocabulary instead of repeating one token.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from slipstream_core.runner.loader import LoadedModel
+from slipstream_core.runner.plan import StepPlan
+from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.scheduler import NewRequest, Scheduler
+from slipstream_ipc.log import PagedLog
+
+VOCAB_SIZE = 199
+MAX_MODEL_LEN = 128  # tokens
+BLOCK_SIZE = 4  # tokens
+NUM_OUTPUTS = 24  # tokens of each request
+PROMPT_LENS = (5, 23, 1, 41, 12)  # on both sides of the sliding windows and of a step's budget
+WINDOW = 8  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One row of the table."""
+
+    name: str
+    config_class: str  # of transformers
+    options: dict[str, Any]  # the configuration's
+    refused: str | None = None  # part of the reason, where it is not served
+    quick: bool = False  # among the few that are tested every time
+
+    def config(self) -> transformers.PreTrainedConfig:
+        """A fresh configuration."""
+        config: transformers.PreTrainedConfig = getattr(transformers, self.config_class)(
+            **self.options
+        )
+        return config
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way to serve the same requests, which must not show in what they become."""
+
+    name: str
+    together: bool  # all requests at once, or one after another
+    num_blocks: int
+    max_num_batched_tokens: int
+
+
+ALONE = Variant("alone", False, 200, 512)
+CHUNKED = Variant("chunked", True, 200, 16)  # no prompt but the shortest fits one step
+# 5 requests of up to 65 tokens want 62 blocks: some have to give theirs up and start over
+PREEMPTED = Variant("preempted", True, 34, 20)
+VARIANTS = (ALONE, CHUNKED, PREEMPTED)
+
+
+def save(architecture: Architecture, folder: Path) -> None:
+    """A checkpoint with random weights; of what is refused, the configuration alone."""
+    if architecture.refused is not None:
+        architecture.config().save_pretrained(folder)
+        return
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(architecture.config(), dtype=torch.float32)
+    with torch.no_grad():  # biases, sinks and norms start as all alike
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    model.save_pretrained(folder)
+
+
+def prompts() -> list[list[int]]:
+    """Those that every model answers."""
+    rng = random.Random(1)  # noqa: S311  (test data)
+    return [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in PROMPT_LENS]
+
+
+def generate(folder: Path) -> list[list[int]]:
+    """What transformers itself answers, one prompt at a time."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    return [
+        model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=NUM_OUTPUTS,
+            min_new_tokens=NUM_OUTPUTS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+        for prompt in prompts()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the engine answered."""
+
+    outputs: list[list[int]]
+    num_preemptions: int
+
+
+def serve(model: LoadedModel, *variants: Variant) -> list[Served]:
+    """Answer the prompts with the engine's scheduler and runner, one step ahead.
+
+    One runner serves all variants: what it does to the model before it begins takes as long as all
+    that follows.
+    """
+    runner = TorchRunner(
+        model,
+        num_blocks=max(variant.num_blocks for variant in variants),
+        block_size=BLOCK_SIZE,
+        max_num_seqs=len(PROMPT_LENS),
+        threads=1,
+    )
+    try:
+        return [_serve_variant(runner, variant) for variant in variants]
+    finally:
+        runner.close()
+
+
+def _serve_variant(runner: TorchRunner, variant: Variant) -> Served:
+    if variant.together:
+        return _serve_together(runner, variant, prompts())
+    alone = [_serve_together(runner, variant, [prompt]) for prompt in prompts()]
+    return Served([served.outputs[0] for served in alone], 0)
+
+
+def _serve_together(runner: TorchRunner, variant: Variant, some: list[list[int]]) -> Served:
+    tokens = PagedLog(np.uint32)
+    scheduler = Scheduler(
+        tokens=tokens,
+        num_blocks=variant.num_blocks,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=len(PROMPT_LENS),
+        max_num_batched_tokens=variant.max_num_batched_tokens,
+        max_model_len=runner.info.max_model_len,
+    )
+    acked = np.zeros(len(some), np.int64)
+    for row, prompt in enumerate(some):
+        tokens.open(row)
+        tokens.extend(row, np.array(prompt, np.uint32))
+        scheduler.add(
+            NewRequest(
+                row=row,
+                prompt_len=len(prompt),
+                max_tokens=NUM_OUTPUTS,
+                temperature=0.0,
+                top_k=0,
+                top_p=1.0,
+                min_p=0.0,
+                seed=0,
+                worker_ends=False,
+            )
+        )
+    in_flight: deque[StepPlan] = deque()
+    while scheduler.has_work or in_flight:
+        if scheduler.has_work and (plan := scheduler.schedule(acked)) is not None:
+            runner.launch(plan)
+            in_flight.append(plan)
+            if len(in_flight) == 1:
+                continue
+        plan = in_flight.popleft()
+        scheduler.complete(plan, runner.collect().token_ids)
+    outputs = [
+        tokens.read(row, len(prompt), tokens.length(row)).tolist()
+        for row, prompt in enumerate(some)
+    ]
+    return Served(outputs, scheduler.num_preemptions)
+
+
+def num_equal(outputs: list[list[int]], expected: list[list[int]]) -> int:
+    """Tokens that agree, place by place."""
+    pairs = zip(outputs, expected, strict=True)
+    return sum(a == b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True))
+
+
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_MODEL_LEN,
+    "initializer_range": 0.15,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,  # where they are tied, a wide random model repeats its input
+}
+
+
+def _served(name: str, config_class: str, *, quick: bool = False, **options: Any) -> Architecture:
+    return Architecture(name, config_class, _BASE | options, quick=quick)
+
+
+def _refused(name: str, config_class: str, reason: str, **options: Any) -> Architecture:
+    return Architecture(name, config_class, {"vocab_size": VOCAB_SIZE} | options, refused=reason)
+
+
+_MOE: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_TWO_BY_TWO: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+_PARTLY_ROTARY: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+    }
+}
+_DEEPSEEK = _MOE | {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+_NEXT = _MOE | {
+    "hidden_size": 64,
+    "head_dim": 16,
+    "num_experts": 4,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+_NOT_REPLACEABLE = "does not let its attention be replaced"
+
+
+def _rope(rope_type: str, **options: float) -> dict[str, Any]:
+    return {"rope_type": rope_type, "rope_theta": 10000.0} | options
+
+
+ARCHITECTURES: tuple[Architecture, ...] = (
+    _served("Llama", "LlamaConfig", quick=True),
+    _served(
+        "Llama, llama3 rope",
+        "LlamaConfig",
+        rope_parameters=_rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=32,
+        ),
+    ),
+    _served("Llama, tied embeddings", "LlamaConfig", tie_word_embeddings=True),
+    _served("Qwen2", "Qwen2Config"),
+    _served(
+        "Qwen2, sliding window",
+        "Qwen2Config",
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        max_window_layers=2,
+    ),
+    _served("Qwen2-MoE", "Qwen2MoeConfig", **_MOE, num_experts=4),
+    _served("Qwen3", "Qwen3Config", head_dim=32),
+    _served(
+        "Qwen3, YaRN rope",
+        "Qwen3Config",
+        head_dim=16,
+        rope_parameters=_rope("yarn", factor=4.0, original_max_position_embeddings=32),
+    ),
+    _served("Qwen3-MoE", "Qwen3MoeConfig", quick=True, **_MOE, head_dim=16, num_experts=8),
+    _served("Mistral, sliding window", "MistralConfig", sliding_window=WINDOW),
+    _served("Ministral, sliding window", "MinistralConfig", head_dim=16, sliding_window=WINDOW),
+    _served("Mixtral", "MixtralConfig", num_local_experts=4, num_experts_per_tok=2),
+    _served("Gemma", "GemmaConfig", head_dim=16),
+    _served(
+        "Gemma 2",
+        "Gemma2Config",
+        quick=True,
+        head_dim=16,
+        sliding_window=WINDOW,
+        query_pre_attn_scalar=16,
+        attn_logit_softcapping=2.0,
+    ),
+    _served(
+        "Gemma 3",
+        "Gemma3TextConfig",
+        quick=True,
+        head_dim=16,
+        sliding_window=WINDOW,
+        query_pre_attn_scalar=16,
+        **_TWO_BY_TWO,
+    ),
+    _served("Phi", "PhiConfig", **_PARTLY_ROTARY),
+    _served("Phi-3", "Phi3Config", sliding_window=WINDOW),
+    _served("Phi-3.5-MoE", "PhimoeConfig", num_local_experts=4, num_experts_per_tok=2),
+    _served("GPT-2", "GPT2Config", quick=True, n_positions=MAX_MODEL_LEN, initializer_range=0.4),
+    _served("GPT-BigCode", "GPTBigCodeConfig", n_positions=MAX_MODEL_LEN, initializer_range=0.4),
+    _served("GPT-NeoX", "GPTNeoXConfig"),
+    _served(
+        "GPT-OSS",
+        "GptOssConfig",
+        quick=True,
+        head_dim=16,
+        sliding_window=WINDOW,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters=_rope("default"),
+    ),
+    _served("OPT", "OPTConfig", ffn_dim=128, word_embed_proj_dim=64, init_std=0.4),
+    _served("StarCoder2, sliding window", "Starcoder2Config", sliding_window=WINDOW),
+    _served("Granite", "GraniteConfig", attention_multiplier=0.2),
+    _served("Granite-MoE", "GraniteMoeConfig", num_local_experts=4, num_experts_per_tok=2),
+    _served("Cohere", "CohereConfig"),
+    _served("Cohere 2", "Cohere2Config", sliding_window=WINDOW),
+    _served("OLMo", "OlmoConfig"),
+    _served("OLMo 2", "Olmo2Config"),
+    _served("OLMo 3", "Olmo3Config", sliding_window=WINDOW),
+    _served("OLMoE", "OlmoeConfig", num_experts=4, num_experts_per_tok=2),
+    _served("DeepSeek V3 (MLA)", "DeepseekV3Config", quick=True, **_DEEPSEEK),
+    _served("GLM", "GlmConfig", head_dim=16),
+    _served("GLM-4", "Glm4Config", head_dim=16),
+    _served(
+        "GLM-4-MoE",
+        "Glm4MoeConfig",
+        **_MOE,
+        head_dim=16,
+        n_routed_experts=4,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+    ),
+    _served("SmolLM3", "SmolLM3Config"),
+    _served("ERNIE 4.5", "Ernie4_5Config", head_dim=16),
+    _served("EXAONE 4, sliding window", "Exaone4Config", sliding_window=WINDOW),
+    _served("Seed-OSS", "SeedOssConfig", head_dim=16),
+    _served("Hunyuan", "HunYuanDenseV1Config", head_dim=16),
+    _served(
+        "MiniMax-M2", "MiniMaxM2Config", head_dim=16, num_local_experts=4, num_experts_per_tok=2
+    ),
+    _served("Arcee", "ArceeConfig"),
+    _served("Apertus", "ApertusConfig"),
+    _served("Helium", "HeliumConfig", head_dim=16),
+    _refused("BLOOM", "BloomConfig", _NOT_REPLACEABLE, hidden_size=32, n_layer=2, n_head=4),
+    _refused("Falcon", "FalconConfig", _NOT_REPLACEABLE, hidden_size=32, num_attention_heads=4),
+    _refused("GPT-J", "GPTJConfig", _NOT_REPLACEABLE, n_embd=32, n_head=4, rotary_dim=8),
+    _refused("MPT", "MptConfig", _NOT_REPLACEABLE, d_model=32, n_heads=4, n_layers=2),
+    _refused("StableLM", "StableLmConfig", _NOT_REPLACEABLE, hidden_size=32),
+    _refused(
+        "Nemotron",
+        "NemotronConfig",
+        "does not hand its keyword arguments on",
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+    ),
+    _refused("Llama 4", "Llama4TextConfig", "layers of type chunked_attention"),
+    _refused("Qwen3-Next", "Qwen3NextConfig", "layers of type linear_attention", **_NEXT),
+    _refused("Mamba", "MambaConfig", "layers of type linear_attention", hidden_size=32),
+    _refused("Jamba", "JambaConfig", "layers of type linear_attention", hidden_size=32),
+    _refused("Falcon-H1", "FalconH1Config", "layers of type hybrid", hidden_size=32),
+    _refused("LFM2", "Lfm2Config", "layers of type conv", full_attn_idxs=[1], num_hidden_layers=2),
+    _refused("DeepSeek V3.2", "DeepseekV32Config", "layers of type indexed_attention"),
+    _refused(
+        "DiffLlama", "DiffLlamaConfig", "attention calls over", hidden_size=32, num_hidden_layers=2
+    ),
+    _refused("BERT", "BertConfig", "attend to those that come after", hidden_size=48),
+    _refused("T5", "T5Config", "has an encoder"),
+    _refused(
+        "Phi-3.5-MoE, sliding window",
+        "PhimoeConfig",
+        "names a window of 8 tokens in its configuration and None to its attention",
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        sliding_window=WINDOW,
+    ),
+    _refused(
+        "Llama, dynamic rope",
+        "LlamaConfig",
+        "has the rope type 'dynamic'",
+        hidden_size=32,
+        rope_parameters=_rope("dynamic", factor=2.0),
+    ),
+)

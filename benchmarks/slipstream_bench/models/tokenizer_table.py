@@ -1,0 +1,183 @@
+"""Which tokenizers stream exactly, and how fast: a row for each kind of decoder.
+
+    python -m slipstream_bench.models.tokenizer_table [--markdown] [--json FILE] [FILE ...]
+
+Every kind is a small tokenizer trained in a blink from built-in text; files are further rows. For
+each, random prompts and outputs (any ids, broken bytes, special tokens skipped or not) are streamed
+and compared with the tokenizer's own decode. Where the decoder compiles to a table, the table is
+what is checked; where it does not, the window is, which the worker then falls back to.
+
+The speeds are of tokens given one by one, on the tokenizer's own encoding of the built-in text,
+the best of several rounds, in microseconds a token: by the table, by the window, and by
+`tokenizers`' DecodeStream.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from slipstream_bench.models.tokenizers_in_small import KINDS, LINES
+from slipstream_worker.compile_table import UnsupportedDecoder, compile_table
+from slipstream_worker.decode_reference import DecodeReference, decoder_steps
+from slipstream_worker.detokenizer import (
+    DetokenizerFactory,
+    TableDetokenizerFactory,
+    WindowDetokenizerFactory,
+)
+from slipstream_worker.self_test import Trial, mismatch_of, random_trials
+from slipstream_worker.token_table import TokenTable
+
+NUM_TRIALS = 500  # of each sort of ids, with special tokens skipped and shown
+SEED = 7  # not the self-test's own
+NUM_STREAMS = 32
+NUM_ROUNDS = 7
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tokenizer. Times in microseconds a token."""
+
+    kind: str
+    decoder: str
+    vocab_size: int
+    compiled: str  # "yes", or why not
+    num_sequences: int
+    num_mismatches: int
+    table_us: float | None
+    window_us: float
+    decode_stream_us: float
+
+
+HEADINGS = [
+    "kind",
+    "decoder",
+    "vocabulary",
+    "compiled",
+    "sequences",
+    "mismatches",
+    "table µs",
+    "window µs",
+    "DecodeStream µs",
+]
+assert len(HEADINGS) == len(fields(Row))
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description="which tokenizers stream exactly, and how fast")
+    parser.add_argument("files", nargs="*", type=Path, help="tokenizer.json files to add")
+    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
+    arguments = parser.parse_args()
+    rows = [measure(kind, make()) for kind, make in KINDS.items()]
+    rows += [measure(path.stem, Tokenizer.from_file(str(path))) for path in arguments.files]
+    lines = markdown(rows) if arguments.markdown else columns(rows)
+    sys.stdout.write("\n".join(lines) + "\n")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    if any(row.num_mismatches for row in rows if row.compiled == "yes"):
+        sys.exit("a compiled table is not exact")
+
+
+def measure(kind: str, tokenizer: Tokenizer) -> Row:
+    """The row of one tokenizer."""
+    window = WindowDetokenizerFactory(tokenizer.to_str().encode())
+    used: DetokenizerFactory = window
+    table_us = None
+    trials: Iterable[Trial]
+    try:
+        table = compile_table(tokenizer)
+    except UnsupportedDecoder as why_not:
+        compiled = str(why_not)
+        trials = plain_trials(tokenizer)
+    else:
+        compiled = "yes"
+        used = TableDetokenizerFactory(table)
+        trials = random_trials(table, NUM_TRIALS, SEED)
+        table_us = fastest(lambda ids: stream_all(used, ids), tokenizer)
+    reference = DecodeReference(tokenizer)
+    mismatches = [mismatch_of(reference, used, trial) for trial in trials]
+    return Row(
+        kind,
+        " + ".join(step["type"] for step in decoder_steps(tokenizer)) or "none",
+        tokenizer.get_vocab_size(),
+        compiled,
+        len(mismatches),
+        sum(mismatch is not None for mismatch in mismatches),
+        table_us,
+        fastest(lambda ids: stream_all(window, ids), tokenizer),
+        fastest(lambda ids: decode_stream_all(tokenizer, ids), tokenizer),
+    )
+
+
+def plain_trials(tokenizer: Tokenizer) -> Iterable[Trial]:
+    """Any ids, for a tokenizer of whose tokens no table tells more."""
+    unknown = TokenTable("text", (None,) * tokenizer.get_vocab_size(), special=())
+    return random_trials(unknown, NUM_TRIALS, SEED)
+
+
+def fastest(stream: Callable[[list[list[int]]], None], tokenizer: Tokenizer) -> float:
+    """Microseconds a token that `stream` takes for some streams of text, in the best round."""
+    ids = tokenizer.encode("\n".join(LINES), add_special_tokens=False).ids
+    rng = random.Random(SEED)  # noqa: S311 - reproducible, no secret
+    streams = [ids[(cut := rng.randrange(len(ids))) :] + ids[:cut] for _ in range(NUM_STREAMS)]
+    best_s = float("inf")
+    for _ in range(NUM_ROUNDS):
+        start = time.perf_counter()
+        stream(streams)
+        best_s = min(best_s, time.perf_counter() - start)
+    return best_s / (len(ids) * NUM_STREAMS) * 1e6
+
+
+def stream_all(factory: DetokenizerFactory, streams: list[list[int]]) -> None:
+    """Each stream's first token is its prompt."""
+    for ids in streams:
+        step = factory.create(ids[:1], skip_special_tokens=True).step
+        for token_id in ids:
+            step(token_id)
+
+
+def decode_stream_all(tokenizer: Tokenizer, streams: list[list[int]]) -> None:
+    """The same by the tokenizer's own means."""
+    for ids in streams:
+        step = DecodeStream(skip_special_tokens=True).step
+        for token_id in ids:
+            step(tokenizer, token_id)
+
+
+def cells(row: Row) -> list[str]:
+    """One row as text."""
+    return [
+        "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+        for value in asdict(row).values()
+    ]
+
+
+def columns(rows: list[Row]) -> list[str]:
+    """The table for a terminal."""
+    lines = [HEADINGS, *(cells(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def markdown(rows: list[Row]) -> list[str]:
+    """The table for a page."""
+    lines = [HEADINGS, ["---"] * len(HEADINGS), *(cells(row) for row in rows)]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""The output path in one thread: a core without a device, a worker, a client, all of them real.
+
+Owns: how they are put together, and the order of one step. Does not know: who reads the deltas,
+what the numbers are for.
+
+Rules:
+- The parts are those of the product, assembled by its own functions; in the place of the device
+  stands the workload, in the place of ZeroMQ memory (`memory_wire`).
+- A step's CPU time is counted from when the sampled ids are on the host. What comes before it
+  (planning the step, making up what the device would have computed) is not counted.
+- The stages, in their order:
+  collect      ids and log-probabilities go into the core's histories
+  publish      the core builds and encodes its message
+  check        the worker, until its report to the core has left: decoding, stop checks, and
+               whatever else it does before that
+  emit         the worker, from there until the deltas have left: detokenising, building, encoding
+  settle       the worker's turn behind that
+  client       decoding, checking, deltas in their streams' queues; the acknowledgement
+  read         the reader takes them, see `reading`
+  reports      the core takes in the worker's report
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NoReturn, cast
+
+import numpy as np
+import zmq
+from msgspec import structs
+
+from slipstream.asking import new_state
+from slipstream.client_io import ClientIO
+from slipstream.client_session import ClientSession
+from slipstream.group import Group
+from slipstream.stream_state import StreamState
+from slipstream_bench.common.memory_wire import MemoryContext, MemorySocket
+from slipstream_bench.output_path.stopwatch import BETWEEN, Stopwatch
+from slipstream_bench.output_path.workload import Workload
+from slipstream_core.assembly import assemble_core
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner.plan import Logprobs, ModelInfo, Runner
+from slipstream_ipc.messages import ModelCard, Render, Rendered, SamplingParams
+from slipstream_worker.assembly import assemble_worker
+from slipstream_worker.config import WorkerConfig
+from slipstream_worker.detokenizer import DetokenizerFactory
+
+STAGES = ("collect", "publish", "check", "emit", "settle", "client", "read", "reports")
+
+PROCESSES = {  # who does what; planning a step, which is not timed, is the core's too
+    "core": ("collect", "publish", "reports", BETWEEN),
+    "worker": ("check", "emit", "settle"),
+    "client": ("client", "read"),
+}
+
+_BLOCK_SIZE = 16
+_CORE, _CLIENTS = "ipc:///memory/core", "ipc:///memory/clients"
+_SETUP_TURNS = 1000
+
+
+class OutputPath:
+    """`batch` requests of a workload, admitted and ready to be stepped."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        batch: int,
+        params: SamplingParams,
+        detokenizers: DetokenizerFactory,
+        vocab_size: int,
+        watch: Stopwatch,
+        *,
+        is_together: bool = False,
+    ) -> None:
+        """params: of every request but for its seed. watch: where each step's CPU time goes.
+        is_together: one reader reads all of the streams, see `group`.
+        """
+        prompt_len = workload.prompts.shape[1]
+        self._num_steps: int = workload.outputs.shape[1]
+        assert params.max_tokens == self._num_steps
+        self._outputs = workload.outputs[:batch]
+        self._values, self._candidates = workload.logprobs[:batch], workload.candidates[:batch]
+        self._ranks = np.ones(batch, np.uint32)
+        self._wants_logprobs = params.logprobs is not None
+        self._watch = watch
+        self._step = 0
+        self.num_bytes = {"core": 0, "worker": 0, "client": 0}  # that each of them has sent
+        self.messages: list[int] = []  # their sizes
+        # containers left to the collector by each stage, all requests running: neither the first
+        # step, in which streams begin, nor the last, in which they end
+        self.num_tracked: Counter[str] = Counter()
+        context = MemoryContext()
+        poller = zmq.Poller()  # nobody ever polls
+        self._core = assemble_core(
+            _core_config(batch, prompt_len),
+            _no_device(vocab_size, prompt_len + self._num_steps),
+            context.as_context(),
+            poller,
+        )
+        self._worker = assemble_worker(
+            _worker_config(), _NoPrompts(), detokenizers, context.as_context(), poller
+        )
+        self._session = ClientSession(
+            context.as_context(), _CLIENTS, 60.0, zmq.Poller(), time.monotonic()
+        )
+        self._until(lambda: self._session.model is not None)
+        self.io = cast(ClientIO, _SessionIO(self._session))
+        self.states: list[StreamState] = []
+        for index, prompt in enumerate(workload.prompts[:batch]):
+            # a step's plan says the seeds of its rows: by them we know which request is meant
+            seeded = structs.replace(params, seed=index)
+            self.states.append(new_state(self.io, prompt, seeded, kind="delta"))
+        self.group = Group(self.states) if is_together else None
+        for state in self.states:
+            self._session.submit(state, time.monotonic())
+        self._until(lambda: all(state.prompt_ids is not None for state in self.states))
+        self._until(lambda: self._core.scheduler.num_waiting == batch)
+        context.tap = self._sent
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every token has been generated."""
+        return self._step >= self._num_steps
+
+    def step(self) -> None:
+        """One token of every request, as far as the queues of their streams."""
+        core, watch = self._core, self._watch
+        plan = core.scheduler.schedule(core.desk.acked)
+        assert plan is not None
+        assert plan.samples.all()
+        requests = plan.seeds
+        ids = self._outputs[requests, self._step]
+        self._step += 1
+        logprobs = self._made_up(requests, ids) if self._wants_logprobs else None
+        now = time.monotonic()
+
+        watch.start()
+        sampled = core.scheduler.complete(plan, ids)
+        if logprobs is not None:
+            core.logprobs.append(sampled.rows, logprobs, sampled.index)
+        core.lives.mark(sampled.rows)
+        watch.lap("collect")
+        core.desk.publish(plan.step)
+        watch.lap("publish")
+        self._worker.run_once(now)
+        watch.lap("settle")
+        self._session.turn(now)
+        watch.lap("client")
+
+    def take_reports(self) -> None:
+        """The end of a step, when its deltas have been read."""
+        self._core.desk.receive(time.monotonic())
+        self._watch.lap("reports")
+        if self._step == 1:
+            self._watch.num_tracked.clear()
+        elif self._step == self._num_steps - 1:
+            self.num_tracked = self._watch.num_tracked.copy()
+
+    def check_whole(self) -> None:
+        """Every stream has had all of its tokens, and its one end."""
+        for state in self.states:
+            assert state.error is None, state.error
+            assert state.is_over
+            assert state.num_tokens == self._num_steps
+            assert state.end is not None
+            assert state.end.reason == "length"
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._session.close()
+        self._worker.close()
+        self._core.close()
+
+    def _made_up(self, requests: np.ndarray[Any, Any], ids: np.ndarray[Any, Any]) -> Logprobs:
+        candidates = self._candidates[requests]
+        candidates[:, 0] = ids
+        return Logprobs(self._values[requests], candidates, self._ranks)
+
+    def _sent(self, socket: MemorySocket, num_bytes: int) -> None:
+        """A message has left a socket: that ends a stage of the worker's turn."""
+        if socket.address == _CORE:
+            sender = "core" if socket.is_router else "worker"
+        else:
+            sender = "worker" if socket.is_router else "client"
+        if sender == "worker":
+            self._watch.lap("emit" if socket.is_router else "check")
+        self.num_bytes[sender] += num_bytes
+        self.messages.append(num_bytes)
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        """Let everybody talk; nothing is generated yet."""
+        for _ in range(_SETUP_TURNS):
+            now = time.monotonic()
+            self._session.turn(now)
+            self._worker.run_once(now)
+            self._core.desk.receive(now)
+            self._core.desk.publish(0)
+            if condition():
+                return
+        raise AssertionError("the parts did not come together")
+
+
+class _NoPrompts:
+    """In the place of the prompt process: every prompt here is made of token ids."""
+
+    def ask(self, request: Render) -> NoReturn:
+        raise AssertionError(f"a prompt to be tokenised: {request}")
+
+    def withdraw(self, key: int) -> bool:
+        return True
+
+    def is_among(self, arrived: object) -> bool:
+        return False
+
+    def receive(self) -> tuple[Rendered, ...]:
+        return ()
+
+    def beat(self, now: float) -> tuple[Rendered, ...]:
+        return ()
+
+
+class _NoDevice:
+    """In the place of a runner: the core's settings come from its info, and nothing is run."""
+
+    def __init__(self, info: ModelInfo, num_blocks: int) -> None:
+        self.info = info
+        self.num_blocks = num_blocks
+
+    def fileno(self) -> int | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+class _SessionIO:
+    """In the place of a client's I/O thread: what is asked for happens at once, in this thread."""
+
+    def __init__(self, session: ClientSession) -> None:
+        self._session = session
+
+    @property
+    def model(self) -> ModelCard | None:
+        return self._session.model
+
+    def abort(self, state: StreamState) -> None:
+        self._session.abort(state)
+
+    def abandon(self, state: StreamState) -> None:
+        self._session.abandon(state)
+
+
+def _no_device(vocab_size: int, max_model_len: int) -> Runner:
+    info = ModelInfo(
+        name="none",
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=(0,),
+        block_bytes=0,
+        block_size=_BLOCK_SIZE,
+    )
+    # blocks are numbers here: as many as anybody could want cost nothing
+    return cast(Runner, _NoDevice(info, num_blocks=2**20))
+
+
+def _core_config(batch: int, prompt_len: int) -> CoreConfig:
+    return CoreConfig(
+        model="none",
+        address=_CORE,
+        max_num_seqs=batch,
+        max_num_batched_tokens=batch * prompt_len,  # all prompts in the first step
+        block_size=_BLOCK_SIZE,
+    )
+
+
+def _worker_config() -> WorkerConfig:
+    return WorkerConfig(
+        tokenizer="none",
+        client_address=_CLIENTS,
+        core_address=_CORE,
+        runtime_dir="/memory",
+        cache_dir="/memory",
+    )

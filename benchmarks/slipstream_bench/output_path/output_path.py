@@ -1,0 +1,189 @@
+"""`slipstream bench output-path`: what is measured in which order, and how it is told.
+
+Owns: medians, ratios, the picture. Does not know: its options (`options`), how a run is measured
+(`measure`, `peers`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from slipstream_bench.common.measures import Row
+from slipstream_bench.common.pictures import grouped_bars
+from slipstream_bench.common.tables import median_rows, table, write_json
+from slipstream_bench.common.variants import VARIANTS, Variant
+from slipstream_bench.output_path.delta_readers import READS, Read
+from slipstream_bench.output_path.in_process_path import PROCESSES, STAGES
+from slipstream_bench.output_path.output_path_options import Plan, checked
+from slipstream_bench.output_path.path_measure import ENGINE, Setting, measure
+from slipstream_bench.output_path.peers import measure_peer
+from slipstream_bench.output_path.stopwatch import measured_lap_ns
+from slipstream_bench.output_path.workload import Workload, detokenizers_of, make_workload
+
+_PROMPT_LEN = 128
+_KEY = ("engine", "batch", "variant", "read")
+_COLUMNS = (
+    *("batch", "variant", "read", "us_per_token"),
+    *(f"{stage}_us" for stage in STAGES),
+    *("wire_us", "bytes_per_token", "core_bytes_per_token", "deltas_per_token"),
+    *("gc_gen0", "gc_gen1", "gc_gen2"),
+    *(f"{process}_gen0_per_100_steps" for process in PROCESSES),
+)
+_ABOUT = """\
+CPU us per token, from sampled ids in the core to deltas in the hands of their reader; one process,
+one thread, no wire (wire_us: what ZeroMQ would add; not in the sum).
+gc_gen0 to 2: collections of the run, all three processes in one; X_gen0_per_100_steps: what process
+X would have alone while all requests run, by the containers it leaves behind.
+read: columns, all streams read together and not looked at; materialised, the same, every text, id
+and candidate made a Python object; streams, one Stream to each; async_for, one task to each."""
+_ABOUT_PEERS = """\
+Peers: the same requests through their own code; encoding, decoding and processing are counted,
+taking and reading deltas are shown and not counted (of ours they are). vLLM also makes each
+candidate's text. Ratio: the peer's us_per_token over ours."""
+
+
+def bench_output_path(arguments: argparse.Namespace) -> int:
+    """Measure ours, then the peers; tell."""
+    plan = checked(arguments)
+    tokenizer = Tokenizer.from_file(str(plan.tokenizer))
+    workload = make_workload(tokenizer, max(plan.batches), prompt_len=_PROMPT_LEN, steps=plan.steps)
+    setting = Setting(
+        workload,
+        detokenizers_of(tokenizer),
+        tokenizer.get_vocab_size(with_added_tokens=True),
+        measured_lap_ns(),
+    )
+    rows = [row | _about(plan) for row in median_rows(_measured(setting, plan), _KEY)]
+    print(_ABOUT, flush=True)
+    print("\n".join(table(rows, _COLUMNS)), flush=True)
+    if arguments.json is not None:
+        write_json(rows, arguments.json)  # already: a peer may fail
+    if plan.pythons:
+        for peer_rows in _peers(workload, plan):
+            print("\n" + "\n".join(table(peer_rows)), flush=True)
+            rows += [row | {"tokenizer": _name_of(plan.tokenizer)} for row in peer_rows]
+        rows = with_ratios(rows)
+        print("\n" + _ABOUT_PEERS)
+        print("\n".join(table(list(_ratios(rows)))), flush=True)
+    if arguments.json is not None:
+        write_json(rows, arguments.json)
+    if arguments.png is not None:
+        _draw(rows, arguments.png)
+    return 0
+
+
+def with_ratios(rows: Sequence[Row]) -> list[Row]:
+    """Ours with a column `ratio_to_X` for each peer X that was measured on the same.
+
+    What is awaited is compared with what is awaited, everything else with the peer's own deltas,
+    which are Python objects throughout.
+    """
+    theirs = {
+        (row["engine"], row["batch"], row["variant"], row["read"]): row["us_per_token"]
+        for row in rows
+        if row["engine"] != ENGINE
+    }
+    names = list(dict.fromkeys(name for name, *_ in theirs))
+    found: list[Row] = []
+    for row in rows:
+        ratios: Row = {}
+        read = "async_for" if row["read"] == "async_for" else "materialised"
+        for name in names if row["engine"] == ENGINE else ():
+            us = theirs.get((name, row["batch"], row["variant"], read))
+            if us is not None and row["us_per_token"]:
+                ratios[f"ratio_to_{name}"] = round(float(us) / float(row["us_per_token"]), 2)
+        found.append(row | ratios)
+    return found
+
+
+def _ratios(rows: Sequence[Row]) -> Iterator[Row]:
+    """The rows of the comparison as they are printed."""
+    for row in rows:
+        ratios = {name: row[name] for name in row if name.startswith("ratio_to_")}
+        if ratios:
+            yield {name: row[name] for name in (*_KEY[1:], "us_per_token")} | ratios
+
+
+def _measured(setting: Setting, plan: Plan) -> list[Row]:
+    """All runs of everything; one round after the other, so that a noisy minute spoils one of
+    several runs of a thing and not all of them.
+    """
+    what: list[tuple[int, Variant, Read]] = list(product(plan.batches, plan.variants, READS))
+    for variant in plan.variants:  # memory that is touched for the first time costs more
+        measure(setting, max(plan.batches), variant, "materialised")
+    rows = []
+    with tqdm(total=plan.runs * len(what), unit="run", disable=None, leave=False) as bar:
+        for _ in range(plan.runs):
+            for batch, variant, read in what:
+                rows.append(measure(setting, batch, variant, read))
+                bar.update()
+    return rows
+
+
+def _peers(workload: Workload, plan: Plan) -> Iterator[list[Row]]:
+    """The rows of one after the other."""
+    with tempfile.TemporaryDirectory(prefix="slipstream-peers-") as folder:
+        file = Path(folder) / "workload.npz"
+        workload.save(file, plan.variants)
+        for peer, python in plan.pythons.items():
+            yield measure_peer(
+                peer,
+                python,
+                model=plan.tokenizer.parent,
+                workload=file,
+                batches=plan.batches,
+                variants=plan.variants,
+                runs=plan.runs,
+            )
+
+
+def _about(plan: Plan) -> Row:
+    return {
+        "benchmark": "output-path",
+        "version": version("slipstream"),
+        "python": platform.python_version(),
+        "tokenizer": _name_of(plan.tokenizer),
+        "steps": plan.steps,
+        "prompt_len": _PROMPT_LEN,
+    }
+
+
+def _draw(rows: Sequence[Row], file: str) -> None:
+    """All variants at the largest batch."""
+    batch = max(int(row["batch"] or 0) for row in rows)
+    us: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row["batch"] == batch and row["us_per_token"] is not None:
+            name = _name(str(row["engine"]), str(row["read"]))
+            us.setdefault(name, {})[str(row["variant"])] = float(row["us_per_token"])
+    variants = [one for one in VARIANTS if any(one in values for values in us.values())]
+    has_peers = any(row["engine"] != ENGINE for row in rows)
+    grouped_bars(
+        file,
+        variants,
+        {name: [values.get(one) for one in variants] for name, values in us.items()},
+        title=f"Output path: CPU per token from sampled ids to deltas, {batch} requests at a time",
+        x_label="what the requests ask for",
+        y_label="CPU us per token (log scale)" if has_peers else "CPU us per token",
+        is_log=has_peers,
+    )
+
+
+def _name(engine: str, read: str) -> str:
+    if read == "async_for":
+        return f"{engine}, async for"
+    return f"{engine}, {read}" if engine == ENGINE else engine.replace("_", " ")
+
+
+def _name_of(tokenizer: Path) -> str:
+    """As results kept in the repository may show it: without the folders of one machine."""
+    return "/".join(tokenizer.parts[-2:])

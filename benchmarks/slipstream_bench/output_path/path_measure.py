@@ -1,0 +1,139 @@
+"""One measurement: so many requests of a variant, generated to their end, read in one way.
+
+Owns: the loop over the steps, and what a row says. Does not know: medians, tables, peers.
+
+Rules:
+- The garbage collector keeps its default thresholds. What is there before the requests is frozen,
+  as the processes of the product do when they have loaded.
+- Whatever does not belong to the output path lies between the laps of the stopwatch.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from dataclasses import dataclass
+
+import uvloop
+
+from slipstream_bench.common.collection_watch import CollectionWatch
+from slipstream_bench.common.measures import Row
+from slipstream_bench.common.variants import Variant, params_of
+from slipstream_bench.output_path.delta_readers import (
+    Read,
+    StreamsReader,
+    TaskReader,
+    TogetherReader,
+)
+from slipstream_bench.output_path.in_process_path import PROCESSES, STAGES, OutputPath
+from slipstream_bench.output_path.stopwatch import Stopwatch
+from slipstream_bench.output_path.wire import wire_us
+from slipstream_bench.output_path.workload import Workload
+from slipstream_worker.detokenizer import DetokenizerFactory
+
+ENGINE = "slipstream"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all measurements share."""
+
+    workload: Workload
+    detokenizers: DetokenizerFactory
+    vocab_size: int
+    lap_ns: float  # see `Stopwatch`
+
+
+def measure(setting: Setting, batch: int, variant: Variant, read: Read) -> Row:
+    """One run."""
+    collections = CollectionWatch()
+    watch = Stopwatch(collections, lap_ns=setting.lap_ns)
+    steps = setting.workload.outputs.shape[1]
+    gc.collect()
+    gc.freeze()
+    try:
+        path = OutputPath(
+            setting.workload,
+            batch,
+            params_of(variant, steps),
+            setting.detokenizers,
+            setting.vocab_size,
+            watch,
+            is_together=read in ("columns", "materialised"),
+        )
+        try:
+            if read == "async_for":
+                num_deltas = uvloop.run(_run_in_loop(path, watch, collections))
+            else:
+                num_deltas = _run(path, watch, collections, read)
+            path.check_whole()
+        finally:
+            path.close()
+    finally:
+        gc.unfreeze()
+    num_tokens = batch * steps
+    stages = {stage: watch.us(stage) / num_tokens for stage in STAGES}
+    return {
+        "engine": ENGINE,
+        "batch": batch,
+        "variant": variant,
+        "read": read,
+        "us_per_token": round(sum(stages.values()), 4),
+        **{f"{stage}_us": round(us, 4) for stage, us in stages.items()},
+        "wire_us": round(wire_us(path.messages) / num_tokens, 4),
+        "bytes_per_token": round(sum(path.num_bytes.values()) / num_tokens, 3),
+        "core_bytes_per_token": round(path.num_bytes["core"] / num_tokens, 3),
+        "deltas_per_token": round(num_deltas / num_tokens, 4),
+        **{
+            f"gc_gen{generation}": number
+            for generation, number in enumerate(collections.num_collections)
+        },
+        **_by_process(path.num_tracked, steps - 2),
+    }
+
+
+def _by_process(num_tracked: Counter[str], steps: int) -> Row:
+    """How many young collections each process would see, by what its stages leave behind.
+
+    Where a single container crosses from one's stages into another's, as some of this benchmark's
+    own do, that shows as 0.14 here and -0.14 there.
+    """
+    a_collection = gc.get_threshold()[0] + 1
+    found: Row = {}
+    for process, stages in PROCESSES.items():
+        number = 100 * sum(num_tracked[stage] for stage in stages) / a_collection
+        found[f"{process}_gen0_per_100_steps"] = round(number / steps, 3) if steps > 0 else None
+    return found
+
+
+def _run(path: OutputPath, watch: Stopwatch, collections: CollectionWatch, read: Read) -> int:
+    """The deltas that were read."""
+    reader: StreamsReader | TogetherReader
+    if path.group is None:
+        reader = StreamsReader(path.io, path.states)
+    else:
+        reader = TogetherReader(path.group, is_materialised=read == "materialised")
+    gc.collect()
+    with collections:
+        watch.clear()
+        while not path.is_done:
+            path.step()
+            reader.read()
+            watch.lap("read")
+            path.take_reports()
+    return reader.num_deltas
+
+
+async def _run_in_loop(path: OutputPath, watch: Stopwatch, collections: CollectionWatch) -> int:
+    reader = TaskReader(path.io, path.states)
+    await reader.read()  # the tasks wait for their first deltas
+    gc.collect()
+    with collections:
+        watch.clear()
+        while not path.is_done:
+            path.step()
+            await reader.read()
+            watch.lap("read")
+            path.take_reports()
+    await reader.finish()
+    return reader.num_deltas

@@ -1,0 +1,91 @@
+"""What is generated: pieces of Python's own source code, encoded by a tokenizer.
+
+Owns: prompts, outputs and log-probabilities of the requests of a batch, the same for everyone who
+measures. Does not know: who reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from slipstream_bench.common.variants import NUM_LOGPROBS, Variant, params_of
+from slipstream_worker.compile_table import UnsupportedDecoder, compile_table
+from slipstream_worker.detokenizer import (
+    DetokenizerFactory,
+    TableDetokenizerFactory,
+    WindowDetokenizerFactory,
+)
+
+_NUM_FILES = 60  # of the standard library
+_SEED = 0
+
+UInt32s = npt.NDArray[np.uint32]
+Float32s = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """B requests. Those of a smaller batch are the first ones."""
+
+    prompts: UInt32s  # [B, prompt length]
+    outputs: UInt32s  # [B, steps]
+    logprobs: Float32s  # [B, 1 + NUM_LOGPROBS] descending, the same at every step
+    candidates: UInt32s  # [B, 1 + NUM_LOGPROBS] column 0 is to be the sampled token
+
+    def save(self, file: Path, variants: Sequence[Variant]) -> None:
+        """As an .npz file, for those who measure elsewhere; with what the variants mean."""
+        np.savez(
+            file,
+            prompts=self.prompts,
+            outputs=self.outputs,
+            logprobs=self.logprobs,
+            candidates=self.candidates,
+            variants=np.array(json.dumps([_meaning(variant) for variant in variants])),
+        )
+
+
+def _meaning(variant: Variant) -> dict[str, object]:
+    params = params_of(variant, 1)
+    return {
+        "name": variant,
+        "stop": list(params.stop),
+        "logprobs": params.logprobs,
+        "interval": params.stream_interval,
+    }
+
+
+def make_workload(
+    tokenizer: Tokenizer, num_requests: int, *, prompt_len: int, steps: int
+) -> Workload:
+    """Pieces from anywhere in the standard library."""
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:_NUM_FILES]
+    text = "\n".join(file.read_text(encoding="utf-8", errors="ignore") for file in files)
+    ids = np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
+    random = np.random.default_rng(_SEED)
+    width = prompt_len + steps
+    starts = random.integers(0, len(ids) - width, num_requests)
+    pieces = ids[starts[:, None] + np.arange(width)]
+    vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+    shape = (num_requests, 1 + NUM_LOGPROBS)
+    return Workload(
+        pieces[:, :prompt_len],
+        pieces[:, prompt_len:],
+        -np.sort(8 * random.random(shape, np.float32), axis=1),
+        random.integers(0, vocab_size, shape).astype(np.uint32),
+    )
+
+
+def detokenizers_of(tokenizer: Tokenizer) -> DetokenizerFactory:
+    """What a worker of this tokenizer would use."""
+    try:
+        return TableDetokenizerFactory(compile_table(tokenizer))
+    except UnsupportedDecoder:
+        return WindowDetokenizerFactory(tokenizer.to_str().encode())

@@ -1,0 +1,137 @@
+"""What long prompts do to streams that run while they arrive.
+
+Owns: the measurement. 64 streams run at steps of 10 ms on a stack as it is; then a client of
+another process asks for one token of a 100,000-token text, or of a chat of 500 messages, again and
+again. The prompt is rendered and tokenised, registered, sent to the core and computed in chunks, of
+which each takes no longer than a step without one (`prefill_us=0`): what delays the streams is the
+host's.
+
+Counted are the times between two deltas of a stream: those of a span without arrivals, and those
+that end between an arrival's submission and its token. The differences of their percentiles are
+what an arrival costs whoever else streams.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.errors import EngineError
+from slipstream_bench.common.live_streams import LiveStreams, Tally, random_prompts
+from slipstream_bench.common.simulated_stack import Running, Simulated, product
+from slipstream_bench.common.tables import Row, median_rows
+from slipstream_bench.overlap.arrivals_client import Arrival, ArrivalsConfig, Kind
+from slipstream_ipc.messages import Fault, SamplingParams
+
+COLUMNS = (
+    "arrival",
+    "batch",
+    "step_ms",
+    "num_arrivals",
+    "prompt_tokens",
+    "arrival_answered_median_s",
+    "gap_p50_ms",
+    "gap_p99_ms",
+    "gap_max_ms",
+    "delay_p50_ms",
+    "delay_p99_ms",
+    "runs",
+)
+
+_STEP_MS = 10.0
+_BATCH = 64
+_MAX_TOKENS = 8192
+_MAX_MODEL_LEN = 131_072
+_PROMPT_TOKENS = 100_000
+_MESSAGES = 500
+_KINDS: tuple[tuple[str, Kind, int], ...] = (
+    ("prompt_100k", "prompt", _PROMPT_TOKENS),
+    ("chat_500", "chat", _MESSAGES),
+)
+_PAUSE_S = 0.3
+_WITHIN_S = 300.0
+
+Gaps = npt.NDArray[np.float64]
+
+
+def measure_arrivals(*, runs: int, is_quick: bool) -> list[Row]:
+    """A row without arrivals, and one for each kind of them: medians of the runs."""
+    rows: list[Row] = []
+    for _ in range(runs):
+        rows += _run(number=2 if is_quick else 10, quiet_s=2.0 if is_quick else 5.0)
+    return median_rows(rows, ("arrival",))
+
+
+def _run(number: int, quiet_s: float) -> list[Row]:
+    simulated = Simulated(_STEP_MS, _BATCH + 1, max_model_len=_MAX_MODEL_LEN)
+    params = SamplingParams(temperature=0.0, max_tokens=_MAX_TOKENS, ignore_eos=True)
+    requests = [(prompt, params) for prompt in random_prompts(_BATCH)]
+    with (
+        product(simulated) as stack,
+        LiveStreams(stack.address, requests, keeps_times=True) as live,
+    ):
+        live.wait_until_running(0.5)
+        quiet = live.window(quiet_s, stack.pids)
+        arrived = {name: _arrive(stack, kind, size, number) for name, kind, size in _KINDS}
+        live.window(0.0, {})  # whether all of them run still
+        tallies = list(live.tallies)
+    calm = _gaps(tallies, [(quiet.begin_s, quiet.end_s)])
+    rows = [_row("none", calm, calm, [])]
+    for name, arrivals in arrived.items():
+        spans = [(one.asked_s, one.answered_s) for one in arrivals]
+        rows.append(_row(name, _gaps(tallies, spans), calm, arrivals))
+    return rows
+
+
+def _arrive(stack: Running, kind: Kind, size: int, number: int) -> list[Arrival]:
+    """What the client's process says. Raises: EngineError where it fails."""
+    config = ArrivalsConfig(stack.address, kind, size, number, _PAUSE_S)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "slipstream_bench.overlap.arrivals_client"],
+        input=msgspec.json.encode(config),
+        stdout=subprocess.PIPE,
+        timeout=_WITHIN_S,
+        check=False,
+    )
+    if done.returncode:
+        raise EngineError(Fault("engine", f"the arriving client ended with {done.returncode}"))
+    return msgspec.json.decode(done.stdout, type=list[Arrival])
+
+
+def _gaps(tallies: Sequence[Tally], spans: Sequence[tuple[float, float]]) -> Gaps:
+    """Milliseconds between two deltas of a stream, of those gaps that end in one of `spans`."""
+    found = [np.empty(0)]
+    for tally in tallies:
+        times = np.array(tally.times_s)
+        gaps, ends = 1e3 * np.diff(times), times[1:]
+        found += [gaps[(begin <= ends) & (ends <= end)] for begin, end in spans]
+    return np.concatenate(found)
+
+
+def _row(name: str, gaps: Gaps, calm: Gaps, arrivals: Sequence[Arrival]) -> Row:
+    if not len(gaps):
+        raise EngineError(Fault("engine", f"no deltas came while {name} arrived"))
+    (p50, p99), (calm_p50, calm_p99) = (np.percentile(each, (50, 99)) for each in (gaps, calm))
+    answered = [one.answered_s - one.asked_s for one in arrivals]
+    return {
+        "benchmark": "overlap",
+        "part": "arrivals",
+        "is_simulated": True,
+        "arrival": name,
+        "batch": _BATCH,
+        "step_ms": _STEP_MS,
+        "num_arrivals": len(arrivals),
+        "prompt_tokens": arrivals[0].prompt_tokens if arrivals else None,
+        "arrival_answered_median_s": round(float(np.median(answered)), 3) if answered else None,
+        "num_gaps": len(gaps),
+        "gap_p50_ms": round(float(p50), 3),
+        "gap_p99_ms": round(float(p99), 3),
+        "gap_max_ms": round(float(gaps.max()), 3),
+        "delay_p50_ms": round(float(p50 - calm_p50), 3),
+        "delay_p99_ms": round(float(p99 - calm_p99), 3),
+    }

@@ -1,0 +1,78 @@
+"""The client whose requests arrive while others stream: a process of its own.
+
+`python -m slipstream_bench.overlap.arrivals_client`, a JSON config on standard input. It makes one
+long request after the other, reads one token of each, and prints one line of JSON: for each, when
+it was asked for and when its token came (time.monotonic), and how many tokens its prompt has.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from slipstream.client import Client
+from slipstream_bench.common.load.datasets import as_words
+
+Kind = Literal["prompt", "chat"]
+
+
+class ArrivalsConfig(Struct, frozen=True):
+    """What arrives where. size: tokens of the prompt, or messages of the chat."""
+
+    address: str
+    kind: Kind
+    size: int
+    number: int
+    pause_s: float  # between one's token and the next one
+
+
+class Arrival(Struct, frozen=True):
+    """One that came."""
+
+    asked_s: float
+    answered_s: float
+    prompt_tokens: int
+
+
+def main() -> int:
+    """Ask, print; exit code 0."""
+    config = msgspec.json.decode(sys.stdin.buffer.read(), type=ArrivalsConfig)
+    arrivals = []
+    pause = threading.Event()
+    with Client(config.address) as client:
+        prompts = [_prompt(config, client.model.path, index) for index in range(config.number)]
+        for prompt in prompts:
+            pause.wait(config.pause_s)
+            asked_s = time.monotonic()
+            done = client.generate(prompt, max_tokens=1, temperature=0.0)
+            answered_s = time.monotonic()
+            arrivals.append(Arrival(asked_s, answered_s, len(done.prompt_token_ids)))
+    print(msgspec.json.encode(arrivals).decode(), flush=True)
+    return 0
+
+
+def _prompt(config: ArrivalsConfig, tokenizer: str, index: int) -> Any:
+    """A text of `size` tokens, nearly, or a chat of as many messages; another one to each index."""
+    if config.kind == "chat":
+        roles = ("user", "assistant")
+        return [
+            {"role": roles[at % 2], "content": as_words(range(index + at, index + at + 20))}
+            for at in range(config.size)
+        ]
+    from tokenizers import Tokenizer
+
+    text = as_words(range(index, index + config.size))
+    encoding = Tokenizer.from_file(f"{tokenizer}/tokenizer.json").encode(
+        text, add_special_tokens=False
+    )
+    end = encoding.offsets[config.size - 1][1] if len(encoding) >= config.size else len(text)
+    return text[:end]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

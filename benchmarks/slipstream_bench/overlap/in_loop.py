@@ -1,0 +1,159 @@
+"""The process of the overlap benchmark that has no worker: core and worker in one thread.
+
+`python -m slipstream_bench.overlap.in_loop`, started as every child (`slipstream_ipc.child`). The
+parts are the product's, and so is what they say to each other, over the same socket; only the loop
+around them is another one:
+
+- `in_loop`: a step's end, collect, publish, the worker's turn, its deltas sent; only then is the
+  next step planned and launched. The device idles meanwhile. So were engines before asynchronous
+  output processing (vLLM RFC #6913).
+- `in_loop_async`: the product's engine with its step ahead, and the worker's turn behind it, in the
+  same thread. The device idles when both together take longer than a step.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import zmq
+from msgspec import Struct
+
+from slipstream_core.assembly import Core, assemble_core
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner.load import load_runner
+from slipstream_ipc.child import StopSignal, report, start_child
+from slipstream_ipc.messages import PromptReady, Status
+from slipstream_worker.assembly import assemble_worker, detokenizers_from
+from slipstream_worker.config import WorkerConfig
+from slipstream_worker.prompts import Prompts
+from slipstream_worker.worker import Worker
+
+Mode = Literal["in_loop", "in_loop_async"]
+
+_BEAT_S = 0.25
+_BEAT_MS = 250
+
+
+class LoopConfig(Struct, frozen=True):
+    """The configs of both parts, and how they are driven."""
+
+    core: CoreConfig
+    worker: WorkerConfig
+    mode: Mode
+
+
+def main() -> int:
+    """Run until SIGTERM; exit code 1 where the tokenizer could not be loaded."""
+    config, stop = start_child("in_loop", LoopConfig)
+    context = zmq.Context()
+    poller = zmq.Poller()
+    poller.register(stop.fileno(), zmq.POLLIN)
+    wanted = config.worker
+    path = Path(wanted.runtime_dir) / "prompts.sock"
+    options = {"tokenizer": wanted.tokenizer, "cache_dir": wanted.cache_dir}
+    prompts = Prompts(context, f"ipc://{path}", dict(options))
+    poller.register(prompts.socket, zmq.POLLIN)
+    try:
+        ready = _first_word(prompts, poller, stop)
+        if ready is None:
+            return 0
+        if ready.error:
+            report(Status(error=ready.error))
+            return 1
+        core = assemble_core(config.core, load_runner(config.core), context, poller)
+        worker = assemble_worker(wanted, prompts, detokenizers_from(ready), context, poller)
+        gc.collect()
+        gc.freeze()  # as both mains of the product do
+        turn = _turn_of(config.mode, core, worker, poller)
+        _run(turn, worker, stop)
+        worker.close()
+        core.close()
+    finally:
+        prompts.close()
+        path.unlink(missing_ok=True)
+    context.destroy(linger=0)
+    return 0
+
+
+def _first_word(prompts: Prompts, poller: zmq.Poller, stop: StopSignal) -> PromptReady | None:
+    """The prompt process': which table the tokens are read by; None where we are to stop."""
+    while not stop.is_set:
+        poller.poll(_BEAT_MS)
+        for answer in prompts.receive():
+            if isinstance(answer, PromptReady):
+                return answer
+    return None
+
+
+def _run(turn: Callable[[], None], worker: Worker, stop: StopSignal) -> None:
+    is_ready = False
+    beat_at = 0.0
+    while not stop.is_set:
+        turn()
+        now = time.monotonic()
+        if now >= beat_at:
+            worker.beat(now)
+            beat_at = now + _BEAT_S
+        if not is_ready and worker.card is not None:
+            is_ready = True
+            report(Status(ready=True, detail=f"serving {worker.card.name}"))
+
+
+def _turn_of(mode: Mode, core: Core, worker: Worker, poller: zmq.Poller) -> Callable[[], None]:
+    if mode == "in_loop":
+        return _Lockstep(core, worker, poller).turn
+
+    def turn() -> None:
+        core.engine.run_once()  # its wait ends when anything comes, for the worker too
+        worker.run_once(time.monotonic())
+
+    return turn
+
+
+class _Lockstep:
+    """One thing after the other: nothing is launched before all of the last step is sent."""
+
+    def __init__(self, core: Core, worker: Worker, poller: zmq.Poller) -> None:
+        self._core = core
+        self._worker = worker
+        self._poller = poller
+        self._step = 0
+        self._beat_at = 0.0
+
+    def turn(self) -> None:
+        """One step, or what there is to do while nobody runs."""
+        core, desk = self._core, self._core.desk
+        now = time.monotonic()
+        desk.receive(now)
+        if now >= self._beat_at:
+            desk.beat(now)
+            self._beat_at = now + _BEAT_S
+        plan = core.scheduler.schedule(desk.acked) if core.scheduler.has_work else None
+        if plan is not None:
+            core.runner.launch(plan)
+            result = core.runner.collect()
+            sampled = core.scheduler.complete(plan, result.token_ids)
+            if result.logprobs is not None:
+                core.logprobs.append(sampled.rows, result.logprobs, sampled.index)
+            core.lives.mark(sampled.rows)
+            self._step = plan.step
+        while desk.publish(self._step):
+            pass
+        self._worker.run_once(time.monotonic())
+        while desk.awaits_check and not self._poller_is_silent():
+            self._worker.run_once(time.monotonic())
+            desk.receive(time.monotonic())
+        if plan is None:
+            self._poller.poll(_BEAT_MS)
+
+    def _poller_is_silent(self) -> bool:
+        """Whether nothing came in a whole beat: then the loop goes round."""
+        return not self._poller.poll(_BEAT_MS)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,121 @@
+"""What a stop costs: steps computed for a stream behind the token that ended it.
+
+Owns: the measurement. 1,024 streams run at steps of 5 ms, with two stop strings that do occur (once
+a pair that begins as the text seldom does, once one that begins as every second word), and more
+wait to take the places of those that end. The core is the product's but for a runner that is
+watched (`watched_core`): by a request's seed its record tells how many outputs were computed of it;
+the reader has as many as there are up to the token that completed the stop string
+(`include_stop_str_in_output`). The difference is the overrun. The step that runs while the stop is
+found is one; a device that waited for nobody could not save it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from slipstream_bench.common.live_streams import LiveStreams, Tally, Window, random_prompts
+from slipstream_bench.common.simulated_stack import WORKER, Program, Simulated, assembled
+from slipstream_bench.common.tables import Row, median_rows
+from slipstream_bench.overlap.watched_core import Record
+from slipstream_ipc.messages import SamplingParams
+
+COLUMNS = (
+    "stop_strings",
+    "batch",
+    "step_ms",
+    "num_stopped",
+    "output_median_tokens",
+    "overrun_mean_steps",
+    "overrun_p50_steps",
+    "overrun_p99_steps",
+    "overrun_max_steps",
+    "over_one_share",
+    "device_idle_share",
+    "efficiency",
+    "runs",
+)
+
+# Of the text that is played back: some 270 tokens until the next of the two, in the mean. What it
+# costs to look for a string depends on how often the text has its first characters.
+STOPS = {"rare": (":\n\n", "See"), "common": (" with ", " from ")}
+_STEP_MS = 5.0
+_BATCH = 1024
+_MAX_TOKENS = 2048
+_WAVES, _QUICK_WAVES = 6.0, 3.0  # requests to a place
+_SETTLE_S = 0.5
+_WINDOW_S = 30.0  # at most: until nobody waits any more
+_OVER_S = 60.0
+
+
+def measure_stops(*, runs: int, is_quick: bool) -> list[Row]:
+    """A row for each pair of stop strings: medians of the runs."""
+    num_requests = int((_QUICK_WAVES if is_quick else _WAVES) * _BATCH)
+    rows = [
+        _run(_BATCH, _STEP_MS, num_requests, stop) | {"stop_strings": name}
+        for _ in range(runs)
+        for name, stop in STOPS.items()
+    ]
+    return median_rows(rows, ("stop_strings",))
+
+
+def _run(batch: int, step_ms: float, num_requests: int, stop: tuple[str, ...]) -> Row:
+    requests = [
+        (
+            prompt,
+            SamplingParams(
+                seed=seed,
+                max_tokens=_MAX_TOKENS,
+                stop=stop,
+                include_stop_str_in_output=True,
+            ),
+        )
+        for seed, prompt in enumerate(random_prompts(num_requests))
+    ]
+    with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
+        path = Path(folder) / "record.json"
+        core = Program(
+            "core", "slipstream_bench.overlap.watched_core", ("core",), {"record": str(path)}
+        )
+        simulated = Simulated(step_ms, batch)
+        with (
+            assembled(simulated, [core, WORKER]) as stack,
+            LiveStreams(stack.address, requests, running=batch, keeps_times=True) as live,
+        ):
+            live.wait_until_running(_SETTLE_S)
+            window = live.window(_WINDOW_S, stack.pids)
+            live.wait_until_over(_OVER_S)
+        record = msgspec.json.decode(path.read_bytes(), type=Record)
+        return _row(batch, step_ms, live.tallies, window, record)
+
+
+def _row(batch: int, step_ms: float, tallies: list[Tally], window: Window, record: Record) -> Row:
+    overruns, lengths = [], []
+    for seed, tally in enumerate(tallies):
+        end = tally.state.end
+        if end is None or end.reason != "stop" or not tally.times_s:
+            continue
+        if window.begin_s <= tally.times_s[-1] <= window.end_s:
+            overruns.append(record.computed[seed] - end.num_tokens)
+            lengths.append(end.num_tokens)
+    steps = np.array(overruns or [0])
+    return {
+        "benchmark": "overlap",
+        "part": "stops",
+        "is_simulated": True,
+        "batch": batch,
+        "step_ms": step_ms,
+        "num_stopped": len(overruns),
+        "output_median_tokens": float(np.median(lengths)) if lengths else None,
+        "overrun_mean_steps": round(float(steps.mean()), 4),
+        "overrun_p50_steps": float(np.percentile(steps, 50)),
+        "overrun_p99_steps": float(np.percentile(steps, 99)),
+        "overrun_max_steps": int(steps.max()),
+        "over_one_share": round(float((steps > 1).mean()), 5),
+        "device_idle_share": round(record.idle_share(window.begin_s, window.end_s), 5),
+        "efficiency": round(window.tokens_per_s * step_ms / 1e3 / batch, 4),
+        "window_s": round(window.end_s - window.begin_s, 2),
+    }

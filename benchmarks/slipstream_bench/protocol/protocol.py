@@ -1,0 +1,206 @@
+"""`slipstream bench protocol`: deltas against whole histories on the way from core to worker.
+
+Owns: the command, the load, the table: that of LMDeploy's PR #4054, which replaced the second by
+the first. Both transports are put together of the same parts (`cumulative`): core, worker and
+client are the product's, each in a process of its own; the cumulative one sends every row's whole
+output at each step, ids and log-probabilities, and the worker takes what is new.
+
+By log-probabilities: off, those of the sampled token, and top-5. The load is as many requests as
+run at a time, of one length, all asked at once. Duration, throughput and latencies are those of
+the whole load, as the field's serving benchmarks have them; CPU time and bytes to a token are those
+of the span in which all requests run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import uvloop
+from tqdm import tqdm
+
+from slipstream.async_client import AsyncClient
+from slipstream.errors import EngineError
+from slipstream_bench.common.live_streams import CLIENT, random_prompts
+from slipstream_bench.common.load.datasets import Request
+from slipstream_bench.common.load.native_target import NativeTarget
+from slipstream_bench.common.load.openai_target import Asking
+from slipstream_bench.common.load.run_load import run_load
+from slipstream_bench.common.measures import Timeline, summary
+from slipstream_bench.common.pictures import grouped_bars
+from slipstream_bench.common.simulated_stack import (
+    WORKER,
+    Device,
+    Program,
+    Running,
+    Simulated,
+    assembled,
+    note,
+)
+from slipstream_bench.common.steady import CpuSamples, Steady, steady
+from slipstream_bench.common.tables import Row, median_rows, table, write_json
+from slipstream_bench.protocol.cumulative import SentSteps
+from slipstream_bench.protocol.protocol_options import FULL, Load, checked
+from slipstream_ipc.messages import Fault
+
+TRANSPORTS = ("cumulative", "delta")
+_LOGPROBS: dict[str, int | None] = {"off": None, "sampled": 0, "top5": 5}
+_INPUT_LEN = 170
+_TIMEOUT_S = 600.0
+_PROCESSES = ("core", "worker", CLIENT)
+
+
+# LMDeploy's table, top to bottom: what is shown of a row, and how it is called
+_LINES = {
+    "duration_s": "duration, s",
+    "requests_per_s": "requests/s",
+    "output_tokens_per_s": "output tokens/s",
+    **{
+        f"{name}_{which}_ms": f"{which} {name.upper()}, ms"
+        for name in ("ttft", "tpot", "itl")
+        for which in ("mean", "median", "p99")
+    },
+    "e2e_mean_s": "mean E2E, s",
+    "e2e_median_s": "median E2E, s",
+    "bytes_per_token": "bytes/token, core to worker",
+    "core_cpu_us_per_token": "core CPU, us/token",
+    "worker_cpu_us_per_token": "worker CPU, us/token",
+    "client_cpu_us_per_token": "client CPU, us/token",
+}
+
+
+def bench_protocol(arguments: argparse.Namespace) -> int:
+    """Measure, tell; exit code 0."""
+    load = checked(arguments)
+    said = note()
+    rows: list[Row] = []
+    total = arguments.runs * len(TRANSPORTS) * len(_LOGPROBS)
+    with tqdm(total=total, unit="load", disable=None, leave=False) as bar:
+        for _ in range(arguments.runs):
+            for transport in TRANSPORTS:
+                rows += measure_transport(transport, load, Simulated(load.step_ms, load.batch))
+                bar.update(len(_LOGPROBS))
+    rows = median_rows(rows, ("transport", "logprobs"))
+    print(
+        f"{said} {load.batch} requests of {_INPUT_LEN} + {load.output_len} tokens at once, steps "
+        f"of {load.step_ms:g} ms, medians of {arguments.runs}."
+    )
+    if load.output_len < FULL.output_len:
+        print(f"Answers are shorter than the {FULL.output_len} tokens of the full form.")
+    print("\n".join(table(_transposed(rows))), flush=True)
+    if arguments.json is not None:
+        write_json(rows, arguments.json)
+    if arguments.png is not None:
+        _draw(rows, arguments.png, load)
+    return 0
+
+
+def measure_transport(transport: str, load: Load, device: Device) -> list[Row]:
+    """A row for each kind of log-probabilities; `load` says what the device takes for a step."""
+    with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
+        path = Path(folder) / "record.json"
+        more = {"transport": transport, "record": str(path)}
+        core = Program("core", "slipstream_bench.protocol.core_process", ("core",), more)
+        worker = WORKER
+        if transport == "cumulative":
+            worker = Program("worker", "slipstream_bench.protocol.worker_process", ("worker",))
+        with assembled(device, [core, worker]) as stack:
+            said = {name: uvloop.run(_measure(stack, load, k)) for name, k in _LOGPROBS.items()}
+        sent = msgspec.json.decode(path.read_bytes(), type=SentSteps)
+    return [
+        _row(transport, name, load, timelines, samples, sent)
+        for name, (timelines, samples) in said.items()
+    ]
+
+
+async def _measure(
+    stack: Running, load: Load, logprobs: int | None
+) -> tuple[list[Timeline], CpuSamples]:
+    asking = Asking("completions", True, 0.0, logprobs, True, _TIMEOUT_S)
+    problems: dict[str, str] = {}
+    async with AsyncClient(stack.address) as client:
+        target = NativeTarget(client, asking, problems)
+        prompts = random_prompts(load.batch, _INPUT_LEN)
+        requests = [Request(prompt.tolist(), load.output_len) for prompt in prompts]
+        asks = [target.prepared(request) for request in requests]
+        with CpuSamples({**stack.pids, CLIENT: os.getpid()}) as samples:
+            timelines = await run_load(asks, [0.0] * len(asks), None, lambda _: None)
+    if problems:
+        name, what = next(iter(problems.items()))
+        raise EngineError(Fault("engine", f"a request failed, {name}: {what}"))
+    return timelines, samples
+
+
+def _row(
+    transport: str,
+    logprobs: str,
+    load: Load,
+    timelines: list[Timeline],
+    samples: CpuSamples,
+    sent: SentSteps,
+) -> Row:
+    span: Steady | None = steady(timelines, load.batch)
+    if span is None:
+        why = f"answers of {load.output_len} tokens are too short: not all requests ran at once"
+        raise EngineError(Fault("engine", why))
+    per_token = sent.bytes_per_token(span.begin_s, span.end_s)
+    cpu_s = samples.between(span.begin_s, span.end_s)
+    row: Row = {
+        "benchmark": "protocol",
+        "is_simulated": True,
+        "transport": transport,
+        "logprobs": logprobs,
+        "step_ms": load.step_ms,
+        "batch": load.batch,
+        "input_len": _INPUT_LEN,
+        "output_len": load.output_len,
+        **summary(timelines),
+        "bytes_per_token": None if per_token is None else round(per_token, 1),
+    }
+    for name in _PROCESSES:
+        row[f"{name}_cpu_us_per_token"] = round(1e6 * cpu_s[name] / span.num_tokens, 3)
+    return row
+
+
+def _transposed(rows: Sequence[Row]) -> list[Row]:
+    """The table as LMDeploy has it: a line to a measure, before and after side by side."""
+    ordered = sorted(
+        rows,
+        key=lambda row: (
+            list(_LOGPROBS).index(str(row["logprobs"])),
+            TRANSPORTS.index(str(row["transport"])),
+        ),
+    )
+    return [
+        _line(called, {f"{row['logprobs']} {row['transport']}": row.get(name) for row in ordered})
+        for name, called in _LINES.items()
+    ]
+
+
+def _line(called: str, cells: Row) -> Row:
+    return {"logprobs": called, **cells}
+
+
+def _draw(rows: Sequence[Row], file: str, load: Load) -> None:
+    """What core and worker need for a token."""
+    found = {(row["transport"], row["logprobs"]): _cpu_us(row, "core", "worker") for row in rows}
+    grouped_bars(
+        file,
+        [f"log-probabilities: {name}" for name in _LOGPROBS],
+        {
+            transport: [found.get((transport, name)) for name in _LOGPROBS]
+            for transport in TRANSPORTS
+        },
+        title=f"CPU of core and worker, {load.batch} streams of {load.output_len} tokens "
+        "(simulated device)",
+        x_label="what each token carries",
+        y_label="CPU us per token",
+    )
+
+
+def _cpu_us(row: Row, *names: str) -> float:
+    return sum(float(row[f"{name}_cpu_us_per_token"] or 0) for name in names)

@@ -1,0 +1,235 @@
+"""`slipstream bench soak`: does anything grow over many short requests?
+
+Owns: when the processes are looked at, and what counts as flat: at half and at the end, each
+process's own memory (anonymous, swapped out or not) within TOLERANCE of what it was after a tenth,
+its file descriptors within that or two of them. Exit code 0 where all are, and no request failed.
+
+Processes are looked at when nothing runs and the grace time is over: what is held then is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from tqdm import tqdm
+
+from slipstream.async_client import AsyncClient
+from slipstream.events import SpareReady
+from slipstream.log_level import log_level
+from slipstream.options import Parser
+from slipstream.settings import wrong_option
+from slipstream.stack import Stack
+from slipstream_bench.common import process_census
+from slipstream_bench.common.process_census import Holding
+from slipstream_bench.common.tables import Row, table
+from slipstream_bench.soak.soak_load import Load
+
+TOLERANCE = 0.05
+SHARES = (0.1, 0.5, 1.0)
+
+_MODEL = "simulated:step_ms=1,prefill_us=0"
+_NUM_REQUESTS = 100_000
+_NUM_QUICK = 4_000
+_LEAST_WARM_UP = 4_000  # before all others: arenas reach the size that the load needs
+_GRACE_S = 0.2  # what ended a moment ago is kept so long: little, beside what may grow
+_CLIENT_TIMEOUT_S = 1.0
+_SETTLE_S = 3.0  # for a vanished client's silence to be noticed, before the grace time
+_CALM_S = 60.0
+_NUM_BLOCKS = 4096  # the prefix cache is full, and its memory touched, before it is looked at
+_FEW_FDS = 2
+_FEW_BYTES = 4 * 2**20  # what a busy moment leaves with an allocator; of 100,000 requests 42 each
+_CLIENT = "this client"
+
+
+class Growth(Struct, frozen=True):
+    """One process at the three moments. growth: the largest change from the first, relative."""
+
+    process: str
+    own_bytes: list[int]
+    num_fds: list[int]
+    own_growth: float
+    fds_growth: float
+    is_flat: bool
+
+
+class SoakResult(Struct, frozen=True, kw_only=True):
+    """One run. requests: how many there were of each kind."""
+
+    model: str
+    seed: int
+    num_requests: int
+    duration_s: float
+    requests: dict[str, int]
+    failures: dict[str, int]
+    shares: list[float]
+    processes: list[Growth]
+    tolerance: float
+    is_flat: bool
+    orphans: int
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing grew, failed or was left."""
+        return self.is_flat and not self.failures and not self.orphans
+
+
+def add_options(parser: Parser) -> None:
+    """The benchmark's options."""
+    parser.add_argument(
+        "--requests",
+        type=int,
+        metavar="N",
+        help=f"default: {_NUM_REQUESTS}, with --quick {_NUM_QUICK}",
+    )
+    parser.add_argument("--model", metavar="MODEL", default=_MODEL, help="default: %(default)s")
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        metavar="N",
+        default=128,
+        help="requests at a time; default: %(default)s",
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="N", default=0, help="of the requests; default: 0"
+    )
+    parser.add_argument("--quick", action="store_true", help="a small form, in under 60 s")
+    parser.add_argument("--json", metavar="FILE", help="write the result there, one object")
+    parser.add_argument("--verbose", action="store_true", help="show the processes' logs")
+    parser.set_defaults(run=bench_soak)
+
+
+def bench_soak(arguments: argparse.Namespace) -> int:
+    """Run it, tell it. Raises: BadRequestError."""
+    num_requests = arguments.requests
+    if num_requests is None:
+        num_requests = _NUM_QUICK if arguments.quick else _NUM_REQUESTS
+    for name, value in (("requests", num_requests), ("concurrency", arguments.concurrency)):
+        if value < 1:
+            raise wrong_option(name, value, "an integer >= 1")
+    if arguments.seed < 0:
+        raise wrong_option("seed", arguments.seed, "an integer >= 0")
+    if arguments.json is not None and not Path(arguments.json).absolute().parent.is_dir():
+        raise wrong_option("json", arguments.json, "a file in a folder that exists")
+    with process_census.marked() as mark, log_level("INFO" if arguments.verbose else "ERROR"):
+        with Stack(
+            arguments.model,
+            http_port=0,
+            grace_s=_GRACE_S,
+            client_timeout_s=_CLIENT_TIMEOUT_S,
+            num_blocks=_NUM_BLOCKS,
+        ) as stack:
+            spares = _await_spares(stack)
+            begin_s = time.monotonic()
+            load, samples = asyncio.run(_soak(stack, spares, num_requests, arguments))
+            duration_s = time.monotonic() - begin_s
+        left = process_census.marked_pids(mark)
+    processes = growths(samples)
+    result = SoakResult(
+        model=arguments.model,
+        seed=arguments.seed,
+        num_requests=num_requests,
+        duration_s=round(duration_s, 3),
+        requests=dict(load.counts),
+        failures=dict(load.failures),
+        shares=list(SHARES),
+        processes=processes,
+        tolerance=TOLERANCE,
+        is_flat=all(one.is_flat for one in processes),
+        orphans=len(left),
+    )
+    print("\n".join(lines_of(result)), flush=True)
+    if arguments.json is not None:
+        content = msgspec.json.format(msgspec.json.encode(result), indent=2)
+        Path(arguments.json).write_bytes(content + b"\n")
+    return 0 if result.is_good else 1
+
+
+def growths(samples: list[dict[str, Holding]]) -> list[Growth]:
+    """What became of each process that was there each time; pure."""
+    first = samples[0]
+    found: list[Growth] = []
+    for name in first:
+        held = [sample[name] for sample in samples if name in sample]
+        own, fds = [one.own_bytes for one in held], [one.num_fds for one in held]
+        own_growth = max(abs(one / own[0] - 1) for one in own)
+        fds_growth = max(abs(one / fds[0] - 1) for one in fds)
+        are_few = max(abs(one - fds[0]) for one in fds) <= _FEW_FDS
+        is_little = max(abs(one - own[0]) for one in own) <= _FEW_BYTES
+        is_flat = (
+            len(held) == len(samples)
+            and (own_growth <= TOLERANCE or is_little)
+            and (fds_growth <= TOLERANCE or are_few)
+        )
+        found.append(Growth(name, own, fds, round(own_growth, 4), round(fds_growth, 4), is_flat))
+    return found
+
+
+def lines_of(result: SoakResult) -> list[str]:
+    """For people."""
+    counts = ", ".join(f"{number} {kind}" for kind, number in sorted(result.requests.items()))
+    rows: list[Row] = []
+    for one in result.processes:
+        row: Row = {"process": one.process}
+        for share, own, fds in zip(result.shares, one.own_bytes, one.num_fds, strict=False):
+            row[f"mib_at_{share:.0%}"] = round(own / 2**20, 2)
+            row[f"fds_at_{share:.0%}"] = fds
+        row["growth_percent"] = round(100 * one.own_growth, 2)
+        row["is_flat"] = one.is_flat
+        rows.append(row)
+    load = f"{result.num_requests} requests after {_num_warm_up(result.num_requests)} to warm up"
+    lines = [
+        f"{load}, {result.duration_s:.1f} s, {result.model}",
+        counts,
+        f"failed {sum(result.failures.values())}, orphans {result.orphans}",
+        "",
+        *table(rows),
+        "",
+        f"flat within {result.tolerance:.0%}: {'yes' if result.is_flat else 'NO'}",
+    ]
+    lines += [f"failed: {number} x {why}" for why, number in result.failures.items()]
+    return lines
+
+
+def _num_warm_up(num_requests: int) -> int:
+    return max(_LEAST_WARM_UP, round(SHARES[0] * num_requests))
+
+
+async def _soak(
+    stack: Stack, spares: dict[int, str], num_requests: int, arguments: argparse.Namespace
+) -> tuple[Load, list[dict[str, Holding]]]:
+    samples: list[dict[str, Holding]] = []
+    names = spares | {pid: name for name, pid in stack.pids.items()}
+    assert stack.http_address is not None
+    async with AsyncClient(stack.address) as client:
+        load = Load(client, stack.http_address, arguments.seed, arguments.concurrency)
+        done = 0
+        with tqdm(total=num_requests, unit="request", disable=None, leave=False) as bar:
+            await load.run(_num_warm_up(num_requests), lambda num: None)
+            load.counts.clear()
+            for share in SHARES:
+                until = round(share * num_requests)
+                await load.run(until - done, bar.update)
+                done = until
+                await asyncio.sleep(_CLIENT_TIMEOUT_S + _GRACE_S + _SETTLE_S)
+                pids = process_census.tree_pids(stack.pids["supervisor"], names)
+                samples.append(process_census.holdings({**pids, _CLIENT: os.getpid()}))
+    return load, samples
+
+
+def _await_spares(stack: Stack) -> dict[int, str]:
+    """Wait until both wait, or one would have grown by its own start; their names, by id."""
+    found: dict[int, str] = {}
+    deadline = time.monotonic() + _CALM_S
+    while len(found) < 2:
+        event = stack.next_event(max(0.0, deadline - time.monotonic()))
+        if event is None:
+            break
+        if isinstance(event, SpareReady):
+            found[event.pid] = f"spare {event.name}"
+    return found

@@ -1,0 +1,148 @@
+"""Short requests of all kinds, many of which are not read to their ends.
+
+Owns: which kind each request is, and doing it. Does not know: what is measured meanwhile.
+
+Rules:
+- The same seed and number, the same kinds in the same order.
+- What is cut short (aborted, closed, disconnected) asks for far more than it reads, so that it runs
+  when it is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, get_args
+from urllib.parse import urlsplit
+
+import msgspec
+import numpy as np
+
+from slipstream.async_client import AsyncClient
+from slipstream_bench.common.load.failures import RequestFailedError
+from slipstream_bench.common.load.http_stream import HttpClient
+from slipstream_bench.soak.vanishing import LONG
+from slipstream_ipc.messages import SamplingParams
+
+Kind = Literal["read", "aborted", "closed", "http", "http_disconnected", "vanished"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+VANISHING = 50  # streams of a client that vanishes
+
+_SHARES = (0.70, 0.06, 0.06, 0.10, 0.06, 0.02)
+_MOST_TOKENS = 8
+
+
+class Load:
+    """Requests against one stack, over one lasting client."""
+
+    def __init__(self, client: AsyncClient, http_address: str, seed: int, concurrency: int) -> None:
+        self.counts: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self._client = client
+        self._http_address = http_address
+        self._http = HttpClient(urlsplit(http_address), {})
+        self._random = np.random.default_rng(seed)
+        self._concurrency = concurrency
+        self._vanishing: list[asyncio.Task[None]] = []
+        self._is_vanishing = asyncio.Semaphore(1)
+        self._num_to_vanish = 0
+
+    async def run(self, num_requests: int, on_done: Callable[[int], object]) -> None:
+        """So many requests, to their ends."""
+        places = asyncio.Semaphore(self._concurrency)
+        running: set[asyncio.Task[None]] = set()
+
+        def done(task: asyncio.Task[None]) -> None:
+            running.discard(task)
+            places.release()
+            on_done(1)
+            if not task.cancelled() and task.exception() is not None:
+                error = task.exception()
+                self.failures[f"{type(error).__name__}: {error}"[:200]] += 1
+
+        for _ in range(num_requests):
+            await places.acquire()
+            kind = KINDS[int(self._random.choice(len(KINDS), p=_SHARES))]
+            length, *prompt = self._random.integers(1, 1000, 5).tolist()
+            task = asyncio.ensure_future(self._one(kind, prompt, 1 + length % _MOST_TOKENS))
+            running.add(task)
+            task.add_done_callback(done)
+        while running:
+            await asyncio.wait(running)
+        self._flush_vanishing()
+        await asyncio.gather(*self._vanishing)
+        self._vanishing.clear()
+        self._http.close()  # how many idle connections there are is chance
+
+    async def _one(self, kind: Kind, prompt: list[int], length: int) -> None:
+        params = SamplingParams(max_tokens=length)
+        match kind:
+            case "read":
+                await self._client.generate(prompt, params)
+            case "aborted":
+                stream = self._client.stream(prompt, LONG)
+                await anext(stream)
+                stream.abort()
+                async for _ in stream:
+                    pass
+            case "closed":
+                async with self._client.stream(prompt, LONG) as stream:
+                    await anext(stream)
+            case "http":
+                await self._over_http(prompt, length)
+            case "http_disconnected":
+                await self._disconnect(prompt)
+            case "vanished":
+                self._num_to_vanish += 1
+                if self._num_to_vanish == VANISHING:
+                    self._flush_vanishing()
+        self.counts[kind] += 1
+
+    async def _over_http(self, prompt: list[int], length: int) -> None:
+        body = {"prompt": prompt, "max_tokens": length, "stream": True}
+        await self._http.exchange(
+            "POST", "/v1/completions", msgspec.json.encode(body), lambda piece: None
+        )
+
+    async def _disconnect(self, prompt: list[int]) -> None:
+        """Ask for much, hang up when something comes."""
+        address = urlsplit(self._http_address)
+        body = msgspec.json.encode(
+            {"prompt": prompt, "max_tokens": LONG.max_tokens, "stream": True}
+        )
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        try:
+            if not (await reader.read(64)).startswith(b"HTTP/1.1 200"):
+                raise RequestFailedError("refused")
+        finally:
+            writer.transport.abort()
+
+    def _flush_vanishing(self) -> None:
+        num, self._num_to_vanish = self._num_to_vanish, 0
+        if num:
+            self._vanishing.append(asyncio.ensure_future(self._vanish(num)))
+
+    async def _vanish(self, num_streams: int) -> None:
+        """Clients of this kind come one after the other, beside everything else."""
+        async with self._is_vanishing:
+            died = partial(_start_and_kill, self._client.address, num_streams)
+            if not await asyncio.to_thread(died):
+                self.failures["a client that was to vanish did not get its streams"] += 1
+
+
+def _start_and_kill(address: str, num_streams: int) -> bool:
+    argv = [sys.executable, "-P", "-m", "slipstream_bench.soak.vanishing", address]
+    with subprocess.Popen(
+        [*argv, str(num_streams)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        is_ready = process.stdout.readline() == b"ready\n"
+        process.kill()
+    return is_ready

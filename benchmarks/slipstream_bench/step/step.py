@@ -1,0 +1,132 @@
+"""`slipstream bench step`: measuring the parts, and telling.
+
+Owns: what a row says, in which order things are measured. Does not know: how a part is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+
+from slipstream_bench.common.measures import Row
+from slipstream_bench.common.pictures import grouped_bars
+from slipstream_bench.common.report_options import tell
+from slipstream_bench.common.simulated_stack import note
+from slipstream_bench.common.tables import median_rows
+from slipstream_bench.step.core_parts import DEVICE, PARTS, CoreParts
+from slipstream_bench.step.step_options import Plan, checked
+
+ALL = "all"
+
+_KEY = ("model", "part", "batch")
+_COLUMNS = (*_KEY, "us_per_step", "mean_us_per_step", "steps", "runs")
+_ABOUT = """\
+us_per_step: of the run's steps the median, mean_us_per_step their mean; medians over the runs.
+The core's parts, receive to settle: CPU time of its thread, one step ahead, every request decoding.
+`all` is their sum step by step. `device`: the host's work for the simulated device; of a model,
+wall time of the step on the device's thread, of which model and sampling are parts."""
+
+
+def bench_step(arguments: argparse.Namespace) -> int:
+    """Measure; tell."""
+    plan = checked(arguments)
+    print(note(), _ABOUT, sep="\n", flush=True)
+    runs = [row for _ in range(plan.runs) for row in _core_rows(plan)]
+    if plan.model is not None:
+        runs += _model_rows(plan, plan.model)
+    rows = median_rows(runs, _KEY)
+    tell(rows, arguments, _COLUMNS)
+    if arguments.png is not None:
+        _draw(rows, plan, arguments.png)
+    return 0
+
+
+def _core_rows(plan: Plan) -> Iterator[Row]:
+    for batch in plan.batches:
+        parts = CoreParts(
+            batch,
+            prompt_len=plan.prompt_len,
+            steps=plan.steps,
+            enable_prefix_caching=plan.enable_prefix_caching,
+        )
+        try:
+            for _ in range(plan.steps):
+                parts.step()
+            parts.check_whole()
+            us = parts.measured_us()
+        finally:
+            parts.close()
+        yield from _rows("simulated", batch, us, plan, (*PARTS, ALL, DEVICE))
+
+
+def _model_rows(plan: Plan, model: str) -> list[Row]:
+    from slipstream_bench.step import model_parts
+
+    runner = model_parts.load(
+        model,
+        batches=plan.batches,
+        prompt_len=plan.prompt_len,
+        steps=plan.model_steps,
+        threads=plan.threads,
+    )
+    try:
+        return [
+            row
+            for _ in range(plan.runs)
+            for batch in plan.batches
+            for row in _rows(
+                model,
+                batch,
+                model_parts.measure(
+                    runner,
+                    batch,
+                    prompt_len=plan.prompt_len,
+                    steps=plan.model_steps,
+                    enable_prefix_caching=plan.enable_prefix_caching,
+                ),
+                plan,
+                (*PARTS, ALL, *model_parts.PARTS),
+            )
+        ]
+    finally:
+        runner.close()
+
+
+def _rows(
+    model: str, batch: int, us: dict[str, list[float]], plan: Plan, parts: Sequence[str]
+) -> Iterator[Row]:
+    us[ALL] = [sum(step) for step in zip(*(us[part] for part in PARTS), strict=True)]
+    for part in parts:
+        yield {
+            "benchmark": "step",
+            "version": version("slipstream"),
+            "model": model,
+            "part": part,
+            "batch": batch,
+            "us_per_step": round(statistics.median(us[part]), 2),
+            "mean_us_per_step": round(statistics.fmean(us[part]), 2),
+            "steps": len(us[part]),
+            "prompt_len": plan.prompt_len,
+            "enable_prefix_caching": plan.enable_prefix_caching,
+        }
+
+
+def _draw(rows: Sequence[Row], plan: Plan, file: str) -> None:
+    """The core's parts."""
+    grouped_bars(
+        file,
+        [str(batch) for batch in plan.batches],
+        {
+            part: [
+                float(row["us_per_step"] or 0)
+                for row in rows
+                if row["part"] == part and row["model"] == "simulated"
+            ]
+            for part in PARTS
+        },
+        title="The core's Python of a decode step",
+        x_label="requests",
+        y_label="CPU µs a step",
+    )

@@ -1,0 +1,72 @@
+"""Registrations that share a prompt, as one message and back.
+
+The answers to one prompt are streams of their own, and each registration is self-contained. On the
+way to a core consecutive ones that differ in no more than `OtherAdmit` says travel as one `Admit`,
+so that a prompt is sent, read and checked once for all of its answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import structs
+
+from slipstream_ipc.messages import MAX_OTHERS, Admit, OtherAdmit
+
+MAX_JOINED_BYTES = 2**26  # of prompt, outputs and log-probabilities in a message of several
+
+_OWN = OtherAdmit.__struct_fields__
+
+
+def joined(first: Admit, behind: Iterable[object]) -> tuple[Admit, int]:
+    """One message for a registration and as many of those behind it as can go with it, and how
+    many they are.
+    """
+    others: list[OtherAdmit] = []
+    num_bytes = len(first.prompt_ids) + _own_bytes(first)
+    for admit in behind:
+        if len(others) == MAX_OTHERS or not isinstance(admit, Admit):
+            break
+        num_bytes += _own_bytes(admit)
+        if num_bytes > MAX_JOINED_BYTES or not _is_alike(first, admit):
+            break
+        others.append(OtherAdmit(*[getattr(admit, name) for name in _OWN]))
+    if others:
+        return structs.replace(first, others=tuple(others)), 1 + len(others)
+    return first, 1
+
+
+def registrations_of(admit: Admit) -> Iterator[Admit]:
+    """Each of the registrations in a message, self-contained; they share the prompt's bytes."""
+    if not admit.others:
+        yield admit
+        return
+    yield structs.replace(admit, others=())
+    for other in admit.others:
+        yield _with(admit, other)
+
+
+def _is_alike(first: Admit, admit: Admit) -> bool:
+    """Whether `admit` differs from `first` in its own fields alone."""
+    if len(first.prompt_ids) != len(admit.prompt_ids):
+        return False
+    if (first.params.seed is None) != (admit.params.seed is None):
+        return False
+    # in the place of `first`'s own fields: so a field that is added later has to be alike
+    return _with(admit, first) == first
+
+
+def _with(admit: Admit, own: Admit | OtherAdmit) -> Admit:
+    fields = {name: getattr(own, name) for name in _OWN}
+    params = admit.params
+    if params.seed is not None:
+        params = structs.replace(params, seed=own.seed)
+    return structs.replace(admit, params=params, others=(), **fields)
+
+
+def _own_bytes(admit: Admit) -> int:
+    columns = admit.logprobs
+    num_bytes = len(admit.output_ids)
+    if columns is not None:
+        num_bytes += len(columns.values) + len(columns.ids) + len(columns.ranks)
+    return num_bytes

@@ -1,0 +1,558 @@
+"""`slipstream bench chaos`: its pure parts, and a short run of the whole with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec import structs
+
+from slipstream.cli import main
+from slipstream.demo.gaps import Span, longest_gap
+from slipstream.errors import StreamLostError
+from slipstream.requests import new_submit
+from slipstream_bench.chaos import chaos_summary
+from slipstream_bench.chaos.chaos_report import ChaosResult, json_of
+from slipstream_bench.chaos.chaos_workload import Shape, make_requests
+from slipstream_bench.chaos.compare import Answer, Streamed, assemble, compare
+from slipstream_bench.chaos.fault_injector import FaultInjector
+from slipstream_bench.chaos.follow import Follower, Read, read_before
+from slipstream_bench.chaos.gaps import gaps_by_kind
+from slipstream_bench.chaos.journal import AskedAgain, Failed, JournalWriter, Piece, read_journal
+from slipstream_bench.chaos.reference_model import TOLERANCE, margins_of
+from slipstream_bench.chaos.schedule import Blow, Blows, Round, make_schedule
+from slipstream_bench.chaos.volume import mounted
+from slipstream_bench.common import process_census
+from slipstream_core.runner.noise import exponential, row_keys
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.messages import Fault, ModelCard, SamplingParams
+from slipstream_worker.registration import register
+
+SHAPE = Shape(300, 20, 200, 4, has_http=True, vocab_size=4096, has_grammars=True)
+
+ANSWER = Answer(
+    "one two",
+    (1, 2, 3),
+    (((1, -0.5, 1),), ((2, -0.25, 1), (9, -3.0, 2)), ((3, -1.0, 1),)),
+    "length",
+    None,
+    (7, 8),
+)
+PIECES = (
+    Piece(0, 1.0, 0, 0, "one", (1,), ANSWER.logprobs[:1], prompt_ids=(7, 8)),
+    Piece(0, 2.0, 3, 1, " tw", (2,), ANSWER.logprobs[1:2]),
+    Piece(0, 3.0, 6, 2, "o", (3,), ANSWER.logprobs[2:], "length"),
+)
+
+
+# ---- schedule and workload -------------------------------------------------------------------
+
+
+PLACES = ("worker", "core", "front", "client")
+ALL = Blows((*PLACES, "prompts"), ("worker", "core", "prompts"), ("worker", "core", "front"), True)
+
+
+def test_the_same_seed_gives_the_same_requests_and_blows():
+    assert make_requests(3, SHAPE) == make_requests(3, SHAPE)
+    assert make_requests(3, SHAPE) != make_requests(4, SHAPE)
+    args = (Blows(("worker", "core"), ("worker",)), 20)
+    assert make_schedule(3, *args) == make_schedule(3, *args)
+    assert make_schedule(3, *args) != make_schedule(4, *args)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_kind_of_blow_comes_and_every_combination_of_deaths(seed):
+    rounds = make_schedule(seed, ALL, ALL.num_rounds)
+    names = {blow.name for one in rounds for blow in one.blows}
+    assert names == {
+        *(f"kill {place}" for place in (*PLACES, "prompts")),
+        *("stop worker", "stop core", "stop prompts"),
+        *("limit worker", "limit core", "limit front", "fill disk"),
+    }
+    together = {frozenset(blow.place for blow in one.blows) for one in rounds if one.is_burst}
+    assert together == {
+        frozenset(each) for size in (2, 3, 4) for each in combinations(PLACES, size)
+    }
+    firsts = {one.blows[0].place for one in rounds if one.is_burst}
+    assert len(firsts) > 1
+    for one in make_schedule(seed, ALL, 60):
+        times = [blow.after_s for blow in one.blows]
+        assert times == sorted(times)
+        assert times[0] == 0
+        assert times[-1] < 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_real_models_streams_are_never_left_to_nobody(seed):
+    """It may compute other tokens at near ties."""
+    for one in make_schedule(seed, ALL, 60, is_exact=False):
+        assert not {"client", "worker", "core"} <= {blow.place for blow in one.blows}
+
+
+def test_nothing_is_struck_where_nobody_is_named():
+    assert make_schedule(0, Blows(), 10) == []
+    only = make_schedule(0, Blows(stop=("worker",)), 10)
+    assert {blow.name for one in only for blow in one.blows} == {"stop worker"}
+
+
+def test_requests_are_of_every_kind():
+    requests = make_requests(0, SHAPE)
+    assert {one.via for one in requests} == {"client", "http"}
+    assert {one.client for one in requests} == {0, 1, 2, 3}
+    assert len({one.stream_id for one in requests}) == len(requests)
+    assert {one.params.logprobs for one in requests} == {None, 0, 5}
+    assert {one.params.stream_interval for one in requests} == {1, 4, 16}
+    grammars = [one.params for one in requests if one.params.structured_outputs is not None]
+    assert 30 < len(grammars) < 100
+    assert all(one.stop_token_ids and not one.min_tokens for one in grammars)
+    for kind in ("text", "token_ids", "messages", "pauses"):
+        assert 0 < sum(bool(getattr(one, kind)) for one in requests) < len(requests)
+    for field in ("stop", "stop_token_ids", "min_tokens", "temperature", "top_k", "seed"):
+        assert len({getattr(one.params, field) for one in requests}) > 1
+    for one in requests:
+        assert bool(one.text) + bool(one.token_ids) + bool(one.messages) == 1
+        assert one.params.max_tokens <= 200
+        assert one.params.top_k or (one.params.top_p == 1 and one.params.min_p == 0)
+        assert one.via == "client" or one.params.seed is not None
+
+
+# ---- comparison ------------------------------------------------------------------------------
+
+
+def streamed_of(*records):
+    return assemble(records, 1)[0]
+
+
+def test_what_is_whole_is_identical():
+    verdict = compare(ANSWER, streamed_of(*PIECES))
+    assert verdict.is_identical
+    assert (verdict.lost, verdict.doubled, verdict.differences) == (0, 0, ())
+
+
+@pytest.mark.parametrize("left_out", range(3))
+def test_a_piece_that_is_missing_is_lost(left_out):
+    pieces = [piece for at, piece in enumerate(PIECES) if at != left_out]
+    verdict = compare(ANSWER, streamed_of(*pieces))
+    assert not verdict.is_identical
+    assert verdict.lost == 1 + len(PIECES[left_out].text)
+    assert verdict.doubled == 0
+
+
+@pytest.mark.parametrize("twice", range(2))
+def test_a_piece_that_comes_twice_is_doubled(twice):
+    pieces = [*PIECES[: twice + 1], *PIECES[twice:]]
+    verdict = compare(ANSWER, streamed_of(*pieces))
+    assert not verdict.is_identical
+    assert verdict.doubled == 1 + len(PIECES[twice].text)
+
+
+def test_a_doubled_end_is_told():
+    assert not compare(ANSWER, streamed_of(*PIECES, PIECES[-1])).is_identical
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"text": "oNe"}, "text"),
+        ({"token_ids": (5,)}, "token_ids"),
+        ({"logprobs": (((1, -0.5000001, 1),),)}, "logprobs"),
+        ({"logprobs": (((1, -0.5, 2),),)}, "logprobs"),
+        ({"logprobs": None}, "logprobs"),
+        ({"prompt_ids": (7, 9)}, "prompt_ids"),
+        ({"prompt_ids": None}, "prompt_ids"),
+    ],
+)
+def test_one_value_that_differs_is_seen(changes, what):
+    first = structs.replace(PIECES[0], **changes)
+    verdict = compare(ANSWER, streamed_of(first, *PIECES[1:]))
+    assert not verdict.is_identical
+    assert all(difference.startswith(what) for difference in verdict.differences)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"finish_reason": "stop"}, "finish_reason"),
+        ({"stop_reason": "o"}, "stop_reason"),
+        ({"finish_reason": None}, "never ended"),
+    ],
+)
+def test_another_end_is_seen(changes, what):
+    last = structs.replace(PIECES[2], **changes)
+    verdict = compare(ANSWER, streamed_of(*PIECES[:2], last))
+    assert not verdict.is_identical
+    assert any(difference.startswith(what) for difference in verdict.differences)
+
+
+def test_nothing_at_all_and_an_error_are_seen():
+    assert compare(ANSWER, Streamed(0)).lost == len(ANSWER.text) + 3
+    failed = compare(ANSWER, streamed_of(*PIECES[:2], Failed(0, 3.0, "EngineError: no")))
+    assert failed.differences[0] == "failed: EngineError: no"
+
+
+def test_over_http_what_was_asked_for_again_begins_afresh():
+    one, two, three = (
+        structs.replace(piece, token_ids=(), num_tokens=0, logprobs=None, prompt_ids=None)
+        for piece in PIECES
+    )
+    again = AskedAgain(0, 2.5, "disconnected", is_afresh=True)
+    assert compare(ANSWER, streamed_of(one, two, again, one, two, three), is_http=True).is_identical
+    assert not compare(ANSWER, streamed_of(one, two, one, two, three), is_http=True).is_identical
+
+
+def test_logprobs_may_be_close_only_where_that_is_said():
+    first = structs.replace(PIECES[0], logprobs=(((1, -0.5001, 1),),))
+    streamed = streamed_of(first, *PIECES[1:])
+    assert compare(ANSWER, streamed, tolerance=1e-3).is_identical
+    assert not compare(ANSWER, streamed, tolerance=1e-5).is_identical
+    assert not compare(ANSWER, streamed).is_identical
+
+
+# ---- journals --------------------------------------------------------------------------------
+
+
+def test_a_record_that_was_cut_short_is_dropped(tmp_path):
+    path = tmp_path / "journal"
+    writer = JournalWriter(path)
+    records = [*PIECES, AskedAgain(0, 4.0, "why", is_afresh=False), Failed(0, 5.0, "no")]
+    for record in records:
+        writer.write(record)
+    writer.close()
+    whole = path.read_bytes()
+    assert list(read_journal(path)) == records
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        read = list(read_journal(path))
+        assert read == records[: len(read)]
+        assert len(read) < len(records)
+
+
+class FakeDelta:
+    """As a stream yields it; `stream.position` is behind it."""
+
+    def __init__(self, text, token_ids, finish_reason=None):
+        self.text = text
+        self.token_ids = token_ids
+        self.logprobs = None
+        self.finish_reason = finish_reason
+        self.stop_reason = None
+
+
+class FakeStream:
+    def __init__(self, num_chars, num_tokens):
+        self.position = type("", (), {"num_chars": num_chars, "num_tokens": num_tokens})
+        self.prompt_token_ids = [7]
+
+
+def test_what_comes_again_is_checked_and_not_written_twice(tmp_path):
+    request = make_requests(0, SHAPE)[0]
+    path = tmp_path / "first"
+    first = Follower(request, Read(), JournalWriter(path))
+    first.take(FakeStream(3, 1), FakeDelta("one", [1]))
+    first.take(FakeStream(6, 2), FakeDelta(" tw", [2]))
+
+    def go_on(name, deltas):
+        journal = tmp_path / name
+        follower = Follower(request, read_before([path])[request.index], JournalWriter(journal))
+        assert follower.is_asked_again(StreamLostError(Fault("unknown_stream", "gone")))
+        for position, delta in deltas:
+            follower.take(FakeStream(*position), delta)
+        records = [*read_journal(path), *read_journal(journal)]
+        return assemble(records, request.index + 1)[request.index]
+
+    same = go_on(
+        "same", [((5, 2), FakeDelta("one t", [1, 2])), ((7, 3), FakeDelta("wo", [3], "length"))]
+    )
+    assert (same.text, same.token_ids, same.error) == ("one two", [1, 2, 3], None)
+    assert (same.lost, same.doubled, same.num_again) == (0, 0, 1)
+    other = go_on("other", [((5, 2), FakeDelta("one T", [1, 2]))])
+    assert "another one the second time" in other.error
+
+
+# ---- gaps ------------------------------------------------------------------------------------
+
+
+def test_the_gap_is_the_longest_one_around_and_after_the_blow():
+    times = [0.0, 1.0, 2.0, 2.5, 6.0, 6.1, 20.0]
+    assert longest_gap(times, Span("x", 2.1, 7.0)) == 3.5
+    assert longest_gap(times, Span("x", 2.1, 6.05)) == 3.5
+    assert longest_gap(times, Span("x", 1.5, 2.2)) == 1.0
+
+
+def test_a_gap_that_goes_on_belongs_to_the_next_round_from_there_on():
+    times = [0.0, 1.0, 2.0, 12.0, 13.0]
+    assert longest_gap(times, Span("x", 0.5, 4.0)) == 2.0
+    assert longest_gap(times, Span("x", 4.0, 13.0)) == 10.0
+    assert longest_gap(times, Span("x", 2.5, 4.0)) == 10.0
+
+
+def test_a_stream_that_was_not_there_has_no_gap():
+    assert longest_gap([1.0, 2.0], Span("x", 0.5, 3.0)) is None
+    assert longest_gap([1.0, 2.0], Span("x", 2.0, 3.0)) is None
+    assert longest_gap([], Span("x", 2.0, 3.0)) is None
+    assert gaps_by_kind([[0.0, 2.0], [5.0]], [Span("x", 1.0, 3.0)]) == {"x": [2.0]}
+
+
+# ---- the teacher -----------------------------------------------------------------------------
+
+CARD = ModelCard("fake", "/nowhere", vocab_size=50, max_model_len=2048, eos_token_ids=(2,))
+
+
+def admit_of(**params):
+    chosen = SamplingParams(seed=5, max_tokens=20, **params)
+    prompt = pack_u32([1, 2, 3])
+    submit = new_submit([1, 2, 3], chosen)
+    return register(submit, prompt, b"", CARD, params=chosen, known_as=b"")
+
+
+def test_a_greedy_token_has_no_margin_and_another_has_its_distance():
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    best = logits.argmax(-1).tolist()
+    admit = admit_of(temperature=0.0)
+    assert margins_of(logits, best, admit, 3, 0) == [0.0] * 4
+    other = [best[0], (best[1] + 1) % 50, *best[2:]]
+    margins = margins_of(logits, other, admit, 3, 0)
+    assert margins[1] == pytest.approx(float(logits[1, best[1]] - logits[1, other[1]]))
+    assert margins[0] == margins[2] == margins[3] == 0.0
+
+
+def test_a_sampled_token_is_held_against_its_noise():
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
+    admit = admit_of(temperature=0.7)
+    keys = torch.from_numpy(row_keys(np.full(6, 5), 3 + 2 + np.arange(6)))
+    noise = exponential(keys, torch.arange(50, dtype=torch.int32)).log()
+    drawn = (logits / 0.7 - noise).argmax(-1).tolist()
+    assert margins_of(logits, drawn, admit, 3, 2) == [0.0] * 6
+    assert max(margins_of(logits, drawn, admit, 3, 3)) > TOLERANCE  # at another place
+
+
+def test_what_truncation_or_min_tokens_forbid_is_wrong():
+    logits = torch.zeros(1, 50)
+    logits[0, :3] = torch.tensor([5.0, 4.0, 3.0])
+    cut = admit_of(temperature=1.0, top_k=2)
+    (margin,) = margins_of(logits, [2], cut, 3, 0)
+    assert margin == float("inf")
+    assert min(margins_of(logits, [one], cut, 3, 0)[0] for one in (0, 1)) == 0.0
+    forbidden = admit_of(temperature=0.0, min_tokens=4)
+    ended = torch.zeros(1, 50)
+    ended[0, 2] = 9.0  # the end of sequence
+    assert margins_of(ended, [2], forbidden, 3, 3) == [float("inf")]
+    assert margins_of(ended, [2], forbidden, 3, 4) == [0.0]
+
+
+def test_what_a_grammar_forbids_is_wrong():
+    logits = torch.tensor([[5.0, 4.0, 3.0], [5.0, 4.0, 3.0]])
+    grammar = torch.tensor([[True, True, True], [False, True, True]])
+    admit = admit_of(temperature=0.0)
+    assert margins_of(logits, [0, 1], admit, 3, 0, grammar) == [0.0, 0.0]
+    assert margins_of(logits, [0, 2], admit, 3, 0, grammar) == [0.0, 1.0]
+    assert margins_of(logits, [0, 0], admit, 3, 0, grammar)[1] == float("inf")
+
+
+# ---- blows ------------------------------------------------------------------------------------
+
+
+def test_a_process_that_ended_before_its_blow_is_missed():
+    """Its end has not been told yet where it is struck twice in a moment."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    stack: Any = SimpleNamespace(
+        pids={"worker": process.pid}, next_event=lambda timeout_s: None, is_running=True
+    )
+    rounds = [Round(pause_s=0.0, awaits_spares=False, blows=(Blow("worker", "kill"),))]
+    injector = FaultInjector(stack, rounds, set())
+    client: Any = SimpleNamespace(
+        has_begun=lambda: True, has_ended=lambda: bool(injector.num_missed or injector.struck)
+    )
+    injector.run([client], within_s=60.0)
+    assert (injector.num_missed, injector.struck) == (1, [])
+
+
+def test_a_file_limit_is_taken_back():
+    program = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE) as process:
+        stack: Any = SimpleNamespace(
+            pids={"worker": process.pid}, next_event=lambda timeout_s: None, is_running=True
+        )
+        limits = [resource.prlimit(process.pid, resource.RLIMIT_NOFILE)]
+
+        def has_ended() -> bool:
+            limits.append(resource.prlimit(process.pid, resource.RLIMIT_NOFILE))
+            return len(set(limits)) > 1 and limits[-1] == limits[0]
+
+        rounds = [Round(pause_s=0.0, awaits_spares=False, blows=(Blow("worker", "limit"),))]
+        injector = FaultInjector(stack, rounds, set())
+        client: Any = SimpleNamespace(has_begun=lambda: True, has_ended=has_ended)
+        injector.run([client], within_s=60.0)
+        process.send_signal(signal.SIGKILL)
+    assert min(soft for soft, _ in limits) < 16
+    assert [one.blow.name for one in injector.struck] == ["limit worker"]
+
+
+def test_a_full_disk_has_no_room_until_it_is_emptied(tmp_path):
+    before = os.environ.get("XDG_CACHE_HOME")
+    with mounted(tmp_path / "disk") as volume:
+        if isinstance(volume, str):
+            pytest.skip(f"nothing can be mounted here: {volume}")
+        assert os.environ["XDG_CACHE_HOME"] == str(volume.cache)
+        volume.fill()
+        with pytest.raises(OSError, match="No space left"):
+            (volume.cache / "one").write_bytes(bytes(2**16))
+        volume.empty()
+        (volume.runtime_dir / "two").write_bytes(bytes(2**16))
+    assert not any((tmp_path / "disk").iterdir())
+    assert os.environ.get("XDG_CACHE_HOME") == before
+
+
+# ---- many runs -------------------------------------------------------------------------------
+
+
+def result_of(**changes: Any) -> ChaosResult:
+    numbers = dict.fromkeys(
+        ("lost", "doubled", "failed", "orphans", "http_asked_again", "http_asked_afresh"), 0
+    )
+    numbers |= dict.fromkeys(("asked_again", "unexplained_again", "double_deaths"), 0)
+    numbers |= dict.fromkeys(("rounds", "planned_rounds"), 20)
+    fields: dict[str, Any] = {
+        **numbers,
+        "seed": 1,
+        "commit": "abc",
+        "model": "simulated:",
+        "identical": 5,
+        "total": 5,
+        "gap_p50_s": 0.1,
+        "gap_p99_s": 0.5,
+        "http_identical": 1,
+        "http_total": 1,
+        "missed_blows": 0,
+        "blows": {"kill worker": 3},
+        "combinations": {},
+        "gaps": [],
+        "recovery_s": {},
+        "memory_start": {},
+        "memory_end": {},
+        "duration_s": 36.0,
+        "num_tokens": 100,
+    }
+    return ChaosResult(**(fields | changes))
+
+
+def test_many_runs_are_one_row_to_a_kind(tmp_path, capsys):
+    bad = {"identical": 4, "different": {3: ["text differ"]}, "gap_p99_s": 2.0, "commit": "abd"}
+    for name, result in {
+        "all-2": result_of(),
+        "all-10": result_of(**bad),
+        "worker-1": result_of(),
+    }.items():
+        (tmp_path / f"{name}.json").write_bytes(json_of(result))
+    whole = (tmp_path / "all-2.json").read_bytes()
+    (tmp_path / "all-3.json").write_bytes(whole[: len(whole) // 2])
+    table = tmp_path / "table.json"
+    assert chaos_summary.main([str(tmp_path), "--json", str(table)]) == 1
+    told = json.loads(table.read_text())
+    assert told["commits"] == ["abc", "abd"]
+    assert told["bad"] == {"all-10": ["request 3: text differ"]}
+    every, worker = told["rows"]
+    assert (every["kind"], every["runs"], every["good"]) == ("all", 2, 1)
+    assert (every["requests"], every["identical"], every["blows"]) == (10, 9, 6)
+    assert (every["gap_p99_max_s"], worker["good"]) == (2.0, 1)
+    assert "all-10:" in capsys.readouterr().out
+    assert chaos_summary.main(["--has", str(tmp_path / "all-2.json")]) == 0
+    for name in ("all-3", "all-4"):
+        assert chaos_summary.main(["--has", str(tmp_path / f"{name}.json")]) == 1
+
+
+@pytest.mark.slow
+def test_a_series_of_runs_goes_on_where_it_was_ended(tmp_path):
+    """Of two seeds the first is there already."""
+    kinds = ("all", "worker", "core", "client", "front", "hangs", "prompts", "shortages")
+    for kind in kinds:
+        (tmp_path / f"{kind}-1.json").write_bytes(json_of(result_of()))
+        if kind != "worker":
+            (tmp_path / f"{kind}-2.json").write_bytes(json_of(result_of()))
+    words = ["scripts/chaos-seeds", str(tmp_path), "2", "--quick", "--requests", "12"]
+    done = subprocess.run([*words, "--rounds", "1"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = done.stdout.splitlines()
+    assert sum(line.endswith("is there") for line in shown) == 15
+    assert "worker 2: identical        12 of 12" in shown
+    told = json.loads((tmp_path / "summary.json").read_text())
+    assert {row["kind"]: row["runs"] for row in told["rows"]} == dict.fromkeys(kinds, 2)
+
+
+# ---- the whole -------------------------------------------------------------------------------
+
+
+def test_processes_that_were_left_are_found():
+    with process_census.marked() as mark:
+        program = [sys.executable, "-c", "import sys; print('here', flush=True); sys.stdin.read()"]
+        with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout.readline() == b"here\n"
+            assert list(process_census.marked_pids(mark)) == [process.pid]
+            assert process_census.strays(mark) == {}  # it is ours yet
+            assert process_census.holding(process.pid).num_fds >= 3
+            process.send_signal(signal.SIGKILL)
+        assert process_census.marked_pids(mark) == {}
+
+
+def test_options_that_cannot_be_are_refused(capsys):
+    for option in (
+        ("--kill", "worker,cat"),
+        ("--tokens", "9-3"),
+        ("--requests", "0"),
+        ("--json", "/nowhere/at/all.json"),
+    ):
+        assert main(["bench", "chaos", *option]) == 2
+    assert "worker,core,front,client" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_chaos_quick_finds_no_difference(tmp_path, capsys):
+    file = tmp_path / "chaos.json"
+    code = main(
+        ["bench", "chaos", "--quick", "--stop", "worker,core", "--seed", "1", "--json", str(file)]
+    )
+    shown = capsys.readouterr().out
+    assert code == 0, shown
+    result = json.loads(file.read_text())
+    assert result["identical"] == result["total"] == 60
+    assert (result["lost"], result["doubled"], result["orphans"]) == (0, 0, 0)
+    assert {"gap_p50_s", "gap_p99_s"} <= set(result)
+    assert sum(result["blows"].values()) >= 4
+    assert "identical        60 of 60" in shown
+
+
+@pytest.mark.slow
+def test_shortages_and_the_prompt_processs_deaths_make_no_difference(tmp_path, capsys):
+    file = tmp_path / "chaos.json"
+    words = "--quick --requests 30 --kill prompts --stop prompts --limit-files front --fill-disk"
+    code = main(["bench", "chaos", *words.split(), "--json", str(file)])
+    shown = capsys.readouterr().out
+    assert code == 0, shown
+    result = json.loads(file.read_text())
+    assert result["identical"] == result["total"] == 30
+    wanted = {"kill prompts", "stop prompts", "limit front", "fill disk"}
+    assert set(result["blows"]) == (wanted - {"fill disk"} if result["left_out"] else wanted)
+
+
+@pytest.mark.slow
+def test_chaos_kills_one_of_several_fronts(tmp_path, capsys):
+    file = tmp_path / "chaos.json"
+    words = "--quick --requests 24 --rounds 3 --kill front --http-workers 2"
+    code = main(["bench", "chaos", *words.split(), "--json", str(file)])
+    shown = capsys.readouterr().out
+    assert code == 0, shown
+    result = json.loads(file.read_text())
+    assert result["identical"] == result["total"] == 24
+    assert set(result["blows"]) == {"kill front"}
+    assert result["commit"]

@@ -1,0 +1,125 @@
+"""The benchmarks are found by an entry point: in the checkout, and from a wheel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from slipstream.cli import main
+from slipstream.cli_parser import installed_commands
+from slipstream_bench import commands
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {
+    "slipstream",
+    "slipstream_bench",
+    "slipstream_core",
+    "slipstream_ipc",
+    "slipstream_worker",
+}
+
+
+def test_the_checkout_has_the_entry_point() -> None:
+    assert installed_commands()["bench"] == commands.BENCH
+
+
+def test_help_lists_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert not [name for name in commands.BENCHMARKS if f"\n    {name}" not in told]
+
+
+def test_naming_no_benchmark_imports_none() -> None:
+    program = (
+        "import sys\n"
+        "from slipstream_bench import commands\n"
+        "print([name for name in sys.modules if name.startswith('slipstream_bench.')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "['slipstream_bench.commands']"
+
+
+# ---- the wheel -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    # hatchling's backend is called as pip would call it, without a network
+    program = "import sys, hatchling.build; print(hatchling.build.build_wheel(sys.argv[1]))"
+    built = subprocess.run(
+        [sys.executable, "-c", program, str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return folder / built.stdout.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing but what the wheel holds."""
+    folder = tmp_path_factory.mktemp("site")
+    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([sys.executable, *install, "--target", str(folder), str(wheel)], check=True)
+    return folder
+
+
+def test_a_wheel_has_the_five_packages_alone(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.split("/")[0] for name in archive.namelist()}
+    assert {name for name in tops if not name.endswith(".dist-info")} == PACKAGES
+
+
+# Asks for the help of every command there is; prints each one's words. argv: where the wheel is
+# installed, the checkout, whose packages must not be found.
+_PROGRAM = """
+import contextlib, io, sys
+installed, checkout = sys.argv[1:]
+sys.path = [installed, *(p for p in sys.path if not p.startswith(checkout) or ".venv" in p)]
+import slipstream.cli
+
+assert slipstream.cli.__file__.startswith(installed), slipstream.cli.__file__
+
+def ask(*words):
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), contextlib.suppress(SystemExit):
+        slipstream.cli.main([*words, "--help"])
+    assert told.getvalue().startswith("usage: "), words
+    print("slipstream", *words)
+    _, _, rest = told.getvalue().partition("\\npositional arguments:\\n")
+    for line in rest.partition("\\noptions:")[0].splitlines():
+        if line[:4] == 4 * " " and line[4] != " ":
+            ask(*words, line.split()[0])
+
+ask()
+for name, module in sys.modules.items():
+    if name.startswith("slipstream") and module.__file__ is not None:
+        assert module.__file__.startswith(installed), name
+"""
+
+
+def test_every_command_of_a_wheel_has_help(installed: Path, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _PROGRAM, str(installed), str(ROOT)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    told = set(done.stdout.splitlines())
+    assert {f"slipstream bench {name}" for name in commands.BENCHMARKS} <= told
+    assert {"slipstream serve", "slipstream demo kill", "slipstream keys"} <= told

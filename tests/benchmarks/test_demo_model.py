@@ -1,0 +1,208 @@
+"""The bundled demo model: it loads offline, keeps its size, and writes readable words."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from slipstream.demo import MODEL_NAME, MODEL_PATH
+from slipstream_bench.demo_model import corpus
+from slipstream_bench.demo_model.train import CHAT_TEMPLATE
+
+MAX_FOLDER_BYTES = 6_000_000
+WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """So small a model spends its time on waking threads, all the more on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(MODEL_PATH, local_files_only=True)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return AutoModelForCausalLM.from_pretrained(MODEL_PATH, local_files_only=True).eval()
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> set[str]:
+    """Every word of the language reference, in lower case."""
+    return {w.lower() for entry in corpus.topic_entries() for w in WORD.findall(entry.text)}
+
+
+def complete(model: Any, tokenizer: Any, prompt: str, num_tokens: int) -> list[int]:
+    ids = torch.tensor([tokenizer.encode(prompt)])
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+    )
+    return output[0, ids.shape[1] :].tolist()
+
+
+def share_of_known_words(text: str, vocabulary: set[str]) -> float:
+    """Share of whitespace-separated pieces holding letters whose words are all known."""
+    pieces = [WORD.findall(piece) for piece in text.split()]
+    worded = [words for words in pieces if words]
+    assert len({tuple(words) for words in worded}) >= 15, f"few or repeated words: {text}"
+    return sum(all(w.lower() in vocabulary for w in words) for words in worded) / len(worded)
+
+
+def test_importing_the_package_loads_nothing_else() -> None:
+    code = (
+        "import pathlib, sys, slipstream; before = set(sys.modules); import slipstream.demo; "
+        "print(*(set(sys.modules) - before))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(run.stdout.split()) == {"slipstream.demo", "slipstream.demo_model"}
+
+
+def test_folder_is_small_and_complete() -> None:
+    assert MODEL_NAME == "slipstream-demo"
+    files = {path.name: path.stat().st_size for path in MODEL_PATH.iterdir()}
+    assert sum(files.values()) <= MAX_FOLDER_BYTES, files
+    assert {
+        "README.md",
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    } == set(files)
+
+
+def test_configuration(model: Any, tokenizer: Any) -> None:
+    config = model.config
+    assert config.model_type == "llama"
+    assert config.tie_word_embeddings
+    assert config.num_key_value_heads < config.num_attention_heads
+    assert config.head_dim in (32, 64)
+    assert config.max_position_embeddings == 2048
+    assert model.dtype == torch.bfloat16
+    assert len(tokenizer) == config.vocab_size
+    assert tokenizer.eos_token_id == config.eos_token_id
+    ends = tokenizer.convert_tokens_to_ids(["<|end|>", "<|endoftext|>"])
+    assert model.generation_config.eos_token_id == ends
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.text()
+    | st.text(alphabet=st.characters(max_codepoint=127))
+    | st.lists(st.sampled_from(["<|end|>", "<|user|>", " ", "\n", "a", "é", "🙂", "<|"])).map(
+        "".join
+    )
+)
+def test_every_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_decoding_can_drop_the_special_tokens(tokenizer: Any) -> None:
+    ids = tokenizer.encode("<|assistant|>Hello<|end|><|endoftext|>")
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "Hello"
+
+
+def test_chat_template_renders_turns_and_the_generation_prompt(tokenizer: Any) -> None:
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "What is `assert`?"},
+    ]
+    closed = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert closed == (
+        "<|system|>\nBe kind.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\nHello<|end|>\n"
+        "<|user|>\nWhat is `assert`?<|end|>\n"
+    )
+    opened = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert opened == f"{closed}<|assistant|>\n"
+
+
+def test_chat_template_takes_every_role_of_a_conversation(tokenizer: Any) -> None:
+    """Developers speak as the system does, tools as the user; the model knows no others."""
+    roles = ["developer", "user", "assistant", "tool"]
+    messages = [{"role": role, "content": role} for role in roles]
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == (
+        "<|system|>\ndeveloper<|end|>\n<|user|>\nuser<|end|>\n"
+        "<|assistant|>\nassistant<|end|>\n<|user|>\ntool<|end|>\n"
+    )
+
+
+def test_the_program_that_trains_it_writes_the_same_template() -> None:
+    assert (MODEL_PATH / "chat_template.jinja").read_text() == CHAT_TEMPLATE
+
+
+def test_chat_template_refuses_unknown_roles(tokenizer: Any) -> None:
+    with pytest.raises(Exception, match="role 'robot' is not"):
+        tokenizer.apply_chat_template([{"role": "robot", "content": "Hi"}], tokenize=False)
+
+
+@pytest.mark.parametrize("prompt", ["The assert statement", "In Python, a function", "A class is"])
+def test_completions_are_readable(
+    model: Any, tokenizer: Any, vocabulary: set[str], prompt: str
+) -> None:
+    text = tokenizer.decode(complete(model, tokenizer, prompt, 80), skip_special_tokens=True)
+    assert share_of_known_words(text, vocabulary) >= 0.7, text
+
+
+def test_chat_answers_are_readable_and_end(
+    model: Any, tokenizer: Any, vocabulary: set[str]
+) -> None:
+    chat = [{"role": "user", "content": "Who are you?"}]
+    prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    ids = complete(model, tokenizer, prompt, 120)
+    assert ids[-1] == tokenizer.eos_token_id
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    assert share_of_known_words(text, vocabulary) >= 0.7, text
+
+
+def test_the_last_position_can_be_reached(model: Any, tokenizer: Any) -> None:
+    length = model.config.max_position_embeddings
+    ids = torch.tensor([tokenizer.encode("Python is a language. " * length)[:length]])
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits
+    assert logits.shape == (1, length, model.config.vocab_size)
+    assert torch.isfinite(logits).all()
+
+
+@pytest.mark.slow
+def test_corpus_is_a_function_of_its_seed_and_mixes_documents_with_chats() -> None:
+    topics, others = corpus.topic_entries(), corpus.docstrings()
+    documents, chats = corpus.epoch(topics, others, Random(7))
+    assert (documents, chats) == corpus.epoch(topics, others, Random(7))
+    assert (documents, chats) != corpus.epoch(topics, others, Random(8))
+    assert len(topics) > 50
+    assert len(others) > 1000
+    assert {corpus.document(entry) for entry in topics} <= set(documents)
+    for chat in chats:
+        roles = [message["role"] for message in chat if message["role"] != "system"]
+        assert roles == ["user", "assistant"] * (len(roles) // 2) != []
+        assert all(message["content"].strip() for message in chat)
+
+
+@pytest.mark.slow
+def test_corpus_knows_topics_by_keyword_and_docstrings_by_full_name() -> None:
+    names = {name for entry in corpus.topic_entries() for name in entry.names}
+    assert {"assert", "lambda", "and", "a dictionary", "the assert statement"} <= names
+    texts = {name: entry.text for entry in corpus.docstrings() for name in entry.names}
+    assert texts["os.path.join"].startswith("Join two or more pathname components")
+    assert {"print", "str.join", "math.isclose", "textwrap.dedent"} <= set(texts)
+    assert not any(part.startswith("_") for name in texts for part in name.split("."))

@@ -1,0 +1,267 @@
+"""`slipstream bench output-path`: that it measures the real thing, and tells what it measured."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from itertools import product
+
+import numpy as np
+import pytest
+import zmq
+from tokenizers import Tokenizer
+
+from slipstream.cli import main
+from slipstream.demo import MODEL_PATH
+from slipstream.errors import SlipstreamError
+from slipstream_bench.common.collection_watch import CollectionWatch
+from slipstream_bench.common.memory_wire import MemoryContext
+from slipstream_bench.common.variants import NUM_LOGPROBS, VARIANTS, params_of
+from slipstream_bench.output_path import peers, workload
+from slipstream_bench.output_path.delta_readers import READS
+from slipstream_bench.output_path.in_process_path import STAGES, OutputPath
+from slipstream_bench.output_path.output_path import with_ratios
+from slipstream_bench.output_path.peers import measure_peer
+from slipstream_bench.output_path.stopwatch import Stopwatch
+from slipstream_bench.output_path.wire import wire_us
+from slipstream_bench.output_path.workload import detokenizers_of, make_workload
+
+BATCH, STEPS, PROMPT_LEN = 5, 24, 16
+
+
+@pytest.fixture(autouse=True)
+def _little_text(monkeypatch):
+    monkeypatch.setattr(workload, "_NUM_FILES", 3)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
+
+
+# ---- the path ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_is_generated_is_what_is_read(tokenizer, variant):
+    load = make_workload(tokenizer, BATCH, prompt_len=PROMPT_LEN, steps=STEPS)
+    watch = Stopwatch(CollectionWatch())
+    path = OutputPath(
+        load,
+        BATCH,
+        params_of(variant, STEPS),
+        detokenizers_of(tokenizer),
+        tokenizer.get_vocab_size(),
+        watch,
+    )
+    texts, ids, entries = [""] * BATCH, [[] for _ in range(BATCH)], [[] for _ in range(BATCH)]
+    try:
+        while not path.is_done:
+            path.step()
+            for index, state in enumerate(path.states):
+                while state.deltas:
+                    delta = state.deltas.popleft()
+                    texts[index] += delta.text
+                    ids[index] += delta.token_ids
+                    entries[index] += delta.logprobs or []
+            path.take_reports()
+        path.check_whole()
+    finally:
+        path.close()
+    assert ids == load.outputs.tolist()
+    for index in range(BATCH):
+        prompt = load.prompts[index].tolist()
+        whole = tokenizer.decode(prompt + ids[index], skip_special_tokens=True)
+        assert whole.endswith(texts[index])
+        assert texts[index].strip()
+    if "logprobs5" in variant:
+        for index, position in product(range(BATCH), range(STEPS)):
+            candidates = entries[index][position]
+            assert next(iter(candidates)) == ids[index][position]
+            values = [candidate.logprob for candidate in candidates.values()]
+            assert len(values) > 1
+            assert set(values) <= set(load.logprobs[index].tolist())
+    else:
+        assert not any(entries)
+    assert set(path.num_bytes) == {"core", "worker", "client"}
+    assert all(path.num_bytes.values())
+    assert watch.us("collect") > 0
+    assert watch.us("client") > 0
+
+
+def test_a_workload_is_the_same_for_everybody(tokenizer, tmp_path):
+    load = make_workload(tokenizer, BATCH, prompt_len=PROMPT_LEN, steps=STEPS)
+    again = make_workload(tokenizer, BATCH, prompt_len=PROMPT_LEN, steps=STEPS)
+    load.save(tmp_path / "w.npz", ("plain", "stop2_logprobs5", "interval10"))
+    with np.load(tmp_path / "w.npz") as arrays:
+        for name in ("prompts", "outputs", "logprobs", "candidates"):
+            assert (arrays[name] == getattr(again, name)).all()
+        meanings = json.loads(str(arrays["variants"]))
+    assert [one["logprobs"] for one in meanings] == [None, NUM_LOGPROBS, None]
+    assert [len(one["stop"]) for one in meanings] == [0, 2, 0]
+    assert [one["interval"] for one in meanings] == [1, 1, 10]
+    assert (np.diff(load.logprobs, axis=1) <= 0).all()
+
+
+# ---- the wire that is none, and the one that is ----------------------------------------------
+
+
+def test_memory_sockets_carry_messages_and_say_when_there_are_none():
+    context = MemoryContext()
+    router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    router.bind("ipc:///here")
+    dealer.setsockopt(zmq.ROUTING_ID, b"me")
+    dealer.connect("ipc:///here")
+    tapped = []
+    context.tap = lambda socket, num_bytes: tapped.append((socket.is_router, num_bytes))
+    with pytest.raises(zmq.Again):
+        router.recv_multipart(zmq.NOBLOCK)
+    with pytest.raises(zmq.Again):
+        dealer.recv(zmq.NOBLOCK)
+    dealer.send(b"one", zmq.NOBLOCK)
+    dealer.send(b"two", zmq.NOBLOCK)
+    assert router.recv_multipart(zmq.NOBLOCK) == [b"me", b"one"]
+    router.send_multipart((b"me", b"back"), zmq.NOBLOCK)
+    assert dealer.recv(zmq.NOBLOCK) == b"back"
+    assert tapped == [(False, 3), (False, 3), (True, 4)]
+    dealer.close(linger=0)
+    with pytest.raises(zmq.ZMQError) as error:
+        router.send_multipart((b"me", b"gone"), zmq.NOBLOCK)
+    assert error.value.errno == zmq.EHOSTUNREACH
+
+
+def test_the_real_wire_takes_some_time():
+    assert wire_us([10, 1000, 10]) > 0
+
+
+def test_a_stopwatch_takes_off_what_reading_it_costs():
+    watch = Stopwatch(CollectionWatch(), lap_ns=1e12)
+    watch.start()
+    watch.lap("stage")
+    assert watch.us("stage") == 0
+    assert watch.us("another") == 0
+
+
+def test_a_stopwatch_counts_what_a_stage_leaves_to_the_collector():
+    gc.collect()  # what other tests have left is not to be freed in a stage of this one
+    with CollectionWatch() as collections:
+        watch = Stopwatch(collections)
+        watch.start()
+        kept = [[] for _ in range(5000)]
+        watch.lap("keeps")
+        for _ in range(5000):
+            [].append(0)
+        watch.lap("drops")
+        kept.clear()
+    # eighty come from the interpreter's own stock of lists, and each collection takes a few off
+    assert abs(watch.num_tracked["keeps"] - 5000) < 200
+    assert abs(watch.num_tracked["drops"]) < 100
+
+
+# ---- the command ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_command_tells_a_row_for_each_batch_variant_and_way_of_reading(tmp_path, capsys):
+    json_file, png_file = tmp_path / "rows.json", tmp_path / "rows.png"
+    words = ["--batches", "1,3", "--variants", "plain,logprobs5", "--steps", "12", "--runs", "2"]
+    options = ["--json", str(json_file), "--png", str(png_file)]
+    assert main(["bench", "output-path", *words, *options]) == 0
+    rows = json.loads(json_file.read_text())
+    found = [(row["engine"], row["batch"], row["variant"], row["read"]) for row in rows]
+    assert found == list(product(["slipstream"], [1, 3], ["plain", "logprobs5"], READS))
+    for row in rows:
+        assert row["us_per_token"] > 0
+        stages = sum(row[f"{stage}_us"] for stage in STAGES)
+        assert row["runs"] == 2
+        assert stages == pytest.approx(row["us_per_token"], abs=0.01)
+        assert row["deltas_per_token"] == 1
+        assert row["bytes_per_token"] > row["core_bytes_per_token"] > 8
+        assert {"gc_gen0", "gc_gen2", "wire_us", "worker_gen0_per_100_steps"} <= row.keys()
+    assert png_file.read_bytes().startswith(b"\x89PNG")
+    assert "us_per_token" in capsys.readouterr().out
+
+
+def test_what_cannot_be_is_refused(capsys, tmp_path):
+    for words, said in (
+        (["--batches", "0"], "batches"),
+        (["--batches", "8,x"], "batches"),
+        (["--variants", "plain,none"], "variants"),
+        (["--variants", ""], "variants"),
+        (["--steps", "1"], "steps"),
+        (["--tokenizer", str(tmp_path)], "tokenizer"),
+        (["--against", "nobody"], "against"),
+        (["--against", "vllm"], "vllm_python"),
+        (["--against", "sglang", "--sglang-python", str(tmp_path / "none")], "sglang_python"),
+    ):
+        assert main(["bench", "output-path", "--quick", *words]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_ratios_compare_what_is_alike():
+    def row(engine: str, read: str, us: float) -> dict[str, object]:
+        return {
+            "engine": engine,
+            "batch": 8,
+            "variant": "plain",
+            "read": read,
+            "us_per_token": us,
+        }
+
+    rows = [
+        row("slipstream", "columns", 1.0),
+        row("slipstream", "materialised", 2.0),
+        row("slipstream", "async_for", 4.0),
+        row("vllm", "materialised", 10.0),
+        row("vllm", "async_for", 16.0),
+        row("sglang", "materialised", 30.0),
+    ]
+    columns, materialised, async_for, *theirs = with_ratios(rows)
+    assert (columns["ratio_to_vllm"], columns["ratio_to_sglang"]) == (10, 30)
+    assert (materialised["ratio_to_vllm"], materialised["ratio_to_sglang"]) == (5, 15)
+    assert async_for["ratio_to_vllm"] == 4
+    assert "ratio_to_sglang" not in async_for
+    assert theirs == rows[3:]
+
+
+# ---- peers ---------------------------------------------------------------------------------
+
+SCRIPT = """
+import json, sys
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+json.dump([{"engine": "vllm", "batch": int(options["--batches"])}], open(options["--json"], "w"))
+"""
+
+
+@pytest.fixture
+def ask_peer(tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "scripts_folder", lambda: tmp_path)
+
+    def ask(script: str) -> list[dict[str, object]]:
+        (tmp_path / "vllm_output_path.py").write_text(script)
+        return measure_peer(
+            "vllm",
+            sys.executable,
+            model=tmp_path,
+            workload=tmp_path / "workload.npz",
+            batches=[3],
+            variants=["plain"],
+            runs=1,
+        )
+
+    return ask
+
+
+def test_a_peers_rows_are_read(ask_peer):
+    assert ask_peer(SCRIPT) == [{"engine": "vllm", "batch": 3}]
+
+
+def test_a_peer_that_fails_says_why(ask_peer):
+    with pytest.raises(SlipstreamError, match="no module of that name"):
+        ask_peer("raise SystemExit('no module of that name')")
+
+
+def test_the_peers_scripts_are_there():
+    for peer in peers.PEERS:
+        assert peers._script(peer).is_file()

@@ -1,0 +1,93 @@
+"""Whole requests that ask for as much as they may; `slipstream bench fuzz --requests` is longer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slipstream.cli import main
+from slipstream_bench.fuzz import request_run
+from slipstream_bench.fuzz.request_run import MOST_STEPS, RequestFuzzResult, fuzz_requests
+from slipstream_bench.fuzz.request_speech import KINDS, Bounds, hostile_request
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.params import check_params
+
+MIB = 2**20
+BOUNDS = Bounds(4096, 512)
+
+
+def test_requests_follow_from_seed_and_number_and_most_of_them_are_allowed() -> None:
+    requests = [hostile_request(3, index, BOUNDS) for index in range(300)]
+    assert requests == [hostile_request(3, index, BOUNDS) for index in range(300)]
+    assert requests != [hostile_request(4, index, BOUNDS) for index in range(300)]
+    assert {kind for request in requests for kind in request.kinds} == set(KINDS)
+    num_refused = 0
+    for request in requests:
+        try:
+            check_params(request.params)
+        except BadRequest:
+            num_refused += 1
+    assert 0 < num_refused < len(requests) / 3
+
+
+@pytest.mark.slow
+def test_requests_that_ask_for_everything_harm_nobody() -> None:
+    result = fuzz_requests(RequestFuzzResult(commit=None, seed=1, requests=150))
+    assert result.differences == ()
+    assert result.errors == ()
+    assert result.identical == result.total > 0
+    assert result.longest_wait <= MOST_STEPS
+    assert not any(result.held.values()), result.held
+    # whole vocabularies' log-probabilities are many, at a reader that keeps them too
+    assert result.own_bytes[1] < result.own_bytes[0] + 700 * MIB
+    assert set(result.by_kind) == set(KINDS)
+    assert result.outcomes["length"] + result.outcomes["abort"] > 50, "they were all turned away"
+    assert result.is_good
+
+
+@pytest.mark.slow
+def test_a_stream_that_is_passed_over_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_run, "MOST_STEPS", 0)
+    monkeypatch.setattr(request_run, "_BATCHED", 32)  # tokens a step: prompts wait for each other
+    result = fuzz_requests(RequestFuzzResult(commit=None, seed=1, requests=20))
+    assert result.longest_wait > 0
+    assert result.waited_for
+    assert not result.is_good
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "requests.json"
+    options = ["bench", "fuzz", "--seed", "5", "--json", str(file), "--requests"]
+    monkeypatch.setattr(request_run, "_SAVE_EVERY", 5)
+    turns = iter(range(10**9))
+
+    def interrupted(_request: object, turn: object = request_run._Hostile.turn) -> None:
+        turn(_request)  # type: ignore[operator]
+        if file.exists() and next(turns) == 20:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as stopping:
+        stopping.setattr(request_run._Hostile, "turn", interrupted)
+        assert main([*options, "24"]) == 1
+    assert "interrupted" in capsys.readouterr().err
+    part = json.loads(file.read_bytes())
+    assert part["done"] < part["requests"] == 24
+    assert main([*options, "24"]) == 0
+    whole = msgspec.json.decode(file.read_bytes(), type=RequestFuzzResult)
+    assert whole.done == 24
+    assert whole.steps > part["steps"]
+    assert whole.seconds > part["seconds"]
+    told = capsys.readouterr().out
+    assert "24 of 24 requests" in told
+    assert f"commit {whole.commit}" in told
+    assert main([*options, "24"]) == 0  # it is done: nothing is run again
+    assert msgspec.json.decode(file.read_bytes(), type=RequestFuzzResult) == whole
+    assert main([*options, "23"]) == 2
+    assert main([*options, "30", "--seed", "6"]) == 2
+    assert "this one is of seed 5" in capsys.readouterr().err

@@ -1,0 +1,29 @@
+"""The pages of documentation and the blocks of code in them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", *GUIDES, ROOT / "examples" / "README.md"]
+
+
+class Block(NamedTuple):
+    """A block of code. `name`: its page and its place among the page's blocks of that language."""
+
+    name: str
+    text: str
+
+
+def blocks(language: str) -> list[Block]:
+    """All blocks of a language, page by page, in the order in which a reader meets them."""
+    return [
+        Block(f"{page.relative_to(ROOT)}-{number}", text)
+        for page in PAGES
+        for number, text in enumerate(
+            re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE), 1
+        )
+    ]

@@ -1,0 +1,156 @@
+"""The pages against what there is: folders, commands, options, tests, links, sizes."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.docs.pages import PAGES, ROOT
+
+from slipstream.cli import _parser
+
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
+PEERS = sorted(ROOT.glob("*/**/peers/README.md"))
+DECISIONS = ROOT / "docs" / "decisions"
+OTHERS = ["ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "PROTOCOL.md"]
+EVERY = [*PAGES, *(ROOT / name for name in OTHERS), *sorted(DECISIONS.glob("*.md"))]
+TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text() for path in EVERY}
+PACKAGES = ["ipc", "engine_core", "output_worker", "api", "benchmarks"]
+# what is in these, their modules say
+WHOLE = ("benchmarks/slipstream_bench/",)
+
+
+def folders_with_modules() -> set[str]:
+    """Of the packages, as `package/folder/`."""
+    found = {
+        f"{path.parent.relative_to(ROOT).as_posix()}/"
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+    }
+    return {
+        next((whole for whole in WHOLE if folder.startswith(whole)), folder) for folder in found
+    }
+
+
+def named_folders() -> list[str]:
+    """In the order of ARCHITECTURE.md's table."""
+    [table] = re.findall(r"^\| folder \| idea \|\n(.*?)\n\n", ARCHITECTURE, re.M | re.S)
+    cells = re.findall(r"^\| (.*?) \|", str(table), re.M)
+    return [name for cell in cells for name in re.findall(r"`([\w/]+/)`", cell)]
+
+
+def test_every_folder_has_its_line() -> None:
+    assert folders_with_modules() <= set(named_folders())
+
+
+def test_every_line_has_its_folder() -> None:
+    named = named_folders()
+    assert len(named) == len(set(named)) > 10
+    assert not [name for name in named if not (ROOT / name).is_dir()]
+
+
+@pytest.mark.parametrize(("name", "most_kib"), [("README.md", 8), ("ARCHITECTURE.md", 15)])
+def test_first_pages_are_short(name: str, most_kib: int) -> None:
+    assert len((ROOT / name).read_bytes()) <= most_kib * 1024
+
+
+def test_decisions_are_numbered_one_by_one() -> None:
+    numbers = [int(path.name[:3]) for path in DECISIONS.glob("[0-9]*.md")]
+    assert sorted(numbers) == list(range(1, len(numbers) + 1))
+
+
+def test_decisions_begin_with_a_title_and_take_a_page_at_most() -> None:
+    for path in DECISIONS.glob("*.md"):
+        text = path.read_text()
+        assert text.startswith("# "), path.name
+        assert len(text.splitlines()) <= 60, path.name
+
+
+# ---- commands and options ----------------------------------------------------------------------
+
+
+def commands(
+    parser: argparse.ArgumentParser, name: str = "slipstream"
+) -> Iterator[tuple[str, set[str]]]:
+    """Each command's name, and its options."""
+    yield name, {option for action in parser._actions for option in action.option_strings}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each, sub in action.choices.items():
+                sub.load()
+                yield from commands(sub, f"{name} {each}")
+
+
+OPTIONS = dict(commands(_parser()))
+# a command in a block without a language, or between backticks, with all that follows it there
+ASKED = [
+    (name, text.replace("\\\n", " "))
+    for name, page in [*TEXTS.items(), *((str(path.parent), path.read_text()) for path in PEERS)]
+    for text in re.findall(r"(?:^|`)(slipstream [^`\n]*(?:\\\n[^`\n]*)*)", page, re.MULTILINE)
+    if "COMMAND" not in text
+]
+
+
+def test_there_are_commands_to_look_at() -> None:
+    assert len([text for _, text in ASKED if "--" in text]) > 20
+
+
+@pytest.mark.parametrize(("page", "text"), ASKED)
+def test_commands_have_the_options_that_the_pages_give_them(page: str, text: str) -> None:
+    known = [name for name in OPTIONS if f"{text} ".startswith(f"{name} ")]
+    command = max(known, key=len)
+    if not text.split()[1].startswith("-"):
+        assert command != "slipstream", page
+    assert set(re.findall(r"(?<=\s)--[a-z][\w-]*", text)) <= OPTIONS[command]
+
+
+# options of scripts, of curl, pip and others
+FOREIGN = {"--all", "--dry-run", "--wheels", "--sections", "--help", "--set-up", "--init"}
+
+
+@pytest.mark.parametrize("page", [path.relative_to(ROOT).as_posix() for path in PAGES])
+def test_options_that_a_page_speaks_of_are_some_commands(page: str) -> None:
+    spoken = set(re.findall(r"`(--[a-z][\w-]*)", TEXTS[page])) - FOREIGN
+    assert spoken <= set().union(*OPTIONS.values())
+
+
+# ---- links and tests -----------------------------------------------------------------------------
+
+
+def anchors(text: str) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", EVERY, ids=TEXTS)
+def test_links_lead_somewhere(path: Path) -> None:
+    prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file) if file else path
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target.read_text()), link
+
+
+@pytest.mark.parametrize("path", EVERY, ids=TEXTS)
+def test_files_that_a_page_names_are_there(path: Path) -> None:
+    roots = "api|benchmarks|docs|engine_core|examples|ipc|output_worker|scripts|tests"
+    named = re.findall(rf"`((?:{roots})/[\w./-]+)[`\s]", path.read_text())
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_tests_that_hold_the_promises_are_there() -> None:
+    [promises] = re.findall(
+        r"^## What survives$.*?^## ", TEXTS["docs/serving.md"], re.MULTILINE | re.DOTALL
+    )
+    names = re.findall(r"`(\w+)` \|$", promises, re.MULTILINE)
+    assert len(names) > 10
+    every = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert not [name for name in names if f"def test_{name}(" not in every]
