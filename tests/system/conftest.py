@@ -413,7 +413,7 @@ class MiniStack:
         assert self.worker is not None
         scheduler = self.core.scheduler
         return {
-            "worker streams": len(self.worker.lives.streams),
+            "worker streams": len(self.worker.streams),
             "core streams": self.core.desk.num_streams,
             "running": scheduler.num_running,
             "waiting": scheduler.num_waiting,
