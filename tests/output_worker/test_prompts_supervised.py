@@ -19,7 +19,7 @@ import pytest
 import zmq
 from tests.patience import PATIENCE_S, Patience
 
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream_ipc.child import SILENT_S
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import PromptBeat, PromptReady, Render, Rendered

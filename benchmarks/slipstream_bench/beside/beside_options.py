@@ -9,8 +9,8 @@ import argparse
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from slipstream.options import Parser
-from slipstream.settings import wrong_option
+from slipstream.cli_parser import Parser
+from slipstream.errors import wrong_option
 from slipstream_bench.common.report_options import add_common, check_common
 
 SITUATIONS = ("quiet", "1 spinner", "2 spinners", "quota of 1.5 CPUs")

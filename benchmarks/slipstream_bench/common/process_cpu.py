@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from slipstream.errors import BadRequestError
-from slipstream.settings import wrong_option
+from slipstream.errors import BadRequestError, wrong_option
 
 _PROC = Path("/proc")
 

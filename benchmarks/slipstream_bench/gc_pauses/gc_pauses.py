@@ -18,7 +18,7 @@ import gc
 
 import numpy as np
 
-from slipstream.settings import wrong_option
+from slipstream.errors import wrong_option
 from slipstream_bench.common.measures import Row
 from slipstream_bench.common.pictures import grouped_bars
 from slipstream_bench.common.report_options import check_common

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from slipstream.options import Parser
+from slipstream.cli_parser import Parser
 from slipstream_bench.common.report_options import add_common
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from slipstream.demo import MODEL_PATH
-from slipstream.options import Parser
-from slipstream.settings import wrong_option
+from slipstream.cli_parser import Parser
+from slipstream.demo_model import MODEL_PATH
+from slipstream.errors import wrong_option
 from slipstream_bench.common.report_options import add_common, check_common
 from slipstream_bench.common.variants import VARIANTS, Variant
 from slipstream_bench.output_path.peers import PEERS, Peer, check_peer

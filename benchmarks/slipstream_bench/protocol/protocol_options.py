@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from typing import NamedTuple
 
-from slipstream.options import Parser
-from slipstream.settings import wrong_option
+from slipstream.cli_parser import Parser
+from slipstream.errors import wrong_option
 from slipstream_bench.common.report_options import add_common, check_common
 
 
