@@ -5,7 +5,7 @@ Owns: the same entries, one by one in Python numbers. Does not know: what `delta
 Rules:
 - What is due, what is sent and what is committed are just what `deltas` makes of the same lines.
 - Numpy costs the same for one line as for a hundred, this the same for each line: up to FEW lines
-  it is cheaper (see ARCHITECTURE.md for what was measured).
+  it is cheaper (docs/decisions has what was measured).
 - Log-probabilities, and more than fits one message, are left to `deltas`.
 """
 

@@ -139,6 +139,13 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert anchor in anchors(target.read_text()), link
 
 
+@pytest.mark.parametrize("path", EVERY, ids=TEXTS)
+def test_files_that_a_page_names_are_there(path: Path) -> None:
+    roots = "api|benchmarks|docs|engine_core|examples|ipc|output_worker|scripts|tests"
+    named = re.findall(rf"`((?:{roots})/[\w./-]+)[`\s]", path.read_text())
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
 def test_tests_that_hold_the_promises_are_there() -> None:
     [promises] = re.findall(
         r"^## What survives$.*?^## ", TEXTS["docs/serving.md"], re.MULTILINE | re.DOTALL
