@@ -13,7 +13,7 @@ import zmq
 from tokenizers import Tokenizer
 
 from slipstream.cli import main
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream.errors import SlipstreamError
 from slipstream_bench.common.collection_watch import CollectionWatch
 from slipstream_bench.common.memory_wire import MemoryContext

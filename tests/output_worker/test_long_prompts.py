@@ -239,7 +239,7 @@ def test_what_waits_for_a_child_is_not_to_blame_for_its_death(played: Played) ->
 
 
 def test_a_short_prompt_overtakes_a_long_one(tmp_path: Path) -> None:
-    from slipstream.demo import MODEL_PATH
+    from slipstream.demo_model import MODEL_PATH
 
     options: dict[str, Any] = {"tokenizer": str(MODEL_PATH), "cache_dir": str(tmp_path)}
     with zmq.Context() as context:

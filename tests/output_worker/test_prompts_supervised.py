@@ -20,7 +20,7 @@ import zmq
 from tests.output_worker.played_prompts import PlayedPrompts
 from tests.patience import PATIENCE_S, Patience
 
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream_ipc.child import SILENT_S
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import PromptBeat, PromptReady, Render, Rendered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream_ipc.messages import Resume
 
 SLOW_CHAIN = f"simulated:step_ms=20,prefill_us=0,tokenizer={MODEL_PATH},mode=chain"

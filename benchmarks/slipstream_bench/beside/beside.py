@@ -26,9 +26,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from slipstream.cli_parser import Parser
+from slipstream.errors import wrong_option
 from slipstream.llm import LLM
-from slipstream.options import Parser
-from slipstream.settings import wrong_option
 from slipstream_bench.beside.situations import quota, spinners
 from slipstream_bench.common.measures import Row
 from slipstream_bench.common.pictures import grouped_bars

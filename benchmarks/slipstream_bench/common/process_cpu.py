@@ -12,8 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from slipstream.errors import BadRequestError
-from slipstream.settings import wrong_option
+from slipstream.errors import BadRequestError, wrong_option
 
 _PROC = Path("/proc")
 

@@ -20,7 +20,7 @@ from typing import Any
 import zmq
 from tokenizers import Tokenizer
 
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream_core.assembly import assemble_core
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.load import load_runner

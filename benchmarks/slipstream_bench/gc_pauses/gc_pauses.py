@@ -18,8 +18,8 @@ import gc
 
 import numpy as np
 
-from slipstream.options import Parser
-from slipstream.settings import wrong_option
+from slipstream.cli_parser import Parser
+from slipstream.errors import wrong_option
 from slipstream_bench.common.measures import Row
 from slipstream_bench.common.pictures import grouped_bars
 from slipstream_bench.common.report_options import add_common, check_common

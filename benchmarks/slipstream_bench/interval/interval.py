@@ -25,9 +25,8 @@ import uvloop
 from tqdm import tqdm
 
 from slipstream.async_client import AsyncClient
-from slipstream.errors import EngineError
-from slipstream.options import Parser
-from slipstream.settings import wrong_option
+from slipstream.cli_parser import Parser
+from slipstream.errors import EngineError, wrong_option
 from slipstream_bench.common.live_streams import CLIENT
 from slipstream_bench.common.load.datasets import Request, random_requests
 from slipstream_bench.common.load.http_stream import HttpClient

@@ -19,9 +19,9 @@ from typing import TypeVar
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from slipstream.demo import MODEL_PATH
-from slipstream.options import Parser
-from slipstream.settings import wrong_option
+from slipstream.cli_parser import Parser
+from slipstream.demo_model import MODEL_PATH
+from slipstream.errors import wrong_option
 from slipstream_bench.common.measures import Row
 from slipstream_bench.common.pictures import grouped_bars
 from slipstream_bench.common.report_options import add_common, check_common
