@@ -1,14 +1,7 @@
-"""What a client asks for, from its caller's side, but for the waiting: that differs between threads
-and tasks, as it does for `reading`.
-
-Owns: turning callers' arguments into streams to submit, for one prompt and for many; opening and
-closing the engine of a client. Does not know: threads, event loops, the wire.
-"""
+"""What `Client` and `AsyncClient` share: from callers' arguments to streams that are asked for."""
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, get_args
@@ -16,10 +9,10 @@ from typing import Any, get_args
 import msgspec
 
 from slipstream.client_io import ClientIO
-from slipstream.endpoints import Endpoint, server_endpoint
+from slipstream.endpoints import Endpoint
 from slipstream.errors import BadRequestError, bad_request
 from slipstream.outputs import Completion
-from slipstream.reading import OutputKind
+from slipstream.reading import Connection, OutputKind
 from slipstream.requests import (
     Prompt,
     checked_params,
@@ -36,75 +29,61 @@ from slipstream_ipc.trace import open_tracer
 DEFAULT_TIMEOUT_S = 10.0
 
 
-class Asking:
-    """What `Client` and `AsyncClient` share: the engine, and streams that it is to run."""
-
-    def __init__(
-        self,
-        address: str | None,
-        timeout_s: float,
-        trace: str | None,
-        keys: str | os.PathLike[str] | None,
-        insecure: bool,
-    ) -> None:
-        """Arguments and errors: see `Client`."""
-        self._io = open_io(server_endpoint(address, keys, insecure=insecure), timeout_s, trace)
-        self._finalizer = _close_with(self, self._io)
-
-    @property
-    def address(self) -> str:
-        """Where the server is."""
-        return self._io.address
-
-    def _ask(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        kind: OutputKind,
-        *,
-        label: str | None,
-        priority: int,
-        stream_id: str | None,
-        cache_salt: str | None,
-    ) -> StreamState:
-        """Ask for one stream. `params`: checked ones."""
-        state = new_state(
-            self._io,
-            prompt,
-            params,
-            kind=kind,
-            label=label,
-            priority=priority,
-            stream_id=stream_id,
-            cache_salt=cache_salt,
-        )
-        self._io.submit(state)
-        return state
-
-    def _ask_again(
-        self, stream_id: str, num_chars: int, num_tokens: int, kind: OutputKind
-    ) -> StreamState:
-        """Ask for the rest of a stream that runs already, or has ended and is kept."""
-        _check_kind(kind)
-        resume = new_resume(stream_id, num_chars, num_tokens)
-        state = StreamState(resume, wants_whole=kind == "final")
-        self._io.submit(state)
-        return state
+def ask(
+    io: Connection,
+    prompt: Prompt,
+    params: SamplingParams,
+    kind: OutputKind,
+    *,
+    label: str | None,
+    priority: int,
+    stream_id: str | None,
+    cache_salt: str | None,
+) -> StreamState:
+    """Ask for one stream. `params`: checked ones. Raises: BadRequestError."""
+    state = new_state(
+        io,
+        prompt,
+        params,
+        kind=kind,
+        label=label,
+        priority=priority,
+        stream_id=stream_id,
+        cache_salt=cache_salt,
+    )
+    io.submit(state)
+    return state
 
 
-def open_io(endpoint: Endpoint, timeout_s: float, trace: str | None = None) -> ClientIO:
-    """The engine of a new client.
+def ask_again(
+    io: Connection, stream_id: str, num_chars: int, num_tokens: int, kind: OutputKind
+) -> StreamState:
+    """Ask for the rest of a stream that runs already, or has ended and is kept.
 
     Raises: BadRequestError.
     """
-    if not timeout_s > 0:
-        raise bad_request(BadRequest("timeout_s", timeout_s, "a number of seconds > 0"))
+    _check_kind(kind)
+    resume = new_resume(stream_id, num_chars, num_tokens)
+    state = StreamState(resume, wants_whole=kind == "final")
+    io.submit(state)
+    return state
+
+
+def open_io(endpoint: Endpoint, timeout_s: float, trace: str | None = None) -> ClientIO:
+    """The connection of a new client, driven by a thread. Raises: BadRequestError."""
+    check_timeout(timeout_s)
     tracer = open_tracer(trace, "client")
     return ClientIO(endpoint.address, timeout_s, tracer, access=endpoint.access)
 
 
+def check_timeout(timeout_s: float) -> None:
+    """Raises: BadRequestError."""
+    if not timeout_s > 0:
+        raise bad_request(BadRequest("timeout_s", timeout_s, "a number of seconds > 0"))
+
+
 def new_state(
-    io: ClientIO,
+    io: Connection,
     prompt: Prompt,
     params: SamplingParams,
     *,
@@ -138,7 +117,7 @@ def _check_kind(kind: OutputKind) -> None:
 
 
 def new_states(
-    io: ClientIO,
+    io: Connection,
     prompts: Sequence[Prompt],
     params: Sequence[SamplingParams],
     priority: int,
@@ -208,10 +187,3 @@ def refuse_for_several(label: str | None, stream_id: str | None) -> None:
     for field, value in (("label", label), ("stream_id", stream_id)):
         if value is not None:
             raise bad_request(BadRequest(field, value, "None where n is more than 1"))
-
-
-def _close_with(client: object, io: ClientIO) -> weakref.finalize[..., object]:
-    """Close the engine when nobody holds the client; at exit it closes itself."""
-    finalizer = weakref.finalize(client, io.close, wait=False)
-    finalizer.atexit = False
-    return finalizer

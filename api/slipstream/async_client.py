@@ -1,17 +1,15 @@
-"""The client for asyncio.
+"""The client for asyncio: it lives in the event loop that uses it, any will do, and has no thread.
 
-Owns: waiting as tasks do. Does not know: the protocol (`client_session`), which event loop runs
-(any will do, uvloop's too).
-
-    async with AsyncClient() as client:
-        async for delta in client.stream("Once upon a time", max_tokens=100):
-            print(delta.text, end="", flush=True)
+async with AsyncClient() as client:
+    async for delta in client.stream("Once upon a time", max_tokens=100):
+        print(delta.text, end="", flush=True)
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Unpack
@@ -21,22 +19,26 @@ import numpy.typing as npt
 
 from slipstream.asking import (
     DEFAULT_TIMEOUT_S,
-    Asking,
+    ask,
+    ask_again,
+    check_timeout,
     new_states,
     params_for_each,
     refuse_for_several,
     with_others,
 )
-from slipstream.bells import LoopBell
-from slipstream.client_io import ClientIO
+from slipstream.bells import TaskBell
+from slipstream.endpoints import server_endpoint
 from slipstream.errors import ConnectionLostError, RequestError
+from slipstream.loop_io import LoopIO
 from slipstream.many import MAX_IN_FLIGHT, AsyncStreams
 from slipstream.outputs import Completion, Delta
 from slipstream.questions import checked_template, ids_of, new_detokenize, new_tokenize
-from slipstream.reading import OutputKind, Reading
+from slipstream.reading import Connection, OutputKind, Reading
 from slipstream.requests import Prompt, checked_params
 from slipstream.stream_state import StreamState
 from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingOptions, SamplingParams
+from slipstream_ipc.trace import open_tracer
 
 
 class AsyncStream(Reading, AsyncIterator[Delta]):
@@ -44,22 +46,28 @@ class AsyncStream(Reading, AsyncIterator[Delta]):
     `resume`.
 
     The stream is aborted when the task that waits for it is cancelled, when its `async with` block
-    is left, when it is closed, and when nobody holds it any more. One task may read it.
+    is left, when it is closed, and when nothing holds it any more. One task may read it.
     """
 
     def __init__(
-        self, client: AsyncClient, io: ClientIO, state: StreamState, kind: OutputKind
+        self, client: AsyncClient, io: Connection, state: StreamState, kind: OutputKind
     ) -> None:
         super().__init__(io, state, kind)
-        self._client = client  # which is closed when nobody holds it
-        self._bell: LoopBell | None = None
+        self._client = client  # held here: a client that is not held any more is closed
+        self._bell = TaskBell()
 
     async def __anext__(self) -> Delta:
-        while (delta := self._take()) is None:
-            if self._is_finished:
-                raise StopAsyncIteration
-            await self._wait()
-        return delta
+        while True:
+            try:
+                delta = self._unread.popleft()
+            except IndexError:
+                if self._is_at_end():
+                    raise StopAsyncIteration from None
+                await self._wait()
+            else:
+                self._last = delta
+                self._texts.append(delta.text)
+                return self._so_far_with(delta) if self._is_cumulative else delta
 
     async def __aenter__(self) -> AsyncStream:
         return self
@@ -72,21 +80,15 @@ class AsyncStream(Reading, AsyncIterator[Delta]):
     ) -> None:
         self.close()
 
-    def close(self) -> None:
-        """End the stream at once; what is unread is dropped. Idempotent."""
-        self._abandon()
-
     async def _wait(self) -> None:
         state = self._state
-        if self._bell is None:
-            self._bell = LoopBell()
         if state.bell is not None:
             raise RequestError(Fault("bad_request", "another task reads this stream already"))
-        rung = self._bell.prepare()
+        if self._has_news():
+            return
         state.bell = self._bell
         try:
-            if not (state.is_over or (self._unread and not state.wants_whole)):
-                await rung
+            await self._bell.wait()
         except asyncio.CancelledError:
             self.close()
             raise
@@ -94,11 +96,14 @@ class AsyncStream(Reading, AsyncIterator[Delta]):
             state.bell = None
 
 
-class AsyncClient(Asking):
+class AsyncClient:
     """A connection to a running server, for any number of tasks and streams at once.
 
     Connects on entering `async with`, or by `connect`; streams may be asked for before. Arguments
     and errors are those of `Client`, but for the connection errors, which `connect` raises.
+
+    A client belongs to the event loop that it was used in first, and everything it does happens
+    there: in another loop, or without one, its methods raise RequestError. Make one for each loop.
     """
 
     def __init__(
@@ -110,7 +115,37 @@ class AsyncClient(Asking):
         keys: str | os.PathLike[str] | None = None,
         insecure: bool = False,
     ) -> None:
-        super().__init__(address, timeout_s, trace, keys, insecure)
+        check_timeout(timeout_s)
+        self._endpoint = server_endpoint(address, keys, insecure=insecure)
+        self._timeout_s = timeout_s
+        self._trace = trace
+        self._started: LoopIO | None = None
+
+    @property
+    def address(self) -> str:
+        """Where the server is."""
+        return self._endpoint.address
+
+    @property
+    def _io(self) -> LoopIO:
+        """The connection, which the first use starts. Raises: RequestError."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            why = "an AsyncClient is used inside an event loop, and none runs here; see Client"
+            raise RequestError(Fault("bad_request", why)) from None
+        if self._started is None:
+            self._started = LoopIO(
+                self._endpoint.address,
+                self._timeout_s,
+                open_tracer(self._trace, "client"),
+                access=self._endpoint.access,
+            )
+            weakref.finalize(self, self._started.close_from_anywhere)
+        elif self._started.loop is not loop:
+            why = "this AsyncClient belongs to another event loop: make one for each loop"
+            raise RequestError(Fault("bad_request", why))
+        return self._started
 
     async def __aenter__(self) -> AsyncClient:
         try:
@@ -134,15 +169,15 @@ class AsyncClient(Asking):
         Raises: ConnectionLostError where nobody answers; SlipstreamError where the server speaks
         another version of the protocol.
         """
-        return await asyncio.wrap_future(self._io.connect())
+        return await self._io.connect()
 
     @property
     def model(self) -> ModelCard:
         """What the server serves; ConnectionLostError before the client is connected."""
-        if self._io.model is None:
+        if self._started is None or self._started.model is None:
             why = "not connected yet: enter `async with client`, or await client.connect()"
             raise ConnectionLostError(Fault("engine", why))
-        return self._io.model
+        return self._started.model
 
     def stream(
         self,
@@ -157,7 +192,8 @@ class AsyncClient(Asking):
         **options: Unpack[SamplingOptions],
     ) -> AsyncStream:
         """Run one request and read it as it comes. Arguments and errors: see `Client.stream`."""
-        state = self._ask(
+        state = ask(
+            self._io,
             prompt,
             checked_params(params, options),
             output_kind,
@@ -177,7 +213,7 @@ class AsyncClient(Asking):
         output_kind: OutputKind = "delta",
     ) -> AsyncStream:
         """Go on with a stream. Arguments and errors: see `Client.resume`."""
-        state = self._ask_again(stream_id, num_chars, num_tokens, output_kind)
+        state = ask_again(self._io, stream_id, num_chars, num_tokens, output_kind)
         return AsyncStream(self, self._io, state, output_kind)
 
     async def generate(
@@ -199,7 +235,8 @@ class AsyncClient(Asking):
                 [prompt], checked, priority=priority, cache_salt=cache_salt
             )
             return found
-        state = self._ask(
+        state = ask(
+            self._io,
             prompt,
             checked,
             "final",
@@ -287,8 +324,7 @@ class AsyncClient(Asking):
 
     async def close(self) -> None:
         """End every stream of this client and leave. Idempotent; waits half a second at most."""
-        self._finalizer.detach()
-        await asyncio.to_thread(self._io.close)
+        await self._io.close()
 
 
 async def _completion(stream: AsyncStream) -> Completion:

@@ -1,16 +1,14 @@
 """The blocking client.
 
-Owns: waiting as threads do. Does not know: the protocol (`client_session`), the kinds of prompts
-(`requests`).
-
-    with Client() as client:
-        for delta in client.stream("Once upon a time", max_tokens=100):
-            print(delta.text, end="", flush=True)
+with Client() as client:
+    for delta in client.stream("Once upon a time", max_tokens=100):
+        print(delta.text, end="", flush=True)
 """
 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
@@ -21,14 +19,17 @@ import numpy.typing as npt
 
 from slipstream.asking import (
     DEFAULT_TIMEOUT_S,
-    Asking,
+    ask,
+    ask_again,
     new_states,
+    open_io,
     params_for_each,
     refuse_for_several,
     with_others,
 )
 from slipstream.bells import ThreadBell
 from slipstream.client_io import ClientIO
+from slipstream.endpoints import server_endpoint
 from slipstream.errors import RequestError
 from slipstream.many import MAX_IN_FLIGHT, Streams
 from slipstream.outputs import Completion, Delta
@@ -49,23 +50,21 @@ class Stream(Reading, Iterator[Delta]):
 
     def __init__(self, client: Client, io: ClientIO, state: StreamState, kind: OutputKind) -> None:
         super().__init__(io, state, kind)
-        self._client = client  # which is closed when nobody holds it
+        self._client = client  # held here: a client that is not held any more is closed
         self._bell: ThreadBell[StreamState] = ThreadBell()
 
     def __next__(self) -> Delta:
-        try:
-            self._last = delta = self._pop()
-        except IndexError:
-            return self._await_next()
-        self._texts.append(delta.text)
-        return delta
-
-    def _await_next(self) -> Delta:
-        while (delta := self._take()) is None:
-            if self._is_finished:
-                raise StopIteration
-            self._wait()
-        return delta
+        while True:
+            try:
+                delta = self._unread.popleft()
+            except IndexError:  # nothing, or being merged at this moment
+                if self._is_at_end():
+                    raise StopIteration from None
+                self._wait()
+            else:
+                self._last = delta
+                self._texts.append(delta.text)
+                return self._so_far_with(delta) if self._is_cumulative else delta
 
     def __enter__(self) -> Stream:
         return self
@@ -78,23 +77,19 @@ class Stream(Reading, Iterator[Delta]):
     ) -> None:
         self.close()
 
-    def close(self) -> None:
-        """End the stream at once; what is unread is dropped. Idempotent."""
-        self._abandon()
-
     def _wait(self) -> None:
         state = self._state
         if state.bell is not None:
             raise RequestError(Fault("bad_request", "another thread reads this stream already"))
         state.bell = self._bell
         try:
-            if not (state.is_over or (self._unread and not state.wants_whole)):
+            if not self._has_news():
                 self._bell.wait()
         finally:
             state.bell = None
 
 
-class Client(Asking):
+class Client:
     """A connection to a running server, for any number of threads and streams at once.
 
     address: `ipc://` and the path of the server's socket, or `tcp://HOST:PORT`; default:
@@ -122,7 +117,9 @@ class Client(Asking):
         keys: str | os.PathLike[str] | None = None,
         insecure: bool = False,
     ) -> None:
-        super().__init__(address, timeout_s, trace, keys, insecure)
+        self._io = open_io(server_endpoint(address, keys, insecure=insecure), timeout_s, trace)
+        self._finalizer = weakref.finalize(self, self._io.close, wait=False)
+        self._finalizer.atexit = False  # then the connection closes itself
         try:
             self._io.connect().result()
         except BaseException:
@@ -139,6 +136,11 @@ class Client(Asking):
         _traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    @property
+    def address(self) -> str:
+        """Where the server is."""
+        return self._io.address
 
     @property
     def model(self) -> ModelCard:
@@ -180,7 +182,8 @@ class Client(Asking):
         OverloadedError where the server does not take it, EngineError where it fails,
         SupersededError where somebody else has taken it over, ConnectionLostError, ClosedError.
         """
-        state = self._ask(
+        state = ask(
+            self._io,
             prompt,
             checked_params(params, options),
             output_kind,
@@ -209,7 +212,7 @@ class Client(Asking):
         known, StreamLostError where it has no such position or is lost on the way, and what
         `stream` raises.
         """
-        state = self._ask_again(stream_id, num_chars, num_tokens, output_kind)
+        state = ask_again(self._io, stream_id, num_chars, num_tokens, output_kind)
         return Stream(self, self._io, state, output_kind)
 
     def generate(
@@ -234,7 +237,8 @@ class Client(Asking):
                 [prompt], checked, priority=priority, cache_salt=cache_salt
             )
             return found
-        state = self._ask(
+        state = ask(
+            self._io,
             prompt,
             checked,
             "final",

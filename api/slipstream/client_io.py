@@ -91,6 +91,10 @@ class ClientIO:
         """End the stream at once: nobody reads it any more."""
         self._commands.post(partial(self._session.abandon, state))
 
+    def release(self, state: StreamState) -> None:
+        """The same where the stream is collected as garbage."""
+        self.abandon(state)
+
     def close(self, *, wait: bool = True) -> None:
         """Tell the server goodbye, end all streams and the thread. Idempotent.
 

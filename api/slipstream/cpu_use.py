@@ -1,20 +1,20 @@
-"""What a process uses: CPU time and memory, from Linux's /proc; and whether it was denied it.
+"""What a process uses: CPU time and memory; and whether it was denied it. Read by psutil.
 
-Owns: reading it, in microseconds, for a supervisor that asks twice a second. Does not know: which
-process it is. Of one that has ended and is not reaped yet its CPU time can still be read; of one
-that is not there, or where there is no /proc, nothing is said.
+Of a process that has ended and is not reaped yet its CPU time can still be read; of one that is not
+there nothing is said. Two files are read here, as psutil has nothing for them: the children of one
+process (psutil looks at every process of the machine for that, twice a second) and its cgroup's
+count of kills.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Use(NamedTuple):
@@ -38,15 +38,16 @@ def use_of(pid: int, *, with_children: bool = True) -> Use | None:
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal, or a debugger, has stopped it."""
-    return state_of(pid) in ("T", "t")
+    return state_of(pid) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def state_of(pid: int) -> str:
-    """The letter that ps shows for it; "?" where it is not there."""
+    """What it does, in psutil's words; "gone" where it is not there."""
     try:
-        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, UnicodeDecodeError):
-        return "?"
+        state: str = psutil.Process(pid).status()
+    except psutil.Error:
+        return "gone"
+    return state
 
 
 def num_oom_kills() -> int:
@@ -67,12 +68,16 @@ def num_oom_kills() -> int:
 
 def _read(pid: int) -> Use | None:
     try:
-        # the second field, the name in brackets, may hold anything; the rest are numbers
-        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except (OSError, UnicodeDecodeError):
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times = process.cpu_times()
+            rss_bytes = process.memory_info().rss
+    except psutil.Error:
         return None
-    # utime, stime, and those of children that were waited for; resident pages
-    return Use(sum(map(int, fields[11:15])) * _TICK_S, int(fields[21]) * _PAGE_BYTES)
+    # the children's: of those that were waited for
+    return Use(
+        sum((times.user, times.system, times.children_user, times.children_system)), rss_bytes
+    )
 
 
 def _children(pid: int) -> list[int]:

@@ -1,65 +1,25 @@
 """Many streams that one reader reads together: deltas of all of them, in the order they came in.
 
-Owns: what the reader of a group has not read, and which of its streams are over. Does not know:
-how a reader waits (`many`), the table, the wire.
-
-Rules:
 - A message of nothing but one group's streams is one entry of its reader's queue, whatever is in
   it: deltas are made when they are read. So no stream has a queue of its own here.
-- The I/O thread alone adds. It adds a stream's last delta before it says that the stream is over,
+- The connection alone adds. It adds a stream's last delta before it says that the stream is over,
   and a reader that finds all of them over has found everything that came.
 - A group is the bell of its streams (`bells`), and hangs there from the beginning.
-- The table knows `Together` alone, which HTTP's answers are as well (`http/fan_out`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Protocol
 
 from slipstream.batch import Batch
 from slipstream.errors import SlipstreamError
 from slipstream.outputs import Delta
-
-if TYPE_CHECKING:
-    from slipstream.stream_state import StreamState
+from slipstream.stream_state import StreamState
 
 Items = Iterator[tuple[int, Delta]]  # which of the streams, and what it says
-
-
-class ByNumber(Protocol):
-    """A list or a dict of streams."""
-
-    def __getitem__(self, number: int, /) -> StreamState: ...
-
-
-class Together(Protocol):
-    """Streams that are handed a message together, where it has nothing but streams of theirs.
-
-    party: the table's number for it. num_open: its streams that are not over.
-    """
-
-    party: int
-    num_open: int
-
-    @property
-    def states(self) -> ByNumber:
-        """Those not over, by `StreamState.index`."""
-
-    def add_batch(self, indices: Sequence[int], batch: Batch) -> None:
-        """A message whose entries are these streams'. The bell of the first one rings for all,
-        before those of the streams that end with it. The same list means the same streams.
-        """
-
-    def divide(self) -> None:
-        """The next delta comes to its stream alone: what was added since a bell rang for it goes
-        to the streams' own queues.
-        """
-
-    def let_go(self, state: StreamState) -> None:
-        """A stream of it is over."""
 
 
 class Group:
@@ -78,7 +38,7 @@ class Group:
         for index, state in enumerate(states):
             assert state.handle < 0, "a group is made before its streams are asked for"
             state.group, state.index, state.bell = self, index, self
-            state.deltas = _Forward(self, index)
+            state.push = partial(self.add, index)
 
     @property
     def is_over(self) -> bool:
@@ -103,7 +63,7 @@ class Group:
         self.unread.append(iter([(index, delta)]))
 
     def ring(self, state: StreamState) -> None:
-        """There is news of a stream, and of others perhaps. From the I/O thread."""
+        """There is news of a stream, and of others perhaps. From the connection's thread."""
         if state.is_over and not self._is_over[state.index]:
             self._is_over[state.index] = True
             if self.error is None:
@@ -112,14 +72,3 @@ class Group:
         wake = self.wake
         if wake is not None:
             wake()
-
-
-class _Forward(deque[Delta]):
-    """In the place of a stream's own queue, and always empty."""
-
-    def __init__(self, group: Group, index: int) -> None:
-        super().__init__()
-        self._group, self._index = group, index
-
-    def append(self, delta: Delta) -> None:
-        self._group.add(self._index, delta)

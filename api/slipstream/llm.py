@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from itertools import count
 from types import TracebackType
@@ -79,28 +80,34 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Go on with each prompt: a text or a sequence of token ids, or a list of these.
 
         A prompt may also be `{"prompt": TEXT}` or `{"prompt_token_ids": IDS}`, as in vLLM.
 
-        params: one for all, or one for each prompt; None is `SamplingParams()`. use_tqdm: show a
-        progress bar on standard error.
+        sampling_params: one for all, or one for each prompt; None is `SamplingParams()`. use_tqdm:
+        show a progress bar on standard error. params: the former name of sampling_params.
 
         Raises: as `Client.generate_many`; StackError where the stack ends in the meantime.
         """
-        return self._answer([prompts] if _is_one_prompt(prompts) else prompts, params, use_tqdm)
+        given = _renamed(sampling_params, params)
+        return self._answer([prompts] if _is_one_prompt(prompts) else prompts, given, use_tqdm)
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of a list of them. The rest is as in `generate`."""
-        return self._answer(_conversations(messages), params, use_tqdm)
+        given = _renamed(sampling_params, params)
+        return self._answer(_conversations(messages), given, use_tqdm)
 
     def close(self) -> None:
         """End the stack. Idempotent."""
@@ -151,6 +158,20 @@ class LLM:
             _output(str(next(self._ids)), prompt, completion)
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
+
+
+def _renamed(sampling_params: Any, params: Any) -> Any:
+    """What was given under either name. Raises: BadRequestError where it was under both."""
+    if params is None:
+        return sampling_params
+    if sampling_params is not None:
+        raise bad_request(BadRequest("params", params, "sampling_params alone: its new name"))
+    warnings.warn(
+        "params= is called sampling_params= now, and goes with the next release",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return params
 
 
 def _num_answers(num_prompts: int, params: Any) -> int:

@@ -1,8 +1,4 @@
-"""Many requests, read as one stream of deltas: the faces of `group` for threads and for tasks.
-
-Owns: asking for the requests as room comes, waiting for any of them. Does not know: the protocol,
-how deltas get into a group.
-"""
+"""Many requests, read as one stream of deltas: `group` for threads and for tasks."""
 
 from __future__ import annotations
 
@@ -12,12 +8,12 @@ from functools import cached_property, partial
 from itertools import accumulate, islice
 from types import TracebackType
 
-from slipstream.bells import LoopBell, ThreadBell, ring_loops
-from slipstream.client_io import ClientIO
+from slipstream.bells import TaskBell, ThreadBell
 from slipstream.errors import RequestError
 from slipstream.group import Group, Items
 from slipstream.outputs import Delta
 from slipstream.prompt_pieces import PromptTokenLogprobs, prompt_logprobs_of
+from slipstream.reading import Connection
 from slipstream.stream_state import StreamState
 from slipstream_ipc.messages import Fault
 
@@ -28,7 +24,7 @@ class _Many:
     """What both faces share."""
 
     def __init__(
-        self, io: ClientIO, states: Sequence[StreamState], nums_answers: Sequence[int]
+        self, io: Connection, states: Sequence[StreamState], nums_answers: Sequence[int]
     ) -> None:
         self._io = io
         self._nums_answers = nums_answers
@@ -68,7 +64,9 @@ class _Many:
                 self._io.abandon(state)
 
     def __del__(self) -> None:
-        self.close()
+        for state in self._group.states:
+            if not state.is_over:
+                self._io.release(state)
 
     def _submit(self) -> None:
         running = self._num_submitted - self._group.num_over
@@ -111,7 +109,7 @@ class Streams(_Many, Iterable[tuple[int, Delta]]):
     def __init__(
         self,
         client: object,
-        io: ClientIO,
+        io: Connection,
         states: Sequence[StreamState],
         nums_answers: Sequence[int],
     ) -> None:
@@ -161,7 +159,7 @@ class AsyncStreams(_Many):
     def __init__(
         self,
         client: object,
-        io: ClientIO,
+        io: Connection,
         states: Sequence[StreamState],
         nums_answers: Sequence[int],
     ) -> None:
@@ -194,12 +192,12 @@ class AsyncStreams(_Many):
 
     async def _wait(self) -> None:
         self._check_alone()
-        group, bell = self._group, LoopBell()
-        rung = bell.prepare()
-        group.wake = partial(ring_loops, (bell,))
+        if self._has_news():
+            return
+        group, bell = self._group, TaskBell()
+        group.wake = bell.ring
         try:
-            if not self._has_news():
-                await rung
+            await bell.wait()
         except asyncio.CancelledError:
             self.close()
             raise

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from slipstream.demo import MODEL_NAME, MODEL_PATH
+from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream.endpoints import check_listener, client_address
 from slipstream.errors import wrong_option
 from slipstream.events import SupervisorConfig

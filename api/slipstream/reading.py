@@ -1,34 +1,53 @@
-"""A stream from its reader's side, but for the waiting: that differs between threads and tasks.
-
-Owns: the order of deltas, end and error; the output kinds; what was read so far. Does not know:
-threads, event loops, the wire.
-"""
+"""A stream from its reader's side, but for the waiting: that differs between threads and tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from collections import deque
+from typing import Literal, Protocol
 
-from slipstream.client_io import ClientIO
 from slipstream.outputs import Completion, Delta, Position, end_of, join
 from slipstream.prompt_pieces import PromptTokenLogprobs, prompt_logprobs_of
 from slipstream.stream_state import StreamState
 from slipstream_ipc.columns import u32
-from slipstream_ipc.messages import FinishReason, Resume, Submit
+from slipstream_ipc.messages import FinishReason, ModelCard, Resume, Submit
 
 OutputKind = Literal["delta", "cumulative", "final"]
 
 
-class Reading:
-    """What `Stream` and `AsyncStream` share. One reader at a time."""
+class Connection(Protocol):
+    """What streams are asked for over: a thread (`client_io`) or an event loop (`loop_io`)."""
 
-    def __init__(self, io: ClientIO, state: StreamState, kind: OutputKind) -> None:
+    @property
+    def model(self) -> ModelCard | None:
+        """What the server serves, as it said last."""
+
+    def submit(self, state: StreamState) -> None:
+        """Ask for the stream."""
+
+    def abort(self, state: StreamState) -> None:
+        """Ask the server to end the stream; its End is still to come."""
+
+    def abandon(self, state: StreamState) -> None:
+        """End the stream at once: it is not read any more."""
+
+    def release(self, state: StreamState) -> None:
+        """The same where the stream is collected as garbage: from any thread, at any moment."""
+
+
+class Reading:
+    """What `Stream` and `AsyncStream` share. One reader at a time.
+
+    A reader pops `_unread`, and notes what it pops in `_last` and `_texts`. Where it finds nothing,
+    it asks `_is_at_end`, waits if not, and looks again.
+    """
+
+    def __init__(self, io: Connection, state: StreamState, kind: OutputKind) -> None:
         self._io = io
         self._state = state
         self._kind = kind
-        self._unread = state.deltas
-        # what the next delta is taken by where nothing else has to be looked at
-        self._pop: Callable[[], Delta] = self._unread.popleft if kind == "delta" else _no_delta
+        self._is_cumulative = kind == "cumulative"
+        # of kind final, one delta at the end; nothing once the stream was closed
+        self._unread: deque[Delta] = deque() if kind == "final" else state.deltas
         self._texts: list[str] = []
         self._last: Delta | None = None  # that was read
         self._so_far: Delta | None = None  # of the kinds other than delta
@@ -65,7 +84,7 @@ class Reading:
 
     @property
     def position(self) -> Position:
-        """How much of the stream has been read, for whoever goes on with it: see `resume`."""
+        """How much of the stream has been read, for a reader that goes on with it: see `resume`."""
         if self._last is not None:
             return end_of(self._last)
         request = self._state.request
@@ -76,7 +95,7 @@ class Reading:
     @property
     def finish_reason(self) -> FinishReason | None:
         """Why the stream ended; None while anything of it is to come or to be read."""
-        if self._is_finished or (self._state.is_over and not self._unread):
+        if self._is_finished or (self._state.is_over and not self._state.deltas):
             if self._state.end is not None:
                 return self._state.end.reason
             return "abort" if self._state.error is None else "error"
@@ -86,70 +105,65 @@ class Reading:
         """Ask the server to end the stream. What is under way still comes, then the end."""
         self._io.abort(self._state)
 
-    def _abandon(self) -> None:
+    def close(self) -> None:
+        """End the stream at once; what is unread is dropped. Idempotent."""
         self._is_finished = True
-        self._pop = _no_delta
+        self._unread = deque()
         if not self._state.is_over:
             self._io.abandon(self._state)
 
     def __del__(self) -> None:
         if not self._state.is_over:
-            self._io.abandon(self._state)
+            self._io.release(self._state)
 
-    def _take(self) -> Delta | None:
-        """What is to be yielded next. None: nothing yet, or `_is_finished`.
+    def _has_news(self) -> bool:
+        """Whether there is nothing to wait for. For a reader that has hung its bell up."""
+        state = self._state
+        return state.is_over or (bool(state.deltas) and not state.wants_whole)
 
-        Raises: the error the stream ended with, once everything before it was taken.
+    def _is_at_end(self) -> bool:
+        """Of a stream of which nothing is unread: whether nothing comes any more.
+
+        Raises: the error that the stream ended with.
         """
+        state = self._state
         if self._is_finished:
-            return None
-        is_over = self._state.is_over  # before `_unread`: what comes last is there by then
+            return True
+        if not state.is_over:
+            return False
         if self._kind == "final":
-            if is_over:
-                return self._take_whole()
-        elif (delta := self._next()) is not None:
-            self._last = delta
-            self._texts.append(delta.text)
-            if self._kind == "delta":
-                return delta
-            self._so_far = delta if self._so_far is None else join([self._so_far, delta])
-            return self._so_far
-        elif is_over:
-            self._finish()
-        return None
-
-    def _next(self) -> Delta | None:
-        try:
-            return self._unread.popleft()
-        except IndexError:  # nothing, or being merged at this moment
-            return None
-
-    def _take_whole(self) -> Delta | None:
-        if self._so_far is not None or (self._state.error is None and self._state.end is None):
-            self._is_finished = True
-            return None
-        whole = join(self._unread, self._state.end)
-        self._last = self._unread[-1] if self._unread else None
-        self._unread.clear()
-        self._texts.append(whole.text)
-        if self._state.error is not None:
-            self._finish()
-        self._so_far = whole
-        return whole
-
-    def _finish(self) -> None:
+            self._take_whole()
+        if self._unread:  # since the reader looked
+            return False
         self._is_finished = True
-        error = self._state.error
-        if error is not None:
-            error.text = self.text
-            raise error
+        if state.error is not None:
+            state.error.text = self.text
+            raise state.error
+        return True
+
+    def _take_whole(self) -> None:
+        """Of a stream of kind `final` that is over: make one delta of it, to be read at its end, or
+        the text of its error.
+        """
+        state = self._state
+        if state.error is None and state.end is not None and self._so_far is None:
+            self._so_far = join(state.deltas, state.end)
+            self._unread.append(self._so_far)
+            state.deltas.clear()
+        elif state.error is not None and state.deltas:
+            self._last = join(state.deltas)
+            self._texts.append(self._last.text)
+            state.deltas.clear()
+
+    def _so_far_with(self, delta: Delta) -> Delta:
+        """Of a stream of kind `cumulative`: all that was read, `delta` the last of it."""
+        self._so_far = delta if self._so_far is None else join([self._so_far, delta])
+        return self._so_far
 
     def _completion(self) -> Completion:
-        """Of a stream of kind `final` that is over."""
-        whole = self._take()
-        if whole is None:
-            whole = join((), self._state.end)
+        """Of a stream of kind `final` that is over. Raises: its error."""
         state = self._state
+        whole = join((), state.end) if self._is_at_end() else self._unread.popleft()
         return Completion(
             self.id,
             self.label,
@@ -158,8 +172,3 @@ class Reading:
             state.prompt_ids or b"",
             _prompt=state.prompt_logprobs,
         )
-
-
-def _no_delta() -> Delta:
-    """As an empty queue."""
-    raise IndexError

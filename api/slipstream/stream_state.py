@@ -1,22 +1,21 @@
-"""One stream of a client, between its reader and the I/O thread.
+"""One stream of a client, between its reader and its connection.
 
-Owns: what either has to know of the other's side. Does not know: who writes (`stream_table`), who
-reads (`reading`).
-
-Rule: a reader pops from `deltas` and hangs its bell; all else is the I/O thread's to write. The
-reader finds the end by looking at `is_over` before it finds no more deltas.
+A reader pops from `deltas` and hangs its bell up; all else is the connection's to write. The reader
+looks at `is_over` before it finds no more deltas.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from msgspec.structs import replace
 
-from slipstream.bells import Bell, LoopBell
+from slipstream.batch import Batch
+from slipstream.bells import Bell
 from slipstream.errors import SlipstreamError
-from slipstream.group import Together
 from slipstream.outputs import Delta
 from slipstream.prompt_pieces import PromptPieces
 from slipstream_ipc.messages import End, Resume, Submit
@@ -24,17 +23,19 @@ from slipstream_ipc.messages import End, Resume, Submit
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class StreamState:
-    """One stream, between its reader and the I/O thread.
+    """One stream, between its reader and its connection.
 
-    resubmittable: what the stream is submitted as where the server no longer has it; None where
-    that is not known.
+    push: takes the stream's next delta; it appends to `deltas`, or to the queue of the group that
+    reads the stream. resubmittable: what the stream is submitted as where the server no longer has
+    it; None where that is not known.
     """
 
     request: Submit | Resume  # as it was asked for at first
     wants_whole: bool  # the reader is woken by the end alone
     submitted_at: float = 0.0
-    deltas: deque[Delta] = field(default_factory=deque)  # unread; merged while nobody reads
-    bell: Bell[StreamState] | LoopBell | None = None  # hangs here while the reader waits
+    deltas: deque[Delta] = field(default_factory=deque)  # unread; merged while nothing reads them
+    push: Callable[[Delta], None] = field(init=False)
+    bell: Bell[StreamState] | None = None  # hangs here while the reader waits
     prompt_ids: bytes | None = None  # u32; None until the stream is accepted
     prompt_logprobs: PromptPieces | None = None  # where they were asked for; whole before a delta
     end: End | None = None
@@ -53,6 +54,7 @@ class StreamState:
     resubmittable: Submit | None = None
 
     def __post_init__(self) -> None:
+        self.push = self.deltas.append
         if isinstance(self.request, Submit):
             self.resubmittable = self.request
 
@@ -68,3 +70,36 @@ class StreamState:
     def stream_id(self) -> bytes:
         """128 bits; who knows them can read the stream and end it."""
         return self.request.stream_id
+
+
+class ByNumber(Protocol):
+    """A list or a dict of streams."""
+
+    def __getitem__(self, number: int, /) -> StreamState: ...
+
+
+class Together(Protocol):
+    """Streams that are handed a message together, where it has nothing but streams of theirs.
+
+    party: the table's number for it. num_open: its streams that are not over.
+    """
+
+    party: int
+    num_open: int
+
+    @property
+    def states(self) -> ByNumber:
+        """Those not over, by `StreamState.index`."""
+
+    def add_batch(self, indices: Sequence[int], batch: Batch) -> None:
+        """A message whose entries are these streams'. The bell of the first one rings for all,
+        before those of the streams that end with it. The same list means the same streams.
+        """
+
+    def divide(self) -> None:
+        """The next delta comes to its stream alone: what was added since a bell rang for it goes
+        to the streams' own queues.
+        """
+
+    def let_go(self, state: StreamState) -> None:
+        """A stream of it is over."""

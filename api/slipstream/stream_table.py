@@ -27,14 +27,12 @@ from struct import unpack
 import numpy as np
 
 from slipstream.batch import Batch
-from slipstream.bells import LoopBell, ring_loops
 from slipstream.errors import SlipstreamError, StreamLostError, error_from
-from slipstream.group import Together
 from slipstream.kept_ids import KeptIds
 from slipstream.outputs import Delta
 from slipstream.prompt_pieces import PromptPieces
 from slipstream.received import MANY, Received, ends_of
-from slipstream.stream_state import StreamState
+from slipstream.stream_state import StreamState, Together
 from slipstream.unread import LOOK_EVERY, MOST_UNREAD, MOST_UNREAD_AT_END, merge
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
 from slipstream_ipc.errors import ProtocolError
@@ -233,15 +231,10 @@ class StreamTable:
             return
         self._told.clear()
         woken, self._woken = self._woken, []
-        loop_bells = []
         for state in woken:
             bell = state.bell
-            if isinstance(bell, LoopBell):
-                loop_bells.append(bell)
-            elif bell is not None:
+            if bell is not None:
                 bell.ring(state)
-        if loop_bells:
-            ring_loops(loop_bells)
 
     # ---- deltas ------------------------------------------------------------------------------
 
@@ -297,7 +290,7 @@ class StreamTable:
     def _queue(self, states: list[StreamState], deltas: list[Delta]) -> None:
         woken = self._woken
         for state, delta in zip(states, deltas, strict=True):
-            state.deltas.append(delta)
+            state.push(delta)
             if state.bell is not None and not state.wants_whole:
                 woken.append(state)
 
@@ -347,7 +340,7 @@ class StreamTable:
             if batch.ends and entry in batch.ends:
                 self._end(state, delta, batch.ends[entry])
                 continue
-            state.deltas.append(delta)
+            state.push(delta)
             if state.bell is not None and not state.wants_whole:
                 self._woken.append(state)
             if len(state.deltas) > MOST_UNREAD:
@@ -374,7 +367,7 @@ class StreamTable:
             why = end.fault or Fault("engine", "the engine failed this stream and did not say why")
             state.error = error_from(why)
         if state.error is None or last.text or last.num_tokens:
-            state.deltas.append(last)
+            state.push(last)
         if len(state.deltas) > MOST_UNREAD_AT_END:
             merge(state.deltas)
         state.end = end

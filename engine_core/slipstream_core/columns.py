@@ -28,6 +28,7 @@ from slipstream_core.logprob_room import step_len
 from slipstream_core.rule_columns import RuleColumns, TokenRules
 from slipstream_core.runner.plan import ListedLogprobs
 from slipstream_core.step.limits import NO_ROW
+from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.row_table import RowTable, column
 from slipstream_ipc.wide_logprobs import MAX_NARROW
 
@@ -132,7 +133,7 @@ class RequestColumns(RowTable):
         self._logprob_ids: dict[int, Int64s] = {}  # row -> ids, of rows that list some
         self._arrivals = 0
         # What was told last, and of whom: between two steps the batch seldom changes.
-        self._last_sampling: tuple[Int64s, SamplingColumns] | None = None
+        self._last_sampling: tuple[RowSet, SamplingColumns] | None = None
         self._last_masks: tuple[Int64s, Int64s, tuple[Int64s, Int64s]] | None = None
 
     def add(self, request: NewRequest, *, known: int, limit: int, run_ahead: int) -> None:
@@ -221,13 +222,13 @@ class RequestColumns(RowTable):
         known = self.known[rows]
         return np.logical_and(known >= self.room[rows], known < self.limit[rows])
 
-    def sampling(self, rows: Int64s) -> SamplingColumns:
-        """The sampling columns of `rows`, [S]."""
-        last = self._last_sampling
-        if last is not None and last[0] is rows:
+    def sampling(self, row_set: RowSet) -> SamplingColumns:
+        """The sampling columns of these rows, [S]."""
+        last, rows = self._last_sampling, row_set.array
+        if last is not None and last[0].version == row_set.version:
             return last[1]
-        if last is not None and np.array_equal(last[0], rows):
-            self._last_sampling = rows, last[1]
+        if last is not None and np.array_equal(last[0].array, rows):
+            self._last_sampling = row_set, last[1]
             return last[1]
         temperatures = self.temperature[rows]
         top_ks, top_ps, min_ps = self.top_k[rows], self.top_p[rows], self.min_p[rows]
@@ -246,7 +247,7 @@ class RequestColumns(RowTable):
             any_wide=bool(is_wide.any()),
             listed=self._listed(rows, num_logprobs) if self._logprob_ids else None,
         )
-        self._last_sampling = rows, columns
+        self._last_sampling = row_set, columns
         return columns
 
     def _listed(self, rows: Int64s, num_logprobs: Int32s) -> ListedLogprobs | None:
@@ -296,7 +297,7 @@ class SlotColumns:
         self.num_blocks = np.zeros(max_num_seqs, np.int64)
         self.tables = np.full((max_num_seqs, max_blocks), NULL_BLOCK, np.int32)
         self._num_free = max_num_seqs
-        self._running: Int64s | None = None
+        self._running: RowSet | None = None
 
     @property
     def num_free(self) -> int:
@@ -308,10 +309,10 @@ class SlotColumns:
         """Slots that are held."""
         return len(self.row) - self._num_free
 
-    def running(self) -> Int64s:
-        """Rows that hold a slot, by slot."""
+    def running(self) -> RowSet:
+        """Rows that hold a slot, by slot; the same set until a slot is taken or given back."""
         if self._running is None:
-            self._running = self.row[self.row != NO_ROW]
+            self._running = RowSet(self.row[self.row != NO_ROW])
         return self._running
 
     def take(self, row: int, blocks: Int32s) -> int:

@@ -9,8 +9,8 @@ Owns: those columns, as long as the same rows run, and how far they have been us
 who is to run, sampling parameters.
 
 Rules:
-- Its rows are all that hold a slot, in the order of `SlotColumns.running`; that array is another
-  one as soon as somebody comes or goes, which is how its end is told.
+- Its rows are all that hold a slot, in the order of `SlotColumns.running`, which is another set as
+  soon as somebody comes or goes: that is how its end is told.
 - What `RequestColumns`, `SlotColumns` and the block pool say of its rows is as old as the last
   `settle`, but for the number of free blocks: whoever reads or writes there, removes one of the
   rows, or takes or frees blocks, calls it before; who does the latter ends the batch.
@@ -33,6 +33,7 @@ from slipstream_core.plan_builder import TokenColumns
 from slipstream_core.request_blocks import RequestBlocks
 from slipstream_core.table_copies import TableCopies
 from slipstream_ipc.log import PagedLog
+from slipstream_ipc.row_set import RowSet
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -51,7 +52,7 @@ class DecodeBatch:
         slots: SlotColumns,
         blocks: RequestBlocks,
         tokens: PagedLog,
-        rows: Int64s,
+        rows: RowSet,
         columns: TokenColumns,
         *,
         step: int,
@@ -63,6 +64,7 @@ class DecodeBatch:
         They are counted already: `requests` knows of that token.
         """
         self.rows = rows
+        at = rows.array
         self.generations = generations
         self.step = step  # the last one that was planned
         self._requests = requests
@@ -70,8 +72,8 @@ class DecodeBatch:
         self._tokens = tokens
         self._columns = columns
         self._block_size = block_size
-        self._prompt_lens = requests.prompt_len.take(rows)
-        run_ahead = requests.run_ahead.take(rows)
+        self._prompt_lens = requests.prompt_len.take(at)
+        run_ahead = requests.run_ahead.take(at)
         self._is_bounded = bool((run_ahead != _UNBOUNDED).any())
         self._run_ahead = run_ahead - 1  # of what is computed: one token more is known
         self._room = 0  # steps that nobody's worker has to acknowledge anything for
@@ -94,7 +96,7 @@ class DecodeBatch:
         self._phases = np.empty(0, np.int16)  # [R]
         self._ends: list[int] = []  # of each phase in `_order`, from 0 on, [block_size + 1]
         self._furthest = 0  # position of the first token
-        limits = np.minimum(requests.limit.take(rows), requests.room.take(rows))
+        limits = np.minimum(requests.limit.take(at), requests.room.take(at))
         limits -= self._first  # one more is known
         self._num_left = int(limits.min()) - 1  # steps to a limit, or to where room is asked for
 
@@ -104,7 +106,7 @@ class DecodeBatch:
             return False
         if not self._is_bounded or self._room > 0:
             return True
-        ahead = np.maximum(positions(acked).take(self.rows), self._prompt_lens)
+        ahead = np.maximum(positions(acked).take(self.rows.array), self._prompt_lens)
         np.subtract(self._first + self._at, ahead, out=ahead)
         np.subtract(self._run_ahead, ahead, out=ahead)
         self._room = int(ahead.min())
@@ -165,8 +167,8 @@ class DecodeBatch:
         if self._settled < self._at:
             self._hand_out()
             computed = self._first + self._at
-            self._requests.computed[self.rows] = computed
-            self._requests.known[self.rows] = computed + 1
+            self._requests.computed[self.rows.array] = computed
+            self._requests.known[self.rows.array] = computed + 1
             self._settled = self._at
 
     def _hand_out(self) -> None:

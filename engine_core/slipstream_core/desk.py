@@ -63,6 +63,7 @@ from slipstream_ipc.messages import (
     Withdraw,
     WorkerToCore,
 )
+from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.shared_prompts import registrations_of
 from slipstream_ipc.wide_logprobs import Candidates
 
@@ -174,7 +175,7 @@ class Desk:
         """Log-probabilities of these rows' prompts, from position `starts[i]` on."""
         self._lives.scored(rows, starts, pieces)
 
-    def mark(self, rows: Int64s) -> None:
+    def mark(self, rows: RowSet) -> None:
         """These rows have new tokens."""
         self._lives.mark(rows)
 

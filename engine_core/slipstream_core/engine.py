@@ -33,6 +33,7 @@ from slipstream_core.grammar.rows import GrammarRows
 from slipstream_core.runner.plan import Candidates, Runner, StepFailed, StepPlan
 from slipstream_core.scheduler import Scheduler
 from slipstream_ipc.logprob_log import LogprobLog
+from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.trace import Span, Tracer
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Readers(Protocol):
     ) -> None:
         """Log-probabilities of these rows' prompts, from position `starts[i]` on."""
 
-    def mark(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+    def mark(self, rows: RowSet) -> None:
         """These rows have new tokens."""
 
     def end_by_fault(self, rows: Sequence[int], why: str) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from slipstream_core.runner.plan import StepPlan
+from slipstream_ipc.row_set import RowSet
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -37,9 +38,9 @@ class Launched:
     """Whom a step is for: R rows, of which S are sampled, with their generations."""
 
     step: int
-    rows: Int64s  # [R]
+    rows: RowSet  # [R]
     generations: Int64s  # [R]
-    sampled: Int64s  # [S] rows
+    sampled: RowSet  # [S] rows
     sampled_generations: Int64s  # [S]
     on_probation: bool  # its one request is
     uses: tuple[BlockUse, ...] = ()  # in the order in which its rows were planned
@@ -48,7 +49,7 @@ class Launched:
 class Sampled(Struct, frozen=True, gc=False):
     """What a step gave to the requests that still live, n of them."""
 
-    rows: Int64s  # [n]
+    rows: RowSet  # [n]
     token_ids: UInt32s  # [n]
     index: Int64s  # [n] their places among the step's S sampled rows
     ended: Int64s  # rows that reached their length limit; they compute no more
@@ -81,16 +82,17 @@ class LaunchedSteps:
     def add(
         self,
         plan: StepPlan,
-        rows: Int64s,
+        rows: RowSet,
         generations: Int64s,
+        sampled: RowSet,
         *,
         on_probation: bool,
         uses: Sequence[BlockUse] = (),
     ) -> None:
-        """`plan`, for these rows, is launched next."""
-        sampled, sampled_generations = rows, generations
-        if plan.num_decodes < len(rows) and not plan.samples.all():
-            sampled, sampled_generations = rows[plan.samples], generations[plan.samples]
+        """`plan`, for these rows, of which it samples some, is launched next."""
+        sampled_generations = generations
+        if len(sampled) < len(rows):
+            sampled_generations = generations[plan.samples]
         self._records.append(
             Launched(
                 plan.step,
@@ -130,7 +132,7 @@ class LaunchedSteps:
 
     def rows_of(self, plan: StepPlan) -> Int64s:
         """The rows of a step in flight, [R]."""
-        return self.record_of(plan).rows
+        return self.record_of(plan).rows.array
 
     def record_of(self, plan: StepPlan) -> Launched:
         """The record of a step in flight."""

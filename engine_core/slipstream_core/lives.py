@@ -31,6 +31,7 @@ from slipstream_ipc.log import PagedLog
 from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.messages import Admit, Admitted, End, Fault, PromptScores, Refused
 from slipstream_ipc.prompt_log import PromptLog
+from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.wide_logprobs import Candidates
 
 Int64s = npt.NDArray[np.int64]
@@ -115,7 +116,7 @@ class Lives:
                 self._scheduler.has_prompt_logprobs(row)
                 self.state_prompt(stream)
 
-    def mark(self, rows: Int64s) -> None:
+    def mark(self, rows: RowSet) -> None:
         """These rows have new tokens."""
         if len(self.ports) == 1:
             next(iter(self.ports.values())).mark(rows)
@@ -123,7 +124,7 @@ class Lives:
         for row in rows.tolist():
             stream = self.streams.at(row)
             if stream is not None:
-                self.ports[stream.worker].mark(np.array([row]))
+                self.ports[stream.worker].mark(RowSet(np.array([row])))
 
     def end_by_fault(self, rows: Sequence[int], why: str) -> None:
         """The streams of these rows end with an error of ours."""

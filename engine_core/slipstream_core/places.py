@@ -22,6 +22,7 @@ from slipstream_core.columns import NO_SLOT, RequestColumns, SlotColumns
 from slipstream_core.logprob_room import LogprobRoom
 from slipstream_core.request_blocks import RequestBlocks
 from slipstream_core.waiting import WaitingQueue
+from slipstream_ipc.row_set import RowSet
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -65,23 +66,23 @@ class Places:
 
     def enter_by_force(self, row: int) -> None:
         """The same; others give way where it finds no room."""
-        candidates = self._requests.in_order(self._slots.running()).tolist()
+        candidates = self._requests.in_order(self._slots.running().array).tolist()
         while not self._slots.num_free or (shared := self._blocks.find_room(row)) is None:
             self.preempt(candidates.pop())
         self.enter(row, shared)
 
-    def extend_tables(self, decoding: Int64s) -> Int64s:
+    def extend_tables(self, decoding: RowSet) -> RowSet:
         """Make room for one more token of each row; returns the rows that were not preempted."""
-        requests, slots = self._requests, self._slots
-        at = requests.slot[decoding]
-        full = slots.num_blocks[at] * self._block_size == requests.computed[decoding]
+        requests, slots, rows = self._requests, self._slots, decoding.array
+        at = requests.slot[rows]
+        full = slots.num_blocks[at] * self._block_size == requests.computed[rows]
         asking = at[full]
         if len(asking) > self._blocks.num_free:
-            candidates = requests.in_order(slots.running()).tolist()
+            candidates = requests.in_order(slots.running().array).tolist()
             while len(asking) > self._blocks.num_free:
                 self.preempt(candidates.pop())
-                asking = at[full & (requests.slot[decoding] == at)]
-            decoding = decoding[requests.slot[decoding] == at]
+                asking = at[full & (requests.slot[rows] == at)]
+            decoding = RowSet(rows[requests.slot[rows] == at])
         if len(asking):
             self._blocks.grow(asking)
         return decoding

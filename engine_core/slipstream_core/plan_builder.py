@@ -23,6 +23,7 @@ import numpy.typing as npt
 from slipstream_core.columns import RequestColumns, SlotColumns
 from slipstream_core.runner.plan import StepPlan
 from slipstream_ipc.log import PagedLog
+from slipstream_ipc.row_set import RowSet
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -42,7 +43,7 @@ class TokenColumns(NamedTuple):
     prompt_lens: Int32s
     block_tables: Int32s
     samples: Bools
-    sampled: Int64s  # the rows that are
+    sampled: RowSet  # the rows that are
 
 
 def token_columns(
@@ -50,7 +51,7 @@ def token_columns(
     slots: SlotColumns,
     tokens: PagedLog,
     *,
-    rows: Int64s,
+    rows: RowSet,
     counts: Int64s,
     num_decodes: int,
     block_size: int,
@@ -59,9 +60,10 @@ def token_columns(
 
     Their block tables have room for those tokens.
     """
-    at = requests.slot[rows]
-    known = requests.known[rows]
-    starts = requests.computed[rows]
+    own = rows.array
+    at = requests.slot[own]
+    known = requests.known[own]
+    starts = requests.computed[own]
     kv_lens = starts + counts
     in_flight = known > tokens.lengths(rows)
 
@@ -82,7 +84,7 @@ def token_columns(
     else:
         token_ids = np.zeros(len(positions), np.int64)
         on_host = ~in_flight
-        ids = tokens.gather(rows[on_host], starts[on_host], counts[on_host])
+        ids = tokens.gather(own[on_host], starts[on_host], counts[on_host])
         token_ids[~gathered] = ids
         gather_slots = np.where(gathered, at[token_rows], -1)
 
@@ -93,7 +95,7 @@ def token_columns(
     kv_slots = (blocks - numbers) * block_size + positions
 
     samples = kv_lens == known
-    sampled = rows if samples.all() else rows[samples]
+    sampled = rows if samples.all() else RowSet(own[samples])
     return TokenColumns(
         slots=at,
         token_ids=token_ids,
@@ -102,7 +104,7 @@ def token_columns(
         kv_slots=kv_slots,
         query_lens=counts.astype(np.int32),
         kv_lens=kv_lens.astype(np.int32),
-        prompt_lens=requests.prompt_len[rows].astype(np.int32),
+        prompt_lens=requests.prompt_len[own].astype(np.int32),
         block_tables=block_tables,
         samples=samples,
         sampled=sampled,
@@ -118,8 +120,8 @@ def build_plan(
     num_decodes: int,
 ) -> StepPlan:
     """The plan of these columns, with how its sampled rows are sampled."""
-    sampled = columns.sampled
-    sampling = requests.sampling(sampled)
+    sampling = requests.sampling(columns.sampled)
+    sampled = columns.sampled.array
     masked_rows, masked_ids = requests.masks(sampled)
     rules = None
     if requests.rules and len(asking := np.flatnonzero(requests.has_rules[sampled])):

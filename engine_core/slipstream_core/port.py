@@ -28,8 +28,7 @@ from slipstream_ipc.log import PagedLog
 from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.messages import CoreToWorker, Step, WorkerToCore
 from slipstream_ipc.messages.budgets import LOGPROB_BYTES, MESSAGE_BUDGET_BYTES
-
-Int64s = npt.NDArray[np.int64]
+from slipstream_ipc.row_set import NO_ROWS, RowSet
 
 # None: a state, which needs no receipt because every attach states it anew
 Receipt = Portion | None
@@ -38,7 +37,6 @@ CoreAcceptor = Acceptor[CoreToWorker, WorkerToCore, Receipt]
 _TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 8
 _LOGPROB_TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 256
 _MESSAGES_A_TURN = 2
-_NOBODY: Int64s = np.empty(0, np.int64)
 
 
 class Port:
@@ -59,8 +57,8 @@ class Port:
         self._states: deque[CoreToWorker] = deque()
         self._dirty = np.zeros(64, np.bool_)  # rows that may have something new, …
         self._is_dirty = False  # whether there are any
-        self._sampled: Int64s | None = None  # … and those of the last step, while they are all
-        self._packed: tuple[Int64s, bytes] = _NOBODY, b""  # the rows sent last, as a column
+        self._sampled: RowSet | None = None  # … and those of the last step, while they are all
+        self._packed = NO_ROWS, b""  # the rows sent last, as a column
         self._wants_logprobs = False
         self._cursors = cursors
         # ids that the worker has named since it attached, until it has stated all positions
@@ -108,13 +106,13 @@ class Port:
         if self._cursors.is_open(row):
             self._cursors.close(row)
 
-    def mark(self, rows: Int64s) -> None:
+    def mark(self, rows: RowSet) -> None:
         """These rows have new tokens; all of them have been opened."""
         if self._sampled is None:
             self._sampled = rows
         else:
-            self._mark_dirty(self._sampled)
-            self._mark_dirty(rows)
+            self._mark_dirty(self._sampled.array)
+            self._mark_dirty(rows.array)
             self._sampled = None
 
     def publish(self) -> bool:
@@ -168,26 +166,26 @@ class Port:
         if len(portion.rows) and not self._send(session, portion, rows, is_all=is_all):
             return False
         if not portion.is_all:
-            self._mark_dirty(rows[self._cursors.lags(rows, lengths)])
+            self._mark_dirty(rows.array[self._cursors.lags(rows.array, lengths)])
         return not is_all
 
-    def _of_one_kind(self, rows: Int64s) -> tuple[Int64s, int, bool]:
+    def _of_one_kind(self, rows: RowSet) -> tuple[RowSet, int, bool]:
         """Those of the rows whose news one message holds, and how many tokens it may; whether there
         are others, which stay marked. Rows with very many log-probabilities to a token go alone,
         in messages of a few tokens, lest everybody's hold as few.
         """
         if not self._logprobs.has_wide:
             return rows, _LOGPROB_TOKEN_BUDGET, False
-        is_wide = self._logprobs.is_wide(rows)
-        narrow, wide = rows[~is_wide], rows[is_wide]
+        is_wide = self._logprobs.is_wide(rows.array)
+        narrow, wide = rows.array[~is_wide], rows.array[is_wide]
         if len(narrow):
             self._mark_dirty(wide)
-            return narrow, _LOGPROB_TOKEN_BUDGET, len(wide) > 0
+            return RowSet(narrow), _LOGPROB_TOKEN_BUDGET, len(wide) > 0
         widest = self._logprobs.widest(wide)
-        return wide, max(1, MESSAGE_BUDGET_BYTES // (LOGPROB_BYTES * widest)), False
+        return RowSet(wide), max(1, MESSAGE_BUDGET_BYTES // (LOGPROB_BYTES * widest)), False
 
     def _send(
-        self, session: Session[Receipt], portion: Portion, rows: Int64s, *, is_all: bool
+        self, session: Session[Receipt], portion: Portion, rows: RowSet, *, is_all: bool
     ) -> bool:
         """Send a portion of what is new of `rows`; whether it left. Else all of it is new still.
 
@@ -198,21 +196,21 @@ class Port:
             self.sent_step = step
             return True
         self._cursors.untake(portion)
-        self._mark_dirty(rows)
+        self._mark_dirty(rows.array)
         return False
 
-    def _mark_dirty(self, rows: Int64s) -> None:
+    def _mark_dirty(self, rows: npt.NDArray[np.int64]) -> None:
         self._dirty[rows] = self._is_dirty = True
 
-    def _news(self) -> Int64s:
+    def _news(self) -> RowSet:
         """The rows that may have something new, which are none from here on."""
         rows, self._sampled = self._sampled, None
         if self._is_dirty:
             if rows is not None:
-                self._dirty[rows] = True
-            rows = np.flatnonzero(self._dirty)
+                self._dirty[rows.array] = True
+            rows = RowSet(np.flatnonzero(self._dirty))
             self._dirty[:] = self._is_dirty = False
-        return _NOBODY if rows is None else rows
+        return NO_ROWS if rows is None else rows
 
     def _message(self, step: int, portion: Portion) -> Step:
         rows, starts = portion.rows, portion.starts
@@ -224,8 +222,8 @@ class Port:
         logprobs = None
         if self._wants_logprobs:
             logprobs = self._logprobs.columns(rows, starts, counts)
-        if self._packed[0] is not rows:
-            self._packed = rows, pack_u32(rows)
+        if self._packed[0].version != rows.version:
+            self._packed = rows, pack_u32(rows.array)
         return Step(
             step,
             self._packed[1],

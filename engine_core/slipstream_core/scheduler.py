@@ -42,6 +42,7 @@ from slipstream_core.runner.plan import StepPlan
 from slipstream_core.step.limits import NO_ROW
 from slipstream_ipc.log import PagedLog
 from slipstream_ipc.pages import PAGE_LEN
+from slipstream_ipc.row_set import NO_ROWS, RowSet
 
 __all__ = ["NewRequest", "Sampled", "Scheduler"]
 
@@ -217,15 +218,17 @@ class Scheduler:
             row = self._probation.first(acked)
             if row is not None:
                 return None if self._in_flight else self._plan_alone(row)
-        rows = self._slots.running()
+        decoding = self._slots.running()
+        rows, prefilling = decoding.array, _NOBODY
         runnable = requests.may_run(rows, acked)
         one_behind = requests.known[rows] - requests.computed[rows] == 1
-        decoding, prefilling = rows, _NOBODY
         if not (runnable.all() and one_behind.all()):
-            decoding, prefilling = rows[runnable & one_behind], rows[runnable & ~one_behind]
+            decoding = RowSet(rows[runnable & one_behind])
+            prefilling = rows[runnable & ~one_behind]
 
         if len(decoding) > self._max_num_batched_tokens:
-            decoding = requests.in_order(decoding)[: self._max_num_batched_tokens]
+            first = requests.in_order(decoding.array)[: self._max_num_batched_tokens]
+            decoding = RowSet(first)
         preemptions_before = self._places.num_preemptions
         decoding = self._places.extend_tables(decoding)
         budget = self._max_num_batched_tokens - len(decoding)
@@ -246,18 +249,18 @@ class Scheduler:
             self._tokens.append(rows, ids)
             return Sampled(rows, ids, again, _NOBODY)
         index = np.arange(len(token_ids))
-        alive = self._requests.generation.take(rows) == record.sampled_generations
+        alive = self._requests.generation.take(rows.array) == record.sampled_generations
         if not alive.all():
-            index, rows = index[alive], rows[alive]
+            index, rows = index[alive], RowSet(rows.array[alive])
             token_ids = token_ids[alive]
         ids = token_ids.astype(np.uint32)
         self._tokens.append(rows, ids)
         if record.on_probation:
-            self._probation.end(rows)
-        num_left = self._requests.limit.take(rows) - self._tokens.lengths(rows)
+            self._probation.end(rows.array)
+        num_left = self._requests.limit.take(rows.array) - self._tokens.lengths(rows)
         least_left, ended = int(num_left.min(initial=_UNBOUNDED)), _NOBODY
         if least_left <= 0:
-            ended = rows[num_left <= 0]
+            ended = rows.array[num_left <= 0]
             self._remove(ended)
         elif not record.on_probation:
             self._course.begin(rows, index, self._requests.num_ended, least_left)
@@ -276,7 +279,8 @@ class Scheduler:
         for row, generation in readers.items():
             if self._requests.generation[row] == generation:
                 self._take_back(row)
-        rows: Int64s = record.rows[self._requests.generation[record.rows] == record.generations]
+        every = record.rows.array
+        rows: Int64s = every[self._requests.generation[every] == record.generations]
         if len(record.rows) == 1:
             self._remove(rows)
             return rows
@@ -307,13 +311,13 @@ class Scheduler:
         """The rows with a grammar that a plan in flight samples, [G]; NO_ROW where it lives on no
         more, or what the plan samples for it counts for nothing."""
         record, at = self._in_flight.record_of(plan), plan.grammar_rows
-        return self._live(record.sampled[at], record.sampled_generations[at])
+        return self._live(record.sampled.array[at], record.sampled_generations[at])
 
     def prompt_rows_of(self, plan: StepPlan) -> Int64s:
         """The same of the rows whose prompts a plan in flight looks at, [P]."""
         assert plan.prompt is not None
         record, at = self._in_flight.record_of(plan), plan.prompt.rows
-        return self._live(record.rows[at], record.generations[at])
+        return self._live(record.rows.array[at], record.generations[at])
 
     def has_prompt_logprobs(self, row: int) -> None:
         """All log-probabilities of a row's prompt are there."""
@@ -337,7 +341,7 @@ class Scheduler:
         first in order; what runs and finds none gives up its place.
         """
         requests, waiting = self._requests, self._room.waiting
-        rows = self._slots.running()
+        rows = self._slots.running().array
         asking = rows[requests.lacks_room(rows)]
         if waiting:
             asking = np.concatenate([asking, np.array([*waiting], np.int64)])
@@ -381,15 +385,15 @@ class Scheduler:
             self._places.enter_by_force(row)
         chunk = self._prefill.chunk(row, self._max_num_batched_tokens)
         assert chunk is not None
-        return self._plan(_NOBODY, [chunk])
+        return self._plan(NO_ROWS, [chunk])
 
-    def _plan(self, decoding: Int64s, chunks: list[Chunk]) -> StepPlan:
+    def _plan(self, decoding: RowSet, chunks: list[Chunk]) -> StepPlan:
         """The step of these rows; from here on it counts as computed, its tokens as known."""
         requests = self._requests
         rows, counts = decoding, np.ones(len(decoding), np.int64)
         if chunks:
             more = np.array(chunks, np.int64)
-            rows = np.concatenate([rows, more[:, 0]])
+            rows = RowSet(np.concatenate([decoding.array, more[:, 0]]))
             counts = np.concatenate([counts, more[:, 1]])
         columns = token_columns(
             requests,
@@ -400,13 +404,13 @@ class Scheduler:
             num_decodes=len(decoding),
             block_size=self._block_size,
         )
-        generations = requests.generation.take(rows)
+        generations = requests.generation.take(rows.array)
         plan = self._launch(columns, rows, generations, num_decodes=len(decoding))
         if self._prompts and chunks:
-            plan = self._prompts.extend(plan, rows)
-        requests.computed[rows] = plan.kv_lens
-        requests.known[rows] += plan.samples
-        if not chunks and rows is self._slots.running():
+            plan = self._prompts.extend(plan, rows.array)
+        requests.computed[rows.array] = plan.kv_lens
+        requests.known[rows.array] += plan.samples
+        if not chunks and rows.version == self._slots.running().version:
             self._batch = DecodeBatch(
                 requests,
                 self._slots,
@@ -422,7 +426,8 @@ class Scheduler:
 
     def _plan_again(self, batch: DecodeBatch, acked: Acked) -> StepPlan | None:
         """The next step of the same requests; None where it is not that simple."""
-        if batch.rows is not self._slots.running() or not batch.may_run(acked):
+        has_changed = batch.rows.version != self._slots.running().version
+        if has_changed or not batch.may_run(acked):
             return None
         if self._room.waiting and self._room.was_freed:
             return None
@@ -447,14 +452,16 @@ class Scheduler:
             self._batch = None
 
     def _launch(
-        self, columns: TokenColumns, rows: Int64s, generations: Int64s, *, num_decodes: int
+        self, columns: TokenColumns, rows: RowSet, generations: Int64s, *, num_decodes: int
     ) -> StepPlan:
         requests = self._requests
         self._step += 1
         plan = build_plan(requests, columns, self._tokens, step=self._step, num_decodes=num_decodes)
-        on_probation = self._probation.has(int(rows[0]))
+        on_probation = self._probation.has(int(rows.array[0]))
         uses = self._blocks.take_uses()
-        self._in_flight.add(plan, rows, generations, on_probation=on_probation, uses=uses)
+        self._in_flight.add(
+            plan, rows, generations, columns.sampled, on_probation=on_probation, uses=uses
+        )
         return plan
 
     def _remove(self, rows: Int64s) -> None:

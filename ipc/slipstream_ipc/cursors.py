@@ -11,8 +11,7 @@ Rules:
   taken first the next time.
 - An attach moves cursors back to what the receiver states it has; nothing else moves them back.
 - Rows that are sent one position each, message after message, are counted and not looked up
-  (`take_next`), as long as no row is opened or closed. Rows are the same where they are the same
-  array, which is never written.
+  (`take_next`), as long as no row is opened or closed.
 - A row that is opened again begins a new life: an acknowledgement of an earlier one is void, so a
   row can be given to another stream while messages about the last one are still under way.
 """
@@ -24,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.row_table import RowTable, column
 
 Int64s = npt.NDArray[np.int64]
@@ -32,12 +32,13 @@ Int64s = npt.NDArray[np.int64]
 class Portion(NamedTuple):
     """What a message carries: of each row, `counts` positions from `starts` on."""
 
-    rows: Int64s
+    rows: RowSet
     starts: Int64s
     counts: Int64s
     lives: Int64s  # the row's life (see Cursors.open) when the message was made
     num_tokens: int  # the sum of counts, none of which is 0
     is_all: bool  # that the rows in question had to be sent
+    course: int = 0  # the run of messages to the same rows that it is a part of; 0: none
 
     @property
     def each_one(self) -> bool:
@@ -50,6 +51,7 @@ class _Course:
 
     def __init__(self, portion: Portion) -> None:
         """The course that begins with `portion`, which took one position of each row."""
+        self.number = portion.course
         self.rows, self.counts, self.lives = portion.rows, portion.counts, portion.lives
         self.ends = portion.starts + 1
         self.is_written = True  # `ends` stand in the column of what was sent
@@ -73,6 +75,7 @@ class Cursors(RowTable):
         super().__init__(rows)
         self._first = 0  # the row that is taken first where not all fit
         self._course: _Course | None = None
+        self._num_courses = 0
 
     @property
     def acked(self) -> Int64s:
@@ -81,7 +84,7 @@ class Cursors(RowTable):
         if course is not None and not course.is_acked_written:
             # nobody was opened since the portion was made, and acknowledgements only grow
             assert course.acked is not None
-            self._acked[course.rows] = course.acked + 1
+            self._acked[course.rows.array] = course.acked + 1
             course.is_acked_written = True
         return self._acked
 
@@ -108,45 +111,50 @@ class Cursors(RowTable):
         self._write_sent()
         return int(self._sent[row])
 
-    def take(self, rows: Int64s, lengths: Int64s, budget: int) -> Portion:
+    def take(self, rows: RowSet, lengths: Int64s, budget: int) -> Portion:
         """The next message's portion of `rows`, whose histories have `lengths`; moves the cursors.
 
         At most `budget` positions altogether, at least one of some row if any has news.
         """
         self._end_course()
-        starts = self._sent.take(rows)
+        some = rows.array
+        starts = self._sent.take(some)
         counts = lengths - starts
-        news = self._open.take(rows)
+        news = self._open.take(some)
         news &= counts > 0
         if not news.all():
-            rows, starts, counts = rows[news], starts[news], counts[news]
+            some, starts, counts = some[news], starts[news], counts[news]
+            rows = RowSet(some)
         num_tokens = int(counts.sum())
         is_all = num_tokens <= max(budget, 1)
         if not is_all:
-            rows, starts, counts = self._share(rows, starts, counts, max(budget, 1))
+            some, starts, counts = self._share(some, starts, counts, max(budget, 1))
+            rows = RowSet(some)
             num_tokens = int(counts.sum())
-        self._sent[rows] = starts + counts
-        portion = Portion(rows, starts, counts, self._lives.take(rows), num_tokens, is_all)
+        self._sent[some] = starts + counts
+        portion = Portion(rows, starts, counts, self._lives.take(some), num_tokens, is_all)
         if is_all and num_tokens and portion.each_one:
+            self._num_courses += 1
+            portion = portion._replace(course=self._num_courses)
             self._course = _Course(portion)
         return portion
 
-    def take_next(self, rows: Int64s, budget: int) -> Portion | None:
+    def take_next(self, rows: RowSet, budget: int) -> Portion | None:
         """The next message's portion of `rows`, each of which has got one position since they were
         taken last; moves the cursors. As `take`, for less; None where that has to be asked.
         """
         course = self._course
-        if course is None or course.rows is not rows or len(rows) > budget:
+        if course is None or course.rows.version != rows.version or len(rows) > budget:
             return None
         starts = course.ends
         course.ends = starts + 1
         course.is_written = False
-        return Portion(rows, starts, course.counts, course.lives, len(rows), True)
+        return Portion(rows, starts, course.counts, course.lives, len(rows), True, course.number)
 
     def untake(self, portion: Portion) -> None:
         """The message of `portion`, the last one taken, did not leave: move the cursors back."""
         self._end_course()
-        self._sent[portion.rows] = portion.starts
+        self._sent[portion.rows.array] = portion.starts
 
     def lags(self, rows: Int64s, lengths: Int64s) -> npt.NDArray[np.bool_]:
         """Which of `rows` are being sent and have not been sent all of their `lengths`."""
@@ -157,12 +165,12 @@ class Cursors(RowTable):
     def acknowledge(self, portion: Portion) -> None:
         """The receiver has everything up to the end of `portion`."""
         course = self._course
-        if course is not None and portion.lives is course.lives:
+        if course is not None and portion.course == course.number:
             if course.is_later(portion):
                 course.acked = portion.starts
                 course.is_acked_written = False
             return
-        rows, ends = portion.rows, portion.starts + portion.counts
+        rows, ends = portion.rows.array, portion.starts + portion.counts
         same = self._lives.take(rows) == portion.lives
         if not same.all():
             rows, ends = rows[same], ends[same]
@@ -171,7 +179,7 @@ class Cursors(RowTable):
     def _write_sent(self) -> None:
         course = self._course
         if course is not None and not course.is_written:
-            self._sent[course.rows] = course.ends
+            self._sent[course.rows.array] = course.ends
             course.is_written = True
 
     def _end_course(self) -> None:

@@ -210,27 +210,31 @@ def _read_pair(path: Path) -> KeyPair:
 
 def _read(path: Path) -> dict[str, bytes]:
     """The keys in a certificate, by name; BadRequest where one of them is none."""
+    from zmq.auth import load_certificate  # with it comes asyncio, which few processes need here
+
     try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_FILE_BYTES)
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise _no_key(path, "public-key")
+        public, secret = load_certificate(path)
     except FileNotFoundError:
         allowed = (
             f"a folder that `slipstream keys` made, with {path.name} in it, or a client's secret "
             "file in one"
         )
         raise BadRequest("keys", str(path), allowed) from None
+    except (ValueError, IndexError):  # no public key, a name without a value
+        raise _no_key(path, "public-key") from None
     found: dict[str, bytes] = {}
-    for line in text.splitlines():
-        name, equals, value = line.strip().partition(b"=")
-        if equals and name.strip() in (b"public-key", b"secret-key"):
-            key = value.strip(b" \t'\"")
-            try:
-                z85.decode(key)
-            except Exception:
-                key = b""
-            if len(key) != _KEY_CHARS:
-                raise _no_key(path, name.strip().decode())
-            found.setdefault(name.strip().decode(), key)
+    for name, key in (("public-key", public), ("secret-key", secret)):
+        if key is None:
+            continue
+        try:
+            z85.decode(key)
+        except Exception:
+            key = b""
+        if len(key) != _KEY_CHARS:
+            raise _no_key(path, name)
+        found[name] = key
     return found
 
 

@@ -11,7 +11,7 @@ Rules:
 - What was appended last is kept as it came until something else is wanted, or much has come
   together: places are all over memory, and writing to a thousand of them takes longer than all that
   a message takes that carries just what was appended. So a sender sends first.
-- Who appends to the same rows again and again hands in the same array each time. Then nothing is
+- Who appends to the same rows again and again hands in the same `RowSet` each time. Then nothing is
   looked up: the values are put aside, and written sixteen at a time.
 """
 
@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc.pages import PageTable, Pool
+from slipstream_ipc.row_set import NO_ROWS, Rows, RowSet, array_of
 
 Int64s = npt.NDArray[np.int64]
 
@@ -55,7 +56,7 @@ class PagedLog:
     def __init__(self, dtype: npt.DTypeLike, width: int = 1, *, rows: int = 64) -> None:
         self._table = PageTable(rows)
         self._pool = Pool(dtype, width)
-        self._rows: Int64s | None = None  # that were appended to last, …
+        self._rows = NO_ROWS  # that were appended to last, …
         self._is_again = False  # … and the time before, …
         self._aside: list[npt.NDArray[Any]] = []  # … and what, as far as it is not written yet
         self._places: Int64s | None = None  # of the first of those, if the table has it already
@@ -71,14 +72,14 @@ class PagedLog:
         self._write_aside()
         return self._table.num_pages_used
 
-    def lengths(self, rows: Int64s) -> Int64s:
+    def lengths(self, rows: Rows) -> Int64s:
         """How many positions each of `rows` holds, [len(rows)]."""
         num = self._num_uncounted
         if num:
-            if rows is self._rows:
-                return self._table.lengths(rows) + num
+            if isinstance(rows, RowSet) and rows.version == self._rows.version:
+                return self._table.lengths(rows.array) + num
             self._write_aside()
-        return self._table.lengths(rows)
+        return self._table.lengths(array_of(rows))
 
     def length(self, row: int) -> int:
         """How many positions `row` holds."""
@@ -101,15 +102,14 @@ class PagedLog:
         self._write_aside()
         self._table.drop(row)
 
-    def append(self, rows: Int64s, values: npt.NDArray[Any]) -> None:
-        """One position for each of `rows`, all different; values [n] or [n, width].
-
-        Both arrays are never to be written again.
+    def append(self, rows: RowSet, values: npt.NDArray[Any]) -> None:
+        """One position for each of `rows`, all different; values [n] or [n, width], which are never
+        to be written again.
         """
-        self._is_again = rows is self._rows
+        self._is_again = rows.version == self._rows.version
         if not self._is_again:
             self._write_aside()
-            self._rows, self._places = rows, self._table.append(rows)
+            self._rows, self._places = rows, self._table.append(rows.array)
         elif len(self._aside) >= _MOST_PUT_ASIDE:
             self._write_aside()
         self._aside.append(values)
@@ -130,12 +130,12 @@ class PagedLog:
         if not self._is_again or len(self._aside) >= _MOST_PUT_ASIDE:
             self._write_aside()
 
-    def last(self, rows: Int64s) -> npt.NDArray[Any]:
+    def last(self, rows: Rows) -> npt.NDArray[Any]:
         """The last position of each of `rows`: [n] where width is 1, else [n, width].
 
         Raises IndexError for an empty row.
         """
-        if self._aside and rows is self._rows:
+        if self._aside and isinstance(rows, RowSet) and rows.version == self._rows.version:
             return self._aside[-1].astype(self._pool.dtype, copy=False)
         return self.gather(rows, self.lengths(rows) - 1, None)
 
@@ -171,20 +171,23 @@ class PagedLog:
                 values += self.read(row, start, start + count).tolist()
         return values
 
-    def gather(self, rows: Int64s, starts: Int64s, counts: Int64s | None) -> npt.NDArray[Any]:
+    def gather(self, rows: Rows, starts: Int64s, counts: Int64s | None) -> npt.NDArray[Any]:
         """`counts[i]` (None: one) positions of each row from `starts[i]` on, row by row.
 
         [sum(counts)] where width is 1, else [sum(counts), width]. Raises IndexError for a
         position that is not there yet.
         """
         if self._aside:
-            if rows is self._rows and counts is None and self._are_last(rows, starts):
+            is_same = isinstance(rows, RowSet) and rows.version == self._rows.version
+            if is_same and counts is None and self._are_last(starts):
                 return self.last(rows)
             self._write_aside()
-        return self._pool.read(self._table.find(rows, starts, counts))
+        return self._pool.read(self._table.find(array_of(rows), starts, counts))
 
-    def _are_last(self, rows: Int64s, starts: Int64s) -> bool:
-        return bool((self._table.lengths(rows) + (self._num_uncounted - 1) == starts).all())
+    def _are_last(self, starts: Int64s) -> bool:
+        """Whether these are the last positions of the rows that were appended to last."""
+        lengths = self._table.lengths(self._rows.array)
+        return bool((lengths + (self._num_uncounted - 1) == starts).all())
 
     @property
     def _num_uncounted(self) -> int:
@@ -193,10 +196,9 @@ class PagedLog:
 
     def _write_aside(self) -> None:
         """Everything that was put aside goes to its places."""
-        rows, aside, places = self._rows, self._aside, self._places
+        rows, aside, places = self._rows.array, self._aside, self._places
         if not aside:
             return
-        assert rows is not None
         self._aside, self._places = [], None
         if places is not None:
             self._write(places, aside.pop(0))

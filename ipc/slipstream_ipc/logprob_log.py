@@ -25,6 +25,7 @@ from slipstream_ipc.columns import f32, pack_f32, pack_u32, u32
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import LogprobColumns
 from slipstream_ipc.pages import PageTable, Pool, spans
+from slipstream_ipc.row_set import Rows, RowSet, array_of
 from slipstream_ipc.row_table import RowTable, column
 from slipstream_ipc.wide_logprobs import MAX_NARROW, Candidates, WideRows, joined
 
@@ -51,7 +52,7 @@ class Logprobs:
 class _Latest(NamedTuple):
     """What was appended last, one token for each of `rows`, all of one width; has no place yet."""
 
-    rows: Int64s
+    rows: RowSet
     values: Float32s
     ids: UInt32s
     ranks: UInt32s
@@ -106,18 +107,19 @@ class _Width:
         if self._latest is not None:
             rows, values, ids, ranks = self._latest
             self._latest = None
-            self._write(self._table.append(rows), values, ids, ranks)
+            self._write(self._table.append(rows.array), values, ids, ranks)
 
     def find(
-        self, rows: Int64s, positions: Int64s, counts: Int64s | None
+        self, rows: Rows, positions: Int64s, counts: Int64s | None
     ) -> tuple[Float32s, UInt32s, UInt32s]:
         """Their values [n, width], ids [n, width] and ranks [n]."""
         latest = self._latest
         if latest is not None:
-            if rows is latest.rows and counts is None and self._table.are_next(rows, positions):
+            is_same = isinstance(rows, RowSet) and rows.version == latest.rows.version
+            if is_same and counts is None and self._table.are_next(latest.rows.array, positions):
                 return latest.values, latest.ids, latest.ranks
             self.settle()
-        places = self._table.find(rows, positions, counts)
+        places = self._table.find(array_of(rows), positions, counts)
         return self._values.read(places), self._ids.read(places), self._ranks.read(places)
 
     def _write(self, places: Int64s, values: Float32s, ids: UInt32s, ranks: UInt32s) -> None:
@@ -151,7 +153,8 @@ class _Wide:
         return self._rows.length(row)
 
     def append(self, latest: _Latest) -> None:
-        self.append_spans(latest.rows, np.ones(len(latest.rows), np.int64), *latest[1:])
+        counts = np.ones(len(latest.rows), np.int64)
+        self.append_spans(latest.rows.array, counts, latest.values, latest.ids, latest.ranks)
 
     def append_spans(
         self, rows: Int64s, counts: Int64s, values: Float32s, ids: UInt32s, ranks: UInt32s
@@ -161,14 +164,16 @@ class _Wide:
             rows.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True
         ):
             # copies: a view would keep all of the message, other rows' parts too
-            piece = (values[begin:end].copy(), ids[begin:end].copy(), ranks[begin:end].copy())
-            self._rows.append(row, Candidates(*piece))
+            piece = Candidates(
+                values[begin:end].copy(), ids[begin:end].copy(), ranks[begin:end].copy()
+            )
+            self._rows.append(row, piece)
 
     def settle(self) -> None:
         """Nothing is put off."""
 
     def find(
-        self, rows: Int64s, positions: Int64s, counts: Int64s | None
+        self, rows: Rows, positions: Int64s, counts: Int64s | None
     ) -> tuple[Float32s, UInt32s, UInt32s]:
         """As `_Width.find`."""
         sizes = [1] * len(rows) if counts is None else counts.tolist()
@@ -190,7 +195,7 @@ class LogprobLog(RowTable):
         super().__init__(_FEWEST_ROWS)
         self._by_width: dict[int, _Width | _Wide] = {}
         self._wide = WideRows()
-        self._asked: tuple[Int64s, int] | None = None  # rows last asked for, the width of all
+        self._asked: tuple[RowSet, int] | None = None  # rows last asked for, the width of all
 
     def open(self, row: int, num_logprobs: int, position: int) -> None:
         """Keep the sampled token's and `num_logprobs` more for tokens from `position` on."""
@@ -256,7 +261,7 @@ class LogprobLog(RowTable):
         """The position behind the last of an open row."""
         return int(self._bases[row]) + self._by_width[self.width(row)].length(row)
 
-    def append(self, rows: Int64s, logprobs: Logprobs, index: Int64s) -> None:
+    def append(self, rows: RowSet, logprobs: Logprobs, index: Int64s) -> None:
         """One token for each of `rows`, all different; row i's values are those at `index[i]`.
         Wide rows are passed over (`append_wide`).
 
@@ -265,12 +270,12 @@ class LogprobLog(RowTable):
         values, ids, ranks = logprobs.values, logprobs.ids, logprobs.ranks
         width = self._width_of_all(rows)
         if width is None:
-            own = self._width_of(rows)
+            own = self._width_of(rows.array)
             for each in np.unique(own[(own > 0) & (own <= MAX_NARROW)]).tolist():
                 some = np.flatnonzero(own == each)
                 at = index[some]
                 self._by_width[each].append(
-                    _Latest(rows[some], values[at, :each], ids[at, :each], ranks[at])
+                    _Latest(RowSet(rows.array[some]), values[at, :each], ids[at, :each], ranks[at])
                 )
         elif 0 < width <= MAX_NARROW:
             if len(index) < len(ranks):
@@ -282,16 +287,19 @@ class LogprobLog(RowTable):
         for of_width in self._by_width.values():
             of_width.settle()
 
-    def append_columns(self, rows: Int64s, counts: Int64s | None, columns: LogprobColumns) -> None:
-        """What a message carries: `counts[i]` tokens (None: one) for each of `rows`, all different.
+    def append_columns(
+        self, row_set: RowSet, counts: Int64s | None, columns: LogprobColumns
+    ) -> None:
+        """What a message carries: `counts[i]` tokens (None: one) for each of these rows.
 
         Raises ProtocolError where the columns do not fit each other, or a row's entry has another
         width than the row.
         """
-        if not columns.widths and self._width_of_all(rows) == columns.width:
+        if not columns.widths and self._width_of_all(row_set) == columns.width:
             if columns.width:
-                self._append_even(rows, counts, columns)
+                self._append_even(row_set, counts, columns)
             return
+        rows = row_set.array
         own = self._width_of(rows)
         if not columns.widths:
             widths = np.full(len(rows), columns.width)
@@ -325,17 +333,20 @@ class LogprobLog(RowTable):
         """The columns of one entry, positions [start, stop) of `row`; None where it wants none."""
         return self.columns(np.array([row]), np.array([start]), np.array([stop - start]))
 
-    def columns(self, rows: Int64s, starts: Int64s, counts: Int64s | None) -> LogprobColumns | None:
+    def columns(
+        self, row_set: Rows, starts: Int64s, counts: Int64s | None
+    ) -> LogprobColumns | None:
         """The columns of `counts[i]` (None: one) tokens from `starts[i]` on of each row.
 
         None where none of them wants any. Raises IndexError for a position that is not there.
         """
-        width = self._width_of_all(rows)
+        width = self._width_of_all(row_set)
         if width == 0:
             return None
+        rows = array_of(row_set)
         if width is not None:
             positions = starts - self._bases.take(rows)
-            values, ids, ranks = self._by_width[width].find(rows, positions, counts)
+            values, ids, ranks = self._by_width[width].find(row_set, positions, counts)
             return LogprobColumns(width, pack_f32(values), pack_u32(ids), pack_u32(ranks))
         widths = self._width_of(rows)
         if counts is None:
@@ -356,7 +367,7 @@ class LogprobLog(RowTable):
             0, pack_f32(flat_values), pack_u32(flat_ids), pack_u32(flat_ranks), pack_u32(widths)
         )
 
-    def _append_even(self, rows: Int64s, counts: Int64s | None, columns: LogprobColumns) -> None:
+    def _append_even(self, rows: RowSet, counts: Int64s | None, columns: LogprobColumns) -> None:
         """Columns of one width, which all of `rows` have."""
         width = columns.width
         num = len(rows) if counts is None else int(counts.sum())
@@ -366,19 +377,23 @@ class LogprobLog(RowTable):
         if counts is None:
             self._by_width[width].append(_Latest(rows, values, ids, ranks))
         else:
-            self._by_width[width].append_spans(rows, counts, values, ids, ranks)
+            self._by_width[width].append_spans(rows.array, counts, values, ids, ranks)
 
-    def _width_of_all(self, rows: Int64s) -> int | None:
+    def _width_of_all(self, rows: Rows) -> int | None:
         """The width that all of `rows` have, 0 where none is open; None where they differ."""
-        if self._asked is None or self._asked[0] is not rows:
-            if not len(rows):
-                return 0
-            widths = self._width_of(rows)
-            first = int(widths[0])
-            if not (widths == first).all():
-                return None
-            self._asked = rows, first
-        return self._asked[1]
+        row_set = rows if isinstance(rows, RowSet) else None
+        asked = self._asked
+        if asked is not None and row_set is not None and asked[0].version == row_set.version:
+            return asked[1]
+        if not len(rows):
+            return 0
+        widths = self._width_of(array_of(rows))
+        first = int(widths[0])
+        if not (widths == first).all():
+            return None
+        if row_set is not None:
+            self._asked = row_set, first
+        return first
 
     def _width_of(self, rows: Int64s) -> Int64s:
         if len(rows) and int(rows.max()) >= len(self._widths):

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from slipstream_ipc.accept import Acceptor, Session
 from slipstream_ipc.messages import ClientToWorker, PromptLogprobs, Superseded, WorkerToClient
+from slipstream_ipc.row_set import RowSet
 from slipstream_worker import deltas
 from slipstream_worker.columns import StreamColumns
 from slipstream_worker.counters import Counters, Pace
@@ -60,7 +61,7 @@ class ClientPort:
         self._pace = Pace(columns, counters)
         self._states: deque[WorkerToClient] = deque()
         self._numbers: list[int] = []  # lines of the streams that it is sent, ascending
-        self._lines: Int64s | None = None  # the same as a column, made when it is wanted
+        self._lines: RowSet | None = None  # the same as a column, made when it is wanted
         self._first_line = 0  # the slow line whose turn it is, where not all fit
         self._has_news = False
         self.streams: set[Stream] = set()  # read by this client
@@ -179,10 +180,10 @@ class ClientPort:
         if len(few) > FEW:
             lines = self._lines
             if lines is None:
-                lines = self._lines = np.array(few, np.int64)
-            is_dirty = columns.is_dirty.take(lines)
+                lines = self._lines = RowSet(np.array(few, np.int64))
+            is_dirty = columns.is_dirty.take(lines.array)
             if not is_dirty.all():
-                lines = lines[is_dirty]
+                lines = RowSet(lines.array[is_dirty])
             if len(lines) > FEW:
                 return self._build_many(lines, urgent=urgent)
             few = lines.tolist()
@@ -192,18 +193,20 @@ class ClientPort:
             return None
         built = build_few(columns, spans, slow)
         if built is None:
-            return deltas.build(columns, np.array([line for line, _, _ in spans], np.int64), slow)
+            fast = RowSet(np.array([line for line, _, _ in spans], np.int64))
+            return deltas.build(columns, fast, slow)
         return built
 
-    def _build_many(self, lines: Int64s, *, urgent: bool) -> deltas.Built | None:
+    def _build_many(self, fast: RowSet, *, urgent: bool) -> deltas.Built | None:
         columns, slow = self._columns, list[Stream]()
+        lines = fast.array
         is_fast = columns.is_fast.take(lines)
         if is_fast.all():
-            lines = columns.in_order(lines)
+            fast = columns.in_order(fast)
         else:
             slow = self._due_slow(lines[~is_fast].tolist(), urgent=urgent)
-            lines = lines[is_fast]
-        fast = deltas.due_fast(columns, lines, urgent=urgent)
+            fast = RowSet(lines[is_fast])
+        fast = deltas.due_fast(columns, fast, urgent=urgent)
         return deltas.build(columns, fast, slow) if len(fast) or slow else None
 
     def _due_slow(self, lines: Sequence[int], *, urgent: bool) -> list[Stream]:

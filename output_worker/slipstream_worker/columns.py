@@ -33,6 +33,7 @@ from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.messages import Admit
 from slipstream_ipc.params import stop_strings
 from slipstream_ipc.prompt_log import PromptLog
+from slipstream_ipc.row_set import NO_ROWS, RowSet
 from slipstream_ipc.row_table import RowTable, column
 from slipstream_ipc.text_log import Cursor
 from slipstream_ipc.wide_logprobs import MAX_NARROW
@@ -52,7 +53,6 @@ Bools = npt.NDArray[np.bool_]
 
 _NOBODY = 0
 _FEWEST_LINES = 64
-_NOBODYS: Int64s = np.zeros(0, np.int64)
 
 
 class StreamColumns(RowTable):
@@ -85,9 +85,9 @@ class StreamColumns(RowTable):
         self._free: list[int] = []
         self.max_width = 0  # of any line so far that can be fast
         self.has_logprobs = False  # any line so far
-        self._latest: Int64s = _NOBODYS  # lines of the last `append`, …
+        self._latest = NO_ROWS  # lines of the last `append`, …
         self._sorted: Int64s | None = None  # … the same in ascending order, once it was asked for
-        self._rules = self._rules_of(self._latest)
+        self._rules = self._rules_of(NO_ROWS.array)
         self._num_with_stops = 0
         self._plain = PlainTokens(fast)
         self.cells = self._new_cells()
@@ -118,7 +118,7 @@ class StreamColumns(RowTable):
             self.logprobs.open(line, params.logprobs, stream.logprobs_from)
             if admit.logprobs is not None and num_known:
                 counts = np.array([num_known])
-                self.logprobs.append_columns(np.array([line]), counts, admit.logprobs)
+                self.logprobs.append_columns(RowSet(np.array([line])), counts, admit.logprobs)
         if params.prompt_logprobs is not None:
             self.prompts.open(line, len(admit.prompt_ids) // 4, params.prompt_logprobs)
             if admit.prompt_logprobs is not None:
@@ -152,7 +152,7 @@ class StreamColumns(RowTable):
             return
         assert stream.registration is not None
         self.streams[line] = None
-        self._latest, self._sorted = _NOBODYS, None  # what is known of its lines is void
+        self._latest, self._sorted = NO_ROWS, None  # what is known of its lines is void
         self._free.append(line)
         self.tokens.drop(line)
         self.logprobs.drop(line)
@@ -172,19 +172,20 @@ class StreamColumns(RowTable):
         ids: UInt32s = self.tokens.read(stream.line, 0, self.tokens.length(stream.line))
         return ids
 
-    def append(self, lines: Int64s, counts: Int64s | None, token_ids: UInt32s) -> Bools:
-        """Take in `counts[i]` (None: one) new tokens of each of `lines`, all different.
+    def append(self, line_set: RowSet, counts: Int64s | None, token_ids: UInt32s) -> Bools:
+        """Take in `counts[i]` (None: one) new tokens of each of these lines, all different.
 
         Says which lines have to be looked at token by token.
         """
-        before = self.tokens.lengths(lines)
+        lines = line_set.array
+        before = self.tokens.lengths(line_set)
         if counts is None:
-            self.tokens.append(lines, token_ids)
+            self.tokens.append(line_set, token_ids)
         else:
             self.tokens.append_spans(lines, counts, token_ids)
         self.is_dirty[lines] = True
-        if lines is not self._latest:
-            self._latest, self._sorted = lines, None
+        if line_set.version != self._latest.version:
+            self._latest, self._sorted = line_set, None
             self._rules = self._rules_of(lines)
         fast = self.fast
         if fast is None:
@@ -234,19 +235,19 @@ class StreamColumns(RowTable):
         self.tokens.settle()
         self.logprobs.settle()
 
-    def in_order(self, lines: Int64s) -> Int64s:
+    def in_order(self, lines: RowSet) -> RowSet:
         """These ascending lines, as `append` was given them last where they are the same: what was
         appended together is found at once."""
         latest = self._latest
         if len(lines) != len(latest):
             return lines
         if self._sorted is None:
-            self._sorted = np.sort(latest)
-        return latest if (self._sorted == lines).all() else lines
+            self._sorted = np.sort(latest.array)
+        return latest if (self._sorted == lines.array).all() else lines
 
-    def ends(self, lines: Int64s) -> Int64s:
+    def ends(self, lines: RowSet) -> Int64s:
         """Where in their core histories, prompts included, these lines end."""
-        return self._prompt_lens[lines] + self.tokens.lengths(lines)
+        return self._prompt_lens[lines.array] + self.tokens.lengths(lines)
 
     # ---- the two ways --------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ Owns: the numbers, and how the leaving of a message becomes time to first token,
 deltas, time per token. Does not know: clocks (whoever sends has looked already), who is told.
 
 Rules:
-- A message that goes to the very lines that the one before went to (the same array, see
+- A message that goes to the very lines that the one before went to (the same set, see
   `StreamTable.lines_of`) is counted once, for all of them: they have all waited equally long. That
   they were delivered is written to the columns when another kind of message leaves, or a line
   comes or goes (`Pace.settle`).
@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc.observed import Observed
+from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.statistics import WorkerCounters, WorkerGauges, WorkerNumbers
 from slipstream_worker.columns import StreamColumns
 from slipstream_worker.deltas import Built, SlowEntries
@@ -105,7 +106,7 @@ class Pace:
     def __init__(self, columns: StreamColumns, counters: Counters) -> None:
         self._columns = columns
         self._counters = counters
-        self._lines: Int64s | None = None  # of the last message, where it was of fast lines alone
+        self._lines: RowSet | None = None  # of the last message, where it was of fast lines alone
         self._at = 0.0  # when it left; not yet in the columns
 
     def left(self, built: Built | FewBuilt, now: float) -> None:
@@ -117,7 +118,7 @@ class Pace:
         if isinstance(built, FewBuilt):
             self.settle()
             self._few(built.fast, now)
-        elif built.fast is self._lines and not built.slow.moves:
+        elif self._went_to(built.fast) and not built.slow.moves:
             counters.itl_s.add(now - self._at, len(built.fast))
             self._at = now
         else:
@@ -131,19 +132,23 @@ class Pace:
     def settle(self) -> None:
         """Nothing more is known of all lines at once."""
         if self._lines is not None:
-            self._columns.delivered_at[self._lines] = self._at
+            self._columns.delivered_at[self._lines.array] = self._at
             self._lines = None
 
-    def _many(self, lines: Int64s, now: float) -> None:
+    def _went_to(self, lines: RowSet) -> bool:
+        """Whether the last message was of just these lines."""
+        return self._lines is not None and self._lines.version == lines.version
+
+    def _many(self, lines: RowSet, now: float) -> None:
         if not len(lines):
             return
-        before = self._columns.delivered_at.take(lines)
+        before = self._columns.delivered_at.take(lines.array)
         first = before.item(0)
         if first and (before == first).all():
             self._counters.itl_s.add(now - first, len(lines))
         else:
             is_first = before == 0.0
-            for line in lines[is_first].tolist():
+            for line in lines.array[is_first].tolist():
                 self._first(line, now)
             self._counters.itl_s.add_all(now - before[~is_first])
         self._lines, self._at = lines, now

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Deltas, End
 from slipstream_ipc.messages.budgets import MESSAGE_BUDGET_BYTES
+from slipstream_ipc.row_set import NO_ROWS, RowSet
 from slipstream_ipc.text_log import Cursor
 from slipstream_ipc.wide_logprobs import MAX_NARROW
 from slipstream_worker.columns import StreamColumns
@@ -33,14 +34,15 @@ TEXT_BYTES = 8  # of a token, on the generous side
 _WIDE_BYTES = MESSAGE_BUDGET_BYTES // 2  # from which on a message takes no more of wide lines
 
 
-def due_fast(columns: StreamColumns, lines: Int64s, *, urgent: bool) -> Int64s:
+def due_fast(columns: StreamColumns, line_set: RowSet, *, urgent: bool) -> RowSet:
     """Those of these fast lines that have something for their readers now; or just first tokens."""
+    lines = line_set.array
     sent = columns.sent_tokens[lines]
-    new = columns.tokens.lengths(lines) - sent
+    new = columns.tokens.lengths(line_set) - sent
     is_due = (sent == 0) & (new > 0)
     if not urgent:
         is_due |= new >= columns.intervals[lines]
-    return lines if np.count_nonzero(is_due) == len(lines) else lines[is_due]
+    return line_set if np.count_nonzero(is_due) == len(lines) else RowSet(lines[is_due])
 
 
 def is_due(stream: Stream) -> bool:
@@ -71,7 +73,7 @@ class Built:
 
     message: Deltas
     slow: SlowEntries
-    fast: Int64s
+    fast: RowSet
     fast_starts: Int64s
     fast_tokens: Int64s
     fast_chars: Int64s
@@ -79,12 +81,13 @@ class Built:
 
     def commit(self, columns: StreamColumns) -> None:
         """The message has left: move the cursors."""
-        fast = self.fast
-        if len(fast):
-            ends = self.fast_starts + self.fast_tokens
+        if len(self.fast):
+            fast, ends = self.fast.array, self.fast_starts + self.fast_tokens
             columns.sent_tokens[fast] = ends
             columns.sent_chars[fast] += self.fast_chars
-            columns.is_dirty[fast] = False if self.is_all else columns.tokens.lengths(fast) > ends
+            columns.is_dirty[fast] = (
+                False if self.is_all else columns.tokens.lengths(self.fast) > ends
+            )
         self.slow.commit(columns)
 
 
@@ -176,17 +179,17 @@ class SlowEntries:
 _NO_SLOW = SlowEntries()  # never to be written
 
 
-def build(columns: StreamColumns, fast: Int64s, slow: Sequence[Stream]) -> Built:
+def build(columns: StreamColumns, fast: RowSet, slow: Sequence[Stream]) -> Built:
     """One message of what is new of lines that are due. Who finds no room is left out."""
     entries = SlowEntries.of(columns, slow)
     least = _WIDE_BYTES if entries.has_wide else 0
     fast, fast_tokens, has_all_fast = _fitting(columns, fast, max(entries.left, least))
-    lines, starts, counts = fast, columns.sent_tokens.take(fast), fast_tokens
-    fast_chars, chars_before = fast_tokens, columns.sent_chars.take(fast)
+    lines, starts, counts = fast, columns.sent_tokens.take(fast.array), fast_tokens
+    fast_chars, chars_before = fast_tokens, columns.sent_chars.take(fast.array)
     texts, spans = entries.texts, entries.spans
     if spans:
         slow_lines, slow_starts, slow_counts = np.array(spans, np.int64).T
-        lines = np.concatenate([slow_lines, lines])
+        lines = RowSet(np.concatenate([slow_lines, fast.array]))
         starts = np.concatenate([slow_starts, starts])
         counts = np.concatenate([slow_counts, counts])
         chars_before = np.concatenate([np.array(entries.chars, np.int64), chars_before])
@@ -194,10 +197,10 @@ def build(columns: StreamColumns, fast: Int64s, slow: Sequence[Stream]) -> Built
     token_ids = columns.tokens.gather(lines, starts, several)
     if len(fast):
         num_slow = sum(count for _, _, count in spans)
-        fast_texts, fast_chars = columns.texts(fast, fast_tokens, token_ids[num_slow:])
+        fast_texts, fast_chars = columns.texts(fast.array, fast_tokens, token_ids[num_slow:])
         texts = texts + fast_texts if texts else fast_texts
     message = Deltas(
-        pack_u32(columns.handles.take(lines)),
+        pack_u32(columns.handles.take(lines.array)),
         pack_u32(chars_before),
         pack_u32(starts),
         texts,
@@ -211,20 +214,20 @@ def build(columns: StreamColumns, fast: Int64s, slow: Sequence[Stream]) -> Built
     return Built(message, entries, fast, starts[len(spans) :], fast_tokens, fast_chars, is_all)
 
 
-def _fitting(columns: StreamColumns, fast: Int64s, budget: int) -> tuple[Int64s, Int64s, bool]:
+def _fitting(columns: StreamColumns, fast: RowSet, budget: int) -> tuple[RowSet, Int64s, bool]:
     """As many of the lines as fit, and how many tokens of each: everything new, or even shares.
 
     Whether that is everything.
     """
-    counts = columns.tokens.lengths(fast) - columns.sent_tokens.take(fast)
+    counts = columns.tokens.lengths(fast) - columns.sent_tokens.take(fast.array)
     if not len(fast):
         return fast, counts, True
     token_bytes = 4 + 8 * columns.max_width + TEXT_BYTES
     if ENTRY_BYTES * len(fast) + token_bytes * int(counts.sum()) <= budget:
         return fast, counts, True
     if budget <= 0:
-        return fast[:0], counts[:0], False
+        return NO_ROWS, counts[:0], False
     num_lines = max(1, budget // (ENTRY_BYTES + token_bytes))
-    fast, counts = fast[:num_lines], counts[:num_lines]
+    fast, counts = RowSet(fast.array[:num_lines]), counts[:num_lines]
     share = max(1, (budget // len(fast) - ENTRY_BYTES) // token_bytes)
     return fast, np.minimum(counts, share), False

@@ -39,6 +39,7 @@ from slipstream_ipc.messages import (
     Unknown,
     Welcome,
 )
+from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.short import unpack_short
 from slipstream_ipc.trace import Span, Tracer
 from slipstream_worker.core_hop import CoreHop
@@ -191,11 +192,11 @@ class FromCore:
             self._check_spans(lines, counts, u32(step.starts))
         if step.logprobs is not None:  # passes over nobody's line
             columns.logprobs.append_columns(lines, counts, step.logprobs)
-        if np.count_nonzero(lines) != len(lines):
-            is_known = lines > 0
+        if np.count_nonzero(lines.array) != len(lines):
+            is_known = lines.array > 0
             num_tokens = len(token_ids)
             token_ids = token_ids[is_known if counts is None else np.repeat(is_known, counts)]
-            lines = lines[is_known]
+            lines = RowSet(lines.array[is_known])
             counts = counts if counts is None else counts[is_known]
             lives.counters.num_overrun_tokens += num_tokens - len(token_ids)
         if lives.replaying:
@@ -207,7 +208,7 @@ class FromCore:
             self._push(lines, counts, token_ids, np.flatnonzero(needs_care))
             if tracer is not None:
                 tracer.add(Span.DETOKENISE, begin_ns, monotonic_ns(), step.step)
-            lives.readers.has_news(lines)
+            lives.readers.has_news(lines.array)
         self._core.checked(step.step)
 
     def _is_for_few(self, step: Step) -> bool:
@@ -251,7 +252,7 @@ class FromCore:
             self._lives.fail(stream, f"{type(error).__name__} while its output was handled")
 
     def _push(
-        self, lines: Int64s, counts: Int64s | None, token_ids: UInt32s, entries: Int64s
+        self, lines: RowSet, counts: Int64s | None, token_ids: UInt32s, entries: Int64s
     ) -> None:
         """Look at the tokens of these entries one by one."""
         if not len(entries):
@@ -262,13 +263,13 @@ class FromCore:
             ends = np.cumsum(counts)[entries]
             begins = ends - counts[entries]
         ids = token_ids.tolist()
-        some = zip(lines[entries].tolist(), begins.tolist(), ends.tolist(), strict=True)
+        some = zip(lines.array[entries].tolist(), begins.tolist(), ends.tolist(), strict=True)
         for line, begin, end in some:
             self._push_one(line, ids[begin:end])
 
     def _take_replayed(
-        self, lines: Int64s, counts: Int64s | None, token_ids: UInt32s
-    ) -> tuple[Int64s, Int64s | None, UInt32s]:
+        self, lines: RowSet, counts: Int64s | None, token_ids: UInt32s
+    ) -> tuple[RowSet, Int64s | None, UInt32s]:
         """Take in the tokens of streams with a replayed end; what belongs to the others."""
         streams = self._lives.columns.streams
         if counts is None:
@@ -281,12 +282,16 @@ class FromCore:
                 is_other[i] = False
                 begin = ends[i - 1] if i else 0
                 self._lives.push_replayed(stream, token_ids[begin : ends[i]])
-        return lines[is_other], counts[is_other], token_ids[np.repeat(is_other, counts)]
+        return (
+            RowSet(lines.array[is_other]),
+            counts[is_other],
+            token_ids[np.repeat(is_other, counts)],
+        )
 
-    def _check_spans(self, lines: Int64s, counts: Int64s, starts: UInt32s) -> None:
+    def _check_spans(self, lines: RowSet, counts: Int64s, starts: UInt32s) -> None:
         """ProtocolError unless every span begins where our copy ends, and has tokens in it."""
         have = self._lives.columns.ends(lines)
-        wrong = np.flatnonzero(((lines > 0) & (starts != have)) | (counts == 0))
+        wrong = np.flatnonzero(((lines.array > 0) & (starts != have)) | (counts == 0))
         if len(wrong):
             at = int(wrong[0])
             raise ProtocolError(

@@ -33,6 +33,7 @@ from slipstream_ipc.messages import (
     Forget,
     Withdraw,
 )
+from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.statistics import WorkerGauges, WorkerNumbers
 from slipstream_worker.careful import push_carefully
 from slipstream_worker.clients import AUTO_ROOM, FrontAcceptor
@@ -188,7 +189,8 @@ class Lives:
         assert end is not None
         token_ids = token_ids[: end.num_tokens - output.num_tokens]
         if output.end is None and len(token_ids):
-            self.columns.append(np.array([stream.line]), np.array([len(token_ids)]), token_ids)
+            line = RowSet(np.array([stream.line]))
+            self.columns.append(line, np.array([len(token_ids)]), token_ids)
             if output.push(token_ids.tolist()):
                 self._ended(stream)
         if output.end is None and output.num_tokens >= end.num_tokens:

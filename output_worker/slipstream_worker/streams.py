@@ -18,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc.messages import Admit, End, SamplingParams, Submit
+from slipstream_ipc.row_set import NO_ROWS, RowSet
 from slipstream_ipc.text_log import START, Cursor
 from slipstream_worker.output import StreamOutput
 
 Int64s = npt.NDArray[np.int64]
 
 _MAX_PAST_READERS = 64
-_NOTHING: tuple[npt.NDArray[np.uint32], Int64s] = (np.zeros(0, np.uint32), np.zeros(0, np.int64))
+_NOTHING = (np.zeros(0, np.uint32), NO_ROWS)
 
 
 class Stage(Enum):
@@ -119,21 +120,21 @@ class StreamTable:
         """The stream of this id, if it is known."""
         return self._by_id.get(stream_id)
 
-    def lines_of(self, rows: npt.NDArray[np.uint32]) -> Int64s:
+    def lines_of(self, rows: npt.NDArray[np.uint32]) -> RowSet:
         """The lines of the streams that go on in these rows; 0 where none does.
 
-        The same array as long as the rows and their streams are the same; never to be written.
+        The same set as long as the rows and their streams are the same.
         """
         known, lines = self._last
         if len(known) == len(rows) and (known == rows).all():
             return lines
         try:
-            lines = self._lines[rows]
+            lines = RowSet(self._lines[rows])
             self._last = rows, lines
             return lines
         except IndexError:
             inside = rows < len(self._lines)
-            return np.where(inside, self._lines[np.where(inside, rows, 0)], 0)
+            return RowSet(np.where(inside, self._lines[np.where(inside, rows, 0)], 0))
 
     def few_lines_of(self, rows: Sequence[int]) -> list[int]:
         """As `lines_of`, for a few rows, without numpy's fixed costs."""

@@ -21,10 +21,12 @@ from slipstream import (
     ConnectionLostError,
     EngineError,
     OverloadedError,
+    RequestError,
     SamplingParams,
     SupersededError,
     UnknownStreamError,
 )
+from slipstream.stream_table import StreamTable
 from slipstream_ipc.messages import (
     Abort,
     Fault,
@@ -105,7 +107,7 @@ def test_many_tasks_at_once(worker: FakeWorker, run: Any) -> None:
     run(main())
 
 
-def test_loop_is_woken_once_for_a_batch(worker: FakeWorker, run: Any) -> None:
+def test_no_thread_and_no_hand_over(worker: FakeWorker, run: Any) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with AsyncClient(worker.address) as client:
@@ -114,17 +116,13 @@ def test_loop_is_woken_once_for_a_batch(worker: FakeWorker, run: Any) -> None:
             tasks = [asyncio.create_task(anext(stream)) for stream in streams]
             await asyncio.sleep(0)  # lets the tasks begin to wait
             calls: list[Any] = []
-            original = loop.call_soon_threadsafe
-
-            def counted(callback: Any, *arguments: Any, context: Any = None) -> Any:
-                if threading.current_thread().name == "slipstream-client":
-                    calls.append(callback)
-                return original(callback, *arguments, context=context)
-
-            loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
+            loop.call_soon_threadsafe = lambda *each, **_: calls.append(each)  # type: ignore[method-assign,assignment]
             worker.send(deltas(*(Entry(handle, "a") for handle in handles)))
-            await asyncio.gather(*tasks)
-            assert len(calls) == 1
+            assert [delta.text for delta in await asyncio.gather(*tasks)] == ["a"] * 8
+            del loop.call_soon_threadsafe  # type: ignore[attr-defined]
+            assert not calls
+            names = {thread.name for thread in threading.enumerate()}
+            assert not {name for name in names if name.startswith("slipstream")}
 
     run(main())
 
@@ -246,35 +244,91 @@ def test_a_new_client_gets_the_rest(worker: FakeWorker, run: Any) -> None:
     run(main())
 
 
-def test_a_loop_that_is_held_up_is_woken_once(worker: FakeWorker, run: Any) -> None:
-    """Or every message that comes in the meantime would leave a callback in it."""
-
+def test_a_loop_that_is_held_up_finds_everything(worker: FakeWorker, run: Any) -> None:
     async def main() -> None:
-        loop = asyncio.get_running_loop()
         async with AsyncClient(worker.address) as client:
             stream = client.stream("x")
             handle = await away(worker.expect_and_accept)
             waiting = asyncio.create_task(anext(stream))
             await asyncio.sleep(0)  # lets the task begin to wait
-            calls: list[Any] = []
-            original = loop.call_soon_threadsafe
-
-            def counted(callback: Any, *arguments: Any, context: Any = None) -> Any:
-                if threading.current_thread().name == "slipstream-client":
-                    calls.append(callback)
-                return original(callback, *arguments, context=context)
-
-            loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
             for position in range(50):  # in the loop's own thread: nothing else runs there
                 worker.send(deltas(Entry(handle, "x", position)))
-            # what is told to the I/O thread now, it does behind the deltas
-            client._io.connect().result(PATIENCE_S)
-            while not worker.acknowledged():
-                pass
-            assert len(calls) == 1
+            assert not waiting.done()
             assert (await waiting).text == "x"
             worker.send(deltas(Entry(handle, "y", 50, end=end_of("x" * 50 + "y"))))
             assert await read(stream) == "x" * 49 + "y"
+
+    run(main())
+
+
+def test_a_client_belongs_to_one_loop(worker: FakeWorker, run: Any) -> None:
+    client = AsyncClient(worker.address)
+    with pytest.raises(RequestError, match="inside an event loop"):
+        client.stream("x")
+
+    assert run(client.connect()) == worker.model
+    with pytest.raises(RequestError, match="another event loop"):
+        run(client.connect())
+    assert client.model == worker.model  # to look at needs no loop
+    del client
+    gc.collect()
+    worker.expect(Goodbye)
+
+
+def test_a_client_that_nothing_holds_says_goodbye(worker: FakeWorker, run: Any) -> None:
+    async def main() -> None:
+        client = AsyncClient(worker.address)
+        await client.connect()
+        del client
+        gc.collect()
+        await away(worker.expect, Goodbye)
+
+    run(main())
+
+
+def test_a_stream_that_another_thread_collects_is_aborted(worker: FakeWorker, run: Any) -> None:
+    async def main() -> None:
+        async with AsyncClient(worker.address) as client:
+            held = [client.stream("x")]
+            submit = await away(worker.expect, Submit)
+            await away(held.clear)
+            assert (await away(worker.expect, Abort)).stream_id == submit.stream_id
+
+    run(main())
+
+
+def test_a_closed_client_takes_nothing(worker: FakeWorker, run: Any) -> None:
+    async def main() -> None:
+        client = AsyncClient(worker.address)
+        await client.close()  # before it was used
+        with pytest.raises(ClosedError):
+            await client.connect()
+        with pytest.raises(ClosedError):
+            await read(client.stream("x"))
+        with pytest.raises(ClosedError):
+            await client.tokenize("x")
+
+    run(main())
+
+
+def test_a_fault_of_the_connection_ends_what_waits(
+    worker: FakeWorker, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: StreamTable, message: Any) -> None:
+        raise ZeroDivisionError("ours")
+
+    async def main() -> None:
+        faults: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: faults.append(told))
+        async with AsyncClient(worker.address) as client:
+            stream = client.stream("x")
+            handle = await away(worker.expect_and_accept)
+            monkeypatch.setattr(StreamTable, "deliver", fail)
+            worker.send(deltas(Entry(handle, "a")))
+            with pytest.raises(EngineError, match="ZeroDivisionError: ours"):
+                await anext(stream)
+            monkeypatch.undo()
+            assert isinstance(faults[0]["exception"], ZeroDivisionError)
 
     run(main())
 

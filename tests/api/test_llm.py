@@ -100,6 +100,20 @@ def test_params_default_to_vllms(llm):
     assert len(output.outputs[0].token_ids) == 16
 
 
+def test_the_former_name_of_sampling_params_works_and_warns(llm):
+    (named,) = llm.generate("a text", sampling_params=PARAMS, use_tqdm=False)
+    with pytest.warns(DeprecationWarning, match="sampling_params") as warned:
+        (former,) = llm.generate("a text", params=PARAMS, use_tqdm=False)
+    assert former.outputs == named.outputs
+    assert warned[0].filename == __file__
+    turns = [{"role": "user", "content": "x"}]
+    with pytest.warns(DeprecationWarning, match="sampling_params"):
+        (answer,) = llm.chat(turns, params=PARAMS, use_tqdm=False)
+    assert len(answer.outputs[0].token_ids) == 8
+    with pytest.raises(BadRequestError, match="sampling_params alone"):
+        llm.generate("a text", PARAMS, params=PARAMS, use_tqdm=False)
+
+
 def test_logprobs_and_stops_come_through(llm):
     (plain,) = llm.generate("a text", PARAMS, use_tqdm=False)
     stop = plain.outputs[0].text[3:5]

@@ -16,6 +16,7 @@ from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.log import PagedLog
 from slipstream_ipc.logprob_log import LogprobLog, Logprobs
 from slipstream_ipc.messages import Admit, Admitted, Frame, SamplingParams, Step
+from slipstream_ipc.row_set import RowSet
 
 COUNTS = st.lists(st.integers(0, 3), min_size=3, max_size=3)
 
@@ -45,7 +46,7 @@ class Core:
         rows = np.flatnonzero(counts)
         for row in rows.tolist():
             for _ in range(counts[row]):
-                self._sample(np.array([row]))
+                self._sample(RowSet(np.array([row])))
         some = np.array(counts)[rows]
         starts, self.lengths = self.lengths[rows], self.lengths + np.array(counts)
         each_one = bool((some == 1).all())

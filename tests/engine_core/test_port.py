@@ -18,6 +18,7 @@ from slipstream_ipc.cursors import Cursors
 from slipstream_ipc.log import PagedLog
 from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.messages import Step, SyncDone
+from slipstream_ipc.row_set import RowSet
 
 
 class Side:
@@ -28,7 +29,7 @@ class Side:
         self.credit = 16
         self.takes = True
         self.sent: list[Any] = []
-        self.arrays: dict[tuple[int, ...], Any] = {}
+        self.sets: dict[tuple[int, ...], RowSet] = {}
         self.receipts: list[Any] = []
         acceptor: Any = SimpleNamespace(send=self._send)
         self.port = Port(acceptor, self.tokens, self.logprobs, self.cursors)
@@ -58,9 +59,9 @@ class Side:
 
     def sample(self, *rows: int) -> None:
         """A step gives each of `rows` a token."""
-        array = self.arrays.setdefault(rows, np.array(rows))  # the same rows are the same array
-        self.tokens.append(array, (100 * array + self.tokens.lengths(array)).astype(np.uint32))
-        self.port.mark(array)
+        same = self.sets.setdefault(rows, RowSet(np.array(rows)))  # the same rows are the same set
+        self.tokens.append(same, (100 * same.array + self.tokens.lengths(same)).astype(np.uint32))
+        self.port.mark(same)
 
     def received(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
@@ -150,7 +151,7 @@ def test_what_is_over_budget_follows_by_turns(
     rows = np.arange(num_rows)
     for row in rows.tolist():
         side.tokens.extend(row, np.arange(25, dtype=np.uint32))
-    side.port.mark(rows)
+    side.port.mark(RowSet(rows))
     side.port.completed_step = 7
     turns = 1
     while side.port.publish():

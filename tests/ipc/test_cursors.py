@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from slipstream_ipc.cursors import Cursors, Portion
+from slipstream_ipc.row_set import RowSet
 
 
 def ints(*values: int) -> npt.NDArray[np.int64]:
     return np.array(values, np.int64)
+
+
+def row_set(*rows: int) -> RowSet:
+    return RowSet(ints(*rows))
 
 
 def opened(*rows: int) -> Cursors:
@@ -24,7 +29,7 @@ def opened(*rows: int) -> Cursors:
 
 
 def as_dict(portion: Portion) -> dict[int, tuple[int, int]]:
-    columns = (portion.rows, portion.starts, portion.counts)
+    columns = (portion.rows.array, portion.starts, portion.counts)
     return {row: (start, count) for row, start, count in zip(*map(np.ndarray.tolist, columns))}  # noqa: B905
 
 
@@ -33,12 +38,12 @@ def test_a_portion_lies_between_cursor_and_end() -> None:
     cursors.open(3, 2)
     rows, lengths = ints(0, 3, 5), ints(1, 4, 0)
     assert cursors.lags(rows, lengths).tolist() == [True, True, False]
-    portion = cursors.take(rows, lengths, 100)
+    portion = cursors.take(RowSet(rows), lengths, 100)
     assert as_dict(portion) == {0: (0, 1), 3: (2, 2)}
     assert not cursors.lags(rows, lengths).any()
-    assert not len(cursors.take(rows, lengths, 100).rows)
+    assert not len(cursors.take(RowSet(rows), lengths, 100).rows)
     cursors.untake(portion)
-    assert as_dict(cursors.take(rows, lengths, 100)) == {0: (0, 1), 3: (2, 2)}
+    assert as_dict(cursors.take(RowSet(rows), lengths, 100)) == {0: (0, 1), 3: (2, 2)}
 
 
 def test_a_closed_row_is_not_sent() -> None:
@@ -46,31 +51,31 @@ def test_a_closed_row_is_not_sent() -> None:
     cursors.close(0)
     assert (cursors.is_open(0), cursors.is_open(1), cursors.is_open(1000)) == (False, True, False)
     assert not cursors.lags(ints(0), ints(5)).any()
-    assert as_dict(cursors.take(ints(0, 1), ints(5, 5), 100)) == {1: (0, 5)}
+    assert as_dict(cursors.take(row_set(0, 1), ints(5, 5), 100)) == {1: (0, 5)}
 
 
 def test_nothing_to_take() -> None:
     cursors = opened(0)
-    assert not len(cursors.take(ints(), ints(), 10).rows)
-    assert not len(cursors.take(ints(0), ints(0), 0).rows)
+    assert not len(cursors.take(row_set(), ints(), 10).rows)
+    assert not len(cursors.take(row_set(0), ints(0), 0).rows)
 
 
 def test_a_budget_of_nothing_is_one_position() -> None:
     cursors = opened(0, 1)
     for budget in (0, -3):
-        assert cursors.take(ints(0, 1), ints(9, 9), budget).counts.tolist() == [1]
+        assert cursors.take(row_set(0, 1), ints(9, 9), budget).counts.tolist() == [1]
 
 
 def test_short_rows_leave_their_share_to_long_ones() -> None:
     cursors = opened(0, 1, 2)
-    portion = cursors.take(ints(0, 1, 2), ints(2, 50, 100), 42)
+    portion = cursors.take(row_set(0, 1, 2), ints(2, 50, 100), 42)
     assert as_dict(portion) == {0: (0, 2), 1: (0, 20), 2: (0, 20)}
 
 
 def test_acknowledged_is_the_furthest_end() -> None:
     cursors = opened(4)
-    first = cursors.take(ints(4), ints(3), 100)
-    second = cursors.take(ints(4), ints(8), 100)
+    first = cursors.take(row_set(4), ints(3), 100)
+    second = cursors.take(row_set(4), ints(8), 100)
     cursors.acknowledge(second)
     cursors.acknowledge(first)
     assert cursors.acked[4] == 8
@@ -78,7 +83,7 @@ def test_acknowledged_is_the_furthest_end() -> None:
 
 def test_acknowledgement_of_an_earlier_life_is_void() -> None:
     cursors = opened(0, 1)
-    portion = cursors.take(ints(0, 1), ints(7, 7), 100)
+    portion = cursors.take(row_set(0, 1), ints(7, 7), 100)
     cursors.close(0)
     cursors.open(0, 1)  # another stream's now
     cursors.acknowledge(portion)
@@ -86,7 +91,7 @@ def test_acknowledgement_of_an_earlier_life_is_void() -> None:
 
 
 def test_what_goes_on_is_not_looked_up() -> None:
-    cursors, rows = opened(0, 1), ints(0, 1)
+    cursors, rows = opened(0, 1), row_set(0, 1)
     assert cursors.take_next(rows, 100) is None, "nothing is known of them"
     first = cursors.take(rows, ints(1, 1), 100)
     for start in (1, 2):
@@ -94,7 +99,7 @@ def test_what_goes_on_is_not_looked_up() -> None:
         assert portion is not None
         assert as_dict(portion) == {0: (start, 1), 1: (start, 1)}
     assert cursors.take_next(rows, 1) is None, "over the budget"
-    assert cursors.take_next(ints(0, 1), 2) is None, "another array"
+    assert cursors.take_next(row_set(0, 1), 2) is None, "another set"
     cursors.acknowledge(portion)
     cursors.acknowledge(first)
     assert cursors.acked[:2].tolist() == [3, 3]
@@ -105,7 +110,7 @@ def test_what_goes_on_is_not_looked_up() -> None:
 
 @pytest.mark.parametrize("what", ["open", "close"])
 def test_who_comes_or_goes_ends_what_goes_on(what: str) -> None:
-    cursors, rows = opened(0, 1, 2), ints(0, 1)
+    cursors, rows = opened(0, 1, 2), row_set(0, 1)
     cursors.take(rows, ints(1, 1), 100)
     assert cursors.take_next(rows, 2) is not None
     if what == "open":
@@ -121,7 +126,7 @@ def test_positions_beyond_32_bits() -> None:
     cursors = opened(0)
     far = 2**40
     cursors.open(0, far)
-    portion = cursors.take(ints(0), ints(far + 2**33), 2**32)
+    portion = cursors.take(row_set(0), ints(far + 2**33), 2**32)
     assert as_dict(portion) == {0: (far, 2**32)}
 
 
@@ -143,7 +148,7 @@ def test_fair_sharing(lengths: list[int], budget: int, random: object) -> None:
     left = sum(lengths)
     while left:
         waiting = set(rows[cursors.lags(rows, ends)].tolist())
-        portion = cursors.take(rows, ends, budget)
+        portion = cursors.take(RowSet(rows), ends, budget)
         assert 0 < portion.counts.sum() <= budget
         assert portion.counts.min() > 0
         for row, (start, count) in as_dict(portion).items():
@@ -151,11 +156,12 @@ def test_fair_sharing(lengths: list[int], budget: int, random: object) -> None:
             got[row] += count
             left -= count
         for row in waiting:
-            waited[row] = 0 if row in portion.rows else waited[row] + 1
+            waited[row] = 0 if row in portion.rows.array else waited[row] + 1
             assert waited[row] <= -(-num // budget)
         if len(waiting) <= budget and left:  # what is left over is less than one each
             assert portion.counts.sum() > budget - len(waiting)
-            cut = portion.counts[cursors.lags(portion.rows, _ends_of(rows, ends, portion.rows))]
+            taken = portion.rows.array
+            cut = portion.counts[cursors.lags(taken, _ends_of(rows, ends, taken))]
             assert len(set(cut.tolist())) == 1
             assert portion.counts.max() == cut[0]
     assert got == dict(zip(rows.tolist(), ends.tolist(), strict=True))
@@ -169,7 +175,7 @@ def _ends_of(
 
 
 def test_a_short_row_is_served_among_long_ones_that_never_end() -> None:
-    rows = np.arange(8)
+    rows = RowSet(np.arange(8))
     cursors = opened(*range(8))
     lengths = np.full(8, 10**6)
     lengths[5] = 1
@@ -179,7 +185,7 @@ def test_a_short_row_is_served_among_long_ones_that_never_end() -> None:
 
 
 def test_an_acknowledgement_that_comes_late_takes_nothing_back() -> None:
-    cursors, rows = opened(0), np.array([0])
+    cursors, rows = opened(0), row_set(0)
     first = cursors.take(rows, np.array([1]), 9)
     second = cursors.take_next(rows, 9)
     assert second is not None
@@ -201,7 +207,7 @@ class AgainstDicts(RuleBasedStateMachine):
         self.sent: dict[int, int] = {}
         self.acked: dict[int, int] = {}  # by life
         self.flying: list[tuple[Portion, dict[int, int]]] = []
-        self.rows = np.zeros(0, np.int64)  # that were taken last
+        self.rows = row_set()  # that were taken last
         self.is_steady = False  # they have got nothing since
 
     @rule(row=st.integers(0, 11), position=st.integers(0, 20))
@@ -225,7 +231,7 @@ class AgainstDicts(RuleBasedStateMachine):
 
     @rule(budget=st.integers(1, 30), leaves=st.booleans())
     def take(self, budget: int, leaves: bool) -> None:
-        self.rows = np.array(sorted(self.opened), np.int64)
+        self.rows = row_set(*sorted(self.opened))
         self._take(budget, leaves)
 
     @rule(
@@ -236,14 +242,14 @@ class AgainstDicts(RuleBasedStateMachine):
     )
     def take_next(self, times: int, budget: int, leaves: bool, acks: bool) -> None:
         for _ in range(times):
-            self.lengths[self.rows] += 1
+            self.lengths[self.rows.array] += 1
             self._take(budget, leaves, is_steady=self.is_steady)
             if acks:
                 self.acknowledge(-1)
 
     def _take(self, budget: int, leaves: bool, *, is_steady: bool = False) -> None:
         rows = self.rows
-        lengths = self.lengths[rows]
+        lengths = self.lengths[rows.array]
         portion = self.cursors.take_next(rows, budget) if is_steady else None
         if portion is None:
             portion = self.cursors.take(rows, lengths, budget)
@@ -253,7 +259,9 @@ class AgainstDicts(RuleBasedStateMachine):
         self.is_steady = True
         assert portion.counts.sum() <= budget
         if not len(portion.rows):
-            assert all(self.lengths[row] <= self.sent[row] for row in rows if row in self.opened)
+            assert all(
+                self.lengths[row] <= self.sent[row] for row in rows.tolist() if row in self.opened
+            )
         if not leaves:
             self.cursors.untake(portion)
             return

@@ -57,6 +57,7 @@ from slipstream_ipc.messages import (
     SyncDone,
     Welcome,
 )
+from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.text_log import START, Cursor, TextLog
 
 WINDOW = 3
@@ -332,7 +333,7 @@ class Sender:
                 pass
 
     def _publish_tokens(self, session: Session[Any]) -> bool:
-        rows = np.array([stream.row for stream in self.streams.values()], np.int64)
+        rows = RowSet(np.array([stream.row for stream in self.streams.values()], np.int64))
         if not session.link.has_credit or not len(rows):
             return False
         portion = self.cursors.take(rows, self.tokens.lengths(rows), TOKEN_BUDGET)
@@ -340,7 +341,7 @@ class Sender:
             return False
         values = self.tokens.gather(portion.rows, portion.starts, portion.counts)
         assert len(values) <= TOKEN_BUDGET
-        columns = (portion.rows, values, portion.counts, portion.starts)
+        columns = (portion.rows.array, values, portion.counts, portion.starts)
         if self.acceptor.send(session, Step(1, *map(pack_u32, columns)), portion):
             return True
         self.cursors.untake(portion)
@@ -520,7 +521,7 @@ class Hop(RuleBasedStateMachine):
         if not streams:
             return
         values = np.array([len(self.histories[s.stream_id]) * 7 + s.serial for s in streams])
-        self.sender.tokens.append(np.array([s.row for s in streams]), values)
+        self.sender.tokens.append(RowSet(np.array([s.row for s in streams])), values)
         for stream, value in zip(streams, values.tolist(), strict=True):
             self.histories[stream.stream_id].append(value)
             self._release(stream, f"{value}")

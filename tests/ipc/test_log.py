@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.log import PagedLog, history_checksum, history_digest
 from slipstream_ipc.pages import PAGE_LEN
+from slipstream_ipc.row_set import RowSet
 
 ROWS = 7
 
@@ -24,7 +25,7 @@ class AgainstLists(RuleBasedStateMachine):
         self.log = PagedLog(np.uint32, width, rows=rows)
         self.lists: dict[int, list[list[int]]] = {}
         self.next_value = 0
-        self.latest: np.ndarray[Any, Any] | None = None  # rows appended to last
+        self.latest: RowSet | None = None  # rows appended to last
         for row in range(ROWS - 2):
             self.open(row)
 
@@ -51,13 +52,13 @@ class AgainstLists(RuleBasedStateMachine):
 
     @rule(rows=st.sets(st.integers(0, ROWS)), times=st.sampled_from([1, 1, 1, 2, 70]))
     def append(self, rows: set[int], times: int) -> None:
-        self.latest = np.array([row for row in rows if row in self.lists], np.int64)
+        self.latest = RowSet(np.array([row for row in rows if row in self.lists], np.int64))
         self._append(times, settles=False)
 
     @precondition(lambda self: self.latest is not None)
     @rule(times=st.sampled_from([1, 2, 15, 16, 17, 70]), settles=st.booleans())
     def append_to_the_same(self, times: int, settles: bool) -> None:
-        """By the very array, whatever has become of its rows since."""
+        """By the very set, whatever has become of its rows since."""
         self._append(times, settles)
 
     def _append(self, times: int, settles: bool) -> None:
@@ -164,7 +165,7 @@ def test_what_was_read_is_a_copy() -> None:
 
 def test_what_came_last_goes_with_its_row() -> None:
     log = PagedLog(np.uint32)
-    rows = np.array([0])
+    rows = RowSet(np.array([0]))
     log.open(0)
     log.append(rows, np.array([7], np.uint32))
     assert log.gather(rows, np.array([0]), None).tolist() == [7]

@@ -15,6 +15,7 @@ from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.logprob_log import LogprobLog, Logprobs
 from slipstream_ipc.messages import LogprobColumns
 from slipstream_ipc.pages import PAGE_LEN
+from slipstream_ipc.row_set import RowSet
 
 NUM_ROWS = 5
 
@@ -47,7 +48,7 @@ def test_columns_equal_lists(
         ranks = np.arange(counter, counter + num, dtype=np.uint32)
         counter += num * 5
         index = np.arange(len(rows)) + 1
-        log.append(rows, Logprobs(values, ids, ranks), index)
+        log.append(RowSet(rows), Logprobs(values, ids, ranks), index)
         for row, at in zip(rows.tolist(), index.tolist(), strict=True):
             k = wanted[row]
             if k is not None:
@@ -86,12 +87,13 @@ def test_columns_equal_lists(
 def test_a_dropped_row_can_be_opened_again_at_another_width() -> None:
     log = LogprobLog()
     row = np.array([3])
+    ones = Logprobs(np.ones((1, 4), np.float32), np.ones((1, 4), np.uint32), row)
     log.open(3, 1, 10)
-    log.append(row, Logprobs(np.ones((1, 4), np.float32), np.ones((1, 4), np.uint32), row), row * 0)
+    log.append(RowSet(row), ones, row * 0)
     log.drop(3)
     assert log.columns(*portion([3], [10], [1])) is None
     log.open(3, 3, 0)
-    log.append(row, Logprobs(np.ones((1, 4), np.float32), np.ones((1, 4), np.uint32), row), row * 0)
+    log.append(RowSet(row), ones, row * 0)
     columns = log.columns(*portion([3], [0], [1]))
     assert columns is not None
     assert columns.width == 4
@@ -130,7 +132,7 @@ class AgainstDict(RuleBasedStateMachine):
         self.bases: dict[int, int] = {}
         self.oracle: dict[int, list[Entry]] = {}
         self.counter = 0
-        self.latest: np.ndarray[Any, Any] | None = None  # rows appended to last
+        self.latest: RowSet | None = None  # rows appended to last
 
     @initialize(widths=st.lists(st.integers(0, 2), min_size=3, max_size=5))
     def begin(self, widths: list[int]) -> None:
@@ -173,7 +175,7 @@ class AgainstDict(RuleBasedStateMachine):
             [self._entry(width) for _ in range(n)] for width, n in zip(widths, counts, strict=True)
         ]
         ragged = len(set(widths)) > 1 or data.draw(st.booleans())
-        self.latest = np.array(rows)
+        self.latest = RowSet(np.array(rows))
         self.log.append_columns(
             self.latest,
             None if one_each else np.array(counts),
@@ -198,7 +200,7 @@ class AgainstDict(RuleBasedStateMachine):
             np.array([ids for _, ids, _ in sampled], np.uint32),
             np.array([rank for _, _, rank in sampled], np.uint32),
         )
-        self.latest = np.array(rows)
+        self.latest = RowSet(np.array(rows))
         self.log.append(self.latest, logprobs, np.array(index))
         for row, at in zip(rows, index, strict=True):
             values, ids, rank = sampled[at]
@@ -279,7 +281,7 @@ def test_a_width_that_no_row_has_any_more_gives_its_memory_back() -> None:
         columns = LogprobColumns(
             width, b"\0" * 4 * num * width, b"\0" * 4 * num * width, b"\0" * 4 * num
         )
-        log.append_columns(np.array([0]), np.array([num]), columns)
+        log.append_columns(RowSet(np.array([0])), np.array([num]), columns)
         log.open(1, width - 1, 0)
         log.drop(0)
         assert len(log._by_width) == 1
@@ -294,7 +296,7 @@ def test_a_row_that_wants_none_is_read_as_none() -> None:
 def test_an_entry_of_another_width_than_its_row_is_refused() -> None:
     log = LogprobLog()
     log.open(2, 4, 0)
-    rows = np.array([2])
+    rows = RowSet(np.array([2]))
     with pytest.raises(ProtocolError, match="3 values to a token for row 2, which has 5"):
         log.append_columns(rows, None, message([[([1.0] * 3, [1] * 3, 1)]], [3], ragged=False))
     assert log.end(2) == 0
@@ -303,7 +305,7 @@ def test_an_entry_of_another_width_than_its_row_is_refused() -> None:
 def test_columns_that_do_not_fit_each_other_are_refused() -> None:
     log = LogprobLog()
     log.open(0, 0, 0)
-    rows, two = np.array([0]), pack_u32([1, 2])
+    rows, two = RowSet(np.array([0])), pack_u32([1, 2])
     with pytest.raises(ProtocolError, match="expected 1"):
         log.append_columns(rows, None, LogprobColumns(1, two, two, two))
     with pytest.raises(ProtocolError, match="expected 1"):
@@ -313,7 +315,8 @@ def test_columns_that_do_not_fit_each_other_are_refused() -> None:
 def test_positions_that_are_not_there_are_refused() -> None:
     log = LogprobLog()
     log.open(0, 0, 10)
-    log.append_columns(np.array([0]), None, message([[([1.0], [1], 1)]], [1], ragged=False))
+    columns = message([[([1.0], [1], 1)]], [1], ragged=False)
+    log.append_columns(RowSet(np.array([0])), None, columns)
     for start, stop in [(9, 10), (10, 12), (11, 12)]:
         with pytest.raises(IndexError):
             log.read(0, start, stop)

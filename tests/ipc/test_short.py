@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.log import PagedLog
+from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.short import MOST_SHORT, pack_short, unpack_short
 
 U32S = st.integers(0, 2**32 - 1)
@@ -36,7 +37,7 @@ def test_a_few_rows_of_a_history(data: st.DataObject) -> None:
         if data.draw(st.booleans()):
             assert log.append_few(rows, values) == [len(copies[row]) for row in rows]
         else:
-            log.append(np.array(rows), np.array(values, np.uint32))
+            log.append(RowSet(np.array(rows)), np.array(values, np.uint32))
         if data.draw(st.booleans()):
             log.settle()
         row = data.draw(st.integers(0, 3))

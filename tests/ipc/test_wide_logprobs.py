@@ -15,6 +15,7 @@ from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.logprob_log import LogprobLog, Logprobs
 from slipstream_ipc.messages import LogprobColumns
 from slipstream_ipc.prompt_log import PromptLog
+from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.wide_logprobs import MAX_NARROW, Candidates
 
 Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -56,7 +57,7 @@ def test_wide_and_narrow_rows_side_by_side(
         whole = candidates(first, len(rows), 300)
         first += 10_000
         columns = Logprobs(whole.values[:, :MAX_NARROW], whole.ids[:, :MAX_NARROW], whole.ranks)
-        core.append(rows, columns, np.arange(len(rows)))
+        core.append(RowSet(rows), columns, np.arange(len(rows)))
         for at in np.flatnonzero(core.is_wide(rows)).tolist():
             core.append_wide(int(rows[at]), whole[at : at + 1])
         for at, row in enumerate(rows.tolist()):
@@ -70,7 +71,7 @@ def test_wide_and_narrow_rows_side_by_side(
             counts = np.array([lengths[row] - sent[row] for row in some], np.int64)
             message = core.columns(np.array(some, np.int64), starts, counts)
             if message is not None:
-                worker.append_columns(np.array(some, np.int64), counts, message)
+                worker.append_columns(RowSet(np.array(some, np.int64)), counts, message)
             sent = lengths.copy()
     for row, k in enumerate(wanted):
         for log, length in ((core, lengths[row]), (worker, sent[row])):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
 from slipstream_ipc.messages import Admit, LogprobColumns, SamplingParams
+from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.text_log import START
 from slipstream_worker import deltas
 from slipstream_worker.careful import push_carefully
@@ -128,12 +129,12 @@ def push(
         logprobs = LogprobColumns(
             0, bytes(4 * len(values)), bytes(4 * len(values)), pack_u32(ranked), pack_u32(widths)
         )
-        columns.logprobs.append_columns(lines, counts, logprobs)
+        columns.logprobs.append_columns(RowSet(lines), counts, logprobs)
     if each_one and data.draw(st.booleans()):
         care_of = columns.append_few(lines.tolist(), ids.tolist())
         needs_care = [at in care_of for at in range(len(lines))]
     else:
-        needs_care = columns.append(lines, counts, ids).tolist()
+        needs_care = columns.append(RowSet(lines), counts, ids).tolist()
     for n, span, care in zip(chosen, spans, needs_care, strict=True):
         told[n] += span
         oracles[n].push(span)
@@ -180,7 +181,7 @@ def send(
 
 def build_many(columns: StreamColumns, lines: np.ndarray) -> deltas.Built | None:
     lines = lines[columns.is_dirty[lines]]
-    fast = deltas.due_fast(columns, lines[columns.is_fast[lines]], urgent=False)
+    fast = deltas.due_fast(columns, RowSet(lines[columns.is_fast[lines]]), urgent=False)
     slow = [columns.streams[line] for line in lines[~columns.is_fast[lines]]]
     slow = [stream for stream in slow if deltas.is_due(stream)]
     return deltas.build(columns, fast, slow) if len(fast) or slow else None
@@ -228,7 +229,8 @@ def test_what_is_harmless_is_learnt_for_each_set_of_stop_strings(monkeypatch) ->
         return stream
 
     def needs_care(stream: Stream, token: int) -> bool:
-        [care] = columns.append(np.array([stream.line]), None, np.array([token], np.uint32))
+        line = RowSet(np.array([stream.line]))
+        [care] = columns.append(line, None, np.array([token], np.uint32))
         if care:
             columns.learn(stream, token)
         return bool(care)
@@ -258,7 +260,7 @@ def test_lines_are_taken_again_and_keep_nothing() -> None:
         lines = np.array([stream.line for stream in some])
         assert len(set(lines.tolist())) == 100
         assert columns.tokens.lengths(lines).sum() == 0
-        columns.append(lines, None, np.full(100, 1, np.uint32))
+        columns.append(RowSet(lines), None, np.full(100, 1, np.uint32))
         for stream in some:
             columns.close(stream)
             columns.close(stream)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Deltas
 from slipstream_ipc.observed import Observed
+from slipstream_ipc.row_set import NO_ROWS, RowSet
 from slipstream_ipc.statistics import WorkerGauges
 from slipstream_worker.columns import StreamColumns
 from slipstream_worker.counters import Counters, Pace
@@ -21,7 +22,7 @@ from slipstream_worker.few_deltas import FewBuilt
 from slipstream_worker.streams import Stage, Stream
 
 NUM_LINES = 24
-NO_LINES = np.zeros(0, np.int64)
+NONE = np.zeros(0, np.int64)
 LINES = st.lists(st.integers(1, NUM_LINES), unique=True, min_size=1)
 
 
@@ -61,11 +62,11 @@ class World:
         self.num_deltas += len(lines)
         self.num_tokens += num_tokens * len(lines)
 
-    def many(self, fast: np.ndarray[Any, Any], slow: list[int], num_tokens: int) -> None:
+    def many(self, fast: RowSet, slow: list[int], num_tokens: int) -> None:
         self.expect([*fast.tolist(), *slow], num_tokens)
         told = message([*slow, *fast.tolist()], num_tokens)
         entries = self.entries(slow, num_tokens)
-        built = Built(told, entries, fast, fast, fast, fast, is_all=True)
+        built = Built(told, entries, fast, NONE, NONE, NONE, is_all=True)
         self.pace.left(built, self.now)
 
     def few(self, fast: list[int], slow: list[int], num_tokens: int) -> None:
@@ -88,16 +89,16 @@ class World:
 @given(st.data())
 def test_every_gap_is_counted_once(data: st.DataObject) -> None:
     world = World()
-    array = np.arange(1, NUM_LINES + 1)
+    same = RowSet(np.arange(1, NUM_LINES + 1))
     for _ in range(data.draw(st.integers(1, 12))):
         world.now += data.draw(st.sampled_from([0.0, 0.001, 0.01, 0.3]))
         num_tokens = data.draw(st.integers(1, 3))
         kind = data.draw(st.sampled_from(["again", "again", "other", "mixed", "few", "leave"]))
         if kind == "again":
-            world.many(array, [], num_tokens)
+            world.many(same, [], num_tokens)
         elif kind == "other":
-            array = np.array(data.draw(LINES))
-            world.many(array, [], num_tokens)
+            same = RowSet(np.array(data.draw(LINES)))
+            world.many(same, [], num_tokens)
         elif kind == "leave":
             world.pace.settle()
         else:
@@ -106,7 +107,7 @@ def test_every_gap_is_counted_once(data: st.DataObject) -> None:
             if kind == "few":
                 world.few(lines[:cut], lines[cut:], num_tokens)
             else:
-                world.many(np.array(lines[:cut], np.int64), lines[cut:], num_tokens)
+                world.many(RowSet(np.array(lines[:cut], np.int64)), lines[cut:], num_tokens)
     found = world.counters.numbers(WorkerGauges()).counters
     assert found.ttft_s.counts == world.ttft.histogram().counts
     assert found.itl_s.counts == world.itl.histogram().counts
@@ -118,7 +119,7 @@ def test_every_gap_is_counted_once(data: st.DataObject) -> None:
 def test_a_line_that_goes_to_another_stream_has_not_been_waiting():
     """What is known of all lines at once is written before one of them is another's."""
     world = World()
-    lines = np.arange(1, 4)
+    lines = RowSet(np.arange(1, 4))
     for _ in range(3):
         world.now += 0.01
         world.many(lines, [], 1)
@@ -133,12 +134,12 @@ def test_a_line_that_goes_to_another_stream_has_not_been_waiting():
 
 def test_an_end_is_timed_once_however_often_it_is_told():
     world = World()
-    world.many(NO_LINES, [1], 1)
+    world.many(NO_ROWS, [1], 1)
     world.now += 2.0
     for _ in range(2):
         entries = world.entries([1], 0)
         entries.ended = [entries.moves[0][0]]
-        built = Built(message([1], 0), entries, NO_LINES, NO_LINES, NO_LINES, NO_LINES, is_all=True)
+        built = Built(message([1], 0), entries, NO_ROWS, NONE, NONE, NONE, is_all=True)
         world.pace.left(built, world.now)
     found = world.counters.numbers(WorkerGauges()).counters
     assert (found.tpot_s.num, found.e2e_s.num) == (1, 1)

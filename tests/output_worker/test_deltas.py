@@ -8,6 +8,7 @@ import pytest
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
 from slipstream_ipc.messages import Admit, LogprobColumns, SamplingParams
 from slipstream_ipc.messages.budgets import MESSAGE_BUDGET_BYTES
+from slipstream_ipc.row_set import NO_ROWS, RowSet
 from slipstream_worker import deltas
 from slipstream_worker.columns import StreamColumns
 from slipstream_worker.detokenizer import TableDetokenizerFactory
@@ -19,7 +20,7 @@ LONG = "y" * 1000
 FACTORY = TableDetokenizerFactory(
     TokenTable(mode="bytelevel", pieces=[b"", b"a", b"bc", LONG.encode()], special=[])
 )
-NONE = np.zeros(0, np.int64)
+NONE = NO_ROWS
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def new(columns: StreamColumns, *, interval: int = 1, logprobs: int | None = Non
 
 
 def push(columns: StreamColumns, stream: Stream, *token_ids: int) -> None:
-    line, ids = np.array([stream.line]), np.array(token_ids, np.uint32)
+    line, ids = RowSet(np.array([stream.line])), np.array(token_ids, np.uint32)
     counts = np.array([len(ids)])
     width = int(columns.widths[stream.line])
     if width:
@@ -53,12 +54,12 @@ def push(columns: StreamColumns, stream: Stream, *token_ids: int) -> None:
         stream.output.push(list(token_ids))
 
 
-def fast(columns: StreamColumns, *streams: Stream) -> np.ndarray:
+def fast(columns: StreamColumns, *streams: Stream) -> RowSet:
     """The lines of streams, made fast."""
     for stream in streams:
         columns.speed_up(stream, stream.reader.cursor)
         assert columns.is_fast[stream.line]
-    return np.array([stream.line for stream in streams])
+    return RowSet(np.array([stream.line for stream in streams]))
 
 
 @pytest.mark.parametrize("way", ["fast", "slow"])
@@ -183,7 +184,7 @@ def test_fast_lines_share_a_message_evenly(columns) -> None:
     assert counts[0] == 1
     assert 1000 < counts[1] < 90_000
     built.commit(columns)
-    assert columns.is_dirty[lines].tolist() == [False, True]
+    assert columns.is_dirty[lines.array].tolist() == [False, True]
 
 
 def test_urgent_are_first_tokens_and_ends_alone(columns) -> None:

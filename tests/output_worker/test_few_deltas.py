@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, LogprobColumns, SamplingParams
 from slipstream_ipc.messages.budgets import MESSAGE_BUDGET_BYTES
+from slipstream_ipc.row_set import RowSet
 from slipstream_worker import deltas
 from slipstream_worker.columns import StreamColumns
 from slipstream_worker.detokenizer import TableDetokenizerFactory
@@ -61,7 +62,9 @@ class World:
         if self.is_few:
             care = columns.append_few(lines, ids)
         else:
-            needs = columns.append(np.array(lines, np.int64), None, np.array(ids, np.uint32))
+            needs = columns.append(
+                RowSet(np.array(lines, np.int64)), None, np.array(ids, np.uint32)
+            )
             care = np.flatnonzero(needs).tolist()
         for at in care:
             if columns.is_fast[lines[at]]:
@@ -76,7 +79,7 @@ class World:
         numbers = sorted(stream.line for stream in self.streams)
         lines = np.array(numbers, np.int64)
         dirty = lines[columns.is_dirty[lines]]
-        fast = deltas.due_fast(columns, dirty[columns.is_fast[dirty]], urgent=urgent)
+        fast = deltas.due_fast(columns, RowSet(dirty[columns.is_fast[dirty]]), urgent=urgent)
         slow_lines = dirty[~columns.is_fast[dirty]].tolist()
         leaves_now = deltas.is_urgent if urgent else deltas.is_due
         slow = [s for s in (columns.streams[line] for line in slow_lines) if leaves_now(s)]
@@ -152,7 +155,7 @@ def spans_of(world: World, number: int) -> list[tuple[int, int, int]]:
 def test_log_probabilities_are_for_the_columns_way(fast_world: World) -> None:
     fast_world.push([0], [1])
     assert build_few(fast_world.columns, spans_of(fast_world, 0), []) is not None
-    line = np.array([fast_world.streams[1].line])
+    line = RowSet(np.array([fast_world.streams[1].line]))
     four = bytes(4)
     fast_world.columns.logprobs.append_columns(line, None, LogprobColumns(1, four, four, four))
     fast_world.push([1], [1])

@@ -1,0 +1,50 @@
+"""Rows that histories, cursors and tables recognise when they come again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+
+_versions = count()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowSet:
+    """Row numbers in their order, [n], with a version that no other set has.
+
+    What was worked out for the rows of a set holds for every set of that version: a batch that
+    stays the same from step to step hands on one set, and its rows are not looked up again. The
+    array is read-only from here on, so it must not be a view of one that is written.
+    """
+
+    array: Int64s
+    version: int = field(default_factory=_versions.__next__, init=False)
+
+    def __post_init__(self) -> None:
+        """Make the array read-only."""
+        self.array.setflags(write=False)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def tolist(self) -> list[int]:
+        """The rows as Python integers."""
+        numbers: list[int] = self.array.tolist()
+        return numbers
+
+
+NO_ROWS = RowSet(np.empty(0, np.int64))
+
+# A set where the caller has one; an array is taken for rows that were never seen before.
+Rows: TypeAlias = RowSet | Int64s
+
+
+def array_of(rows: Rows) -> Int64s:
+    """The row numbers, [n]."""
+    return rows.array if isinstance(rows, RowSet) else rows
