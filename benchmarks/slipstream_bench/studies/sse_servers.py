@@ -165,8 +165,16 @@ def serve_direct(port: int, protocol: type[Direct]) -> None:
 def serve_uvicorn(port: int) -> None:
     import uvicorn
 
-    options = {"http": "httptools", "loop": "uvloop", "log_level": "warning", "backlog": 4096}
-    uvicorn.run(asgi_app, host="127.0.0.1", port=port, access_log=False, **options)
+    uvicorn.run(
+        asgi_app,
+        host="127.0.0.1",
+        port=port,
+        http="httptools",
+        loop="uvloop",
+        log_level="warning",
+        access_log=False,
+        backlog=4096,
+    )
 
 
 def serve_granian(port: int) -> None:
