@@ -169,10 +169,10 @@ def serve_uvicorn(port: int) -> None:
         asgi_app,
         host="127.0.0.1",
         port=port,
+        access_log=False,
         http="httptools",
         loop="uvloop",
         log_level="warning",
-        access_log=False,
         backlog=4096,
     )
 
