@@ -371,8 +371,13 @@ class CoreBox:
         """
         core = self.core
         assert core is not None
-        with patch.object(core.engine, "_may_launch", return_value=False):
-            self.until(lambda: core.desk.num_streams == num)
+        self.hear_until(lambda: core.desk.num_streams == num)
+
+    def hear_until(self, condition: Callable[[], bool]) -> None:
+        """Step until `condition`, while the core hears and answers but computes nothing."""
+        assert self.core is not None
+        with patch.object(self.core.engine, "_may_launch", return_value=False):
+            self.until(condition)
 
     def survives_until(self, condition: Callable[[], bool]) -> bool:
         """Step until `condition`, or until the device is gone; the core is killed then."""

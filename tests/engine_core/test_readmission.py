@@ -229,8 +229,8 @@ def test_the_same_fingerprint_is_the_same_request(make_core) -> None:
     it = worker.admit(PROMPTS[0], 20, fingerprint=b"f")
     box.until(lambda: len(it.token_ids) > 2)
     worker.send(structs.replace(it.admit, owner=b"another", handle=7, strikes=1))
+    box.hear_until(lambda: it.num_admitted == 2)
     assert finished(box, [it])
-    box.until(lambda: it.num_admitted == 2)
 
 
 def test_other_outputs_than_the_cores_are_never_spliced(make_core) -> None:

@@ -106,7 +106,12 @@ def test_a_thread_answers_all_in_their_order() -> None:
         answers += lane.take()
     assert [answer.key for answer in answers] == list(range(20))
     assert answers[7].text == "TEXT 7"
-    assert not select.select([lane], [], [], 0)[0]
+    for _ in range(2):  # the last ring may follow the answer it is for
+        if not select.select([lane], [], [], 0)[0]:
+            break
+        assert not lane.take()
+    else:
+        pytest.fail("the bell rings on with nothing to take")
 
 
 # ---- with a child that tests play --------------------------------------------------------------
