@@ -22,6 +22,7 @@ from slipstream_ipc.security import (
 
 ADDRESS_VARIABLE = "SLIPSTREAM_ADDRESS"
 KEYS_VARIABLE = "SLIPSTREAM_KEYS"
+UNIX = "unix:"
 _SERVING = "serving on "
 
 
@@ -36,15 +37,17 @@ def client_address(runtime_dir: Path) -> str:
     return f"ipc://{runtime_dir}/client.sock"
 
 
-def http_address(host: str, port: int) -> str:
-    """Where an HTTP front on `host` and `port` is found, as the start of a URL."""
+def http_address(host: str, port: int, *, uds: str | None = None, has_tls: bool = False) -> str:
+    """Where an HTTP front is found: the start of a URL, or `unix:PATH`."""
+    if uds is not None:
+        return f"{UNIX}{uds}"
     shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}"
+    return f"{'https' if has_tls else 'http'}://{shown}:{port}"
 
 
-def http_detail(host: str, port: int) -> str:
-    """What the front reports when it is ready."""
-    return f"{_SERVING}{http_address(host, port)}"
+def http_detail(address: str) -> str:
+    """What the front at this address reports when it is ready."""
+    return f"{_SERVING}{address}"
 
 
 def http_address_in(detail: str) -> str:

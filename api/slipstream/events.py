@@ -23,6 +23,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
     restart_window_s: float = 300.0
     drain_s: float = 0.0
     listen: tuple[str, int] | None = None  # host and port, for the children that listen
+    uds: str | None = None  # a unix socket's path, in place of them
 
 
 class ProcessStarted(msgspec.Struct, frozen=True, tag=True):

@@ -18,12 +18,15 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import mmap
 import os
 import select
 import socket
+import ssl
+import stat
 import sys
 from collections.abc import Callable, Sequence
 
@@ -82,10 +85,17 @@ class _HandedDown(msgspec.Struct):
 class Listeners:
     """Sockets that listen, and the file of the shares of those who take from them.
 
-    place: of who has these, among the shares.
+    place: of this process, among the shares. path: of a unix socket that was made here.
     """
 
-    def __init__(self, sockets: list[socket.socket], shares_fd: int, place: int = 0) -> None:
+    def __init__(
+        self,
+        sockets: list[socket.socket],
+        shares_fd: int,
+        place: int = 0,
+        path: str | None = None,
+    ) -> None:
+        self._path, self._inode = path, None if path is None else os.stat(path).st_ino
         self.sockets = sockets
         self._shares_fd = shares_fd
         self._place = place
@@ -104,6 +114,21 @@ class Listeners:
             raise
 
     @classmethod
+    def at_path(cls, path: str) -> Listeners:
+        """At a unix socket, which is removed when it is let go. What a dead process has left there
+        is replaced. Who may connect is said by its folder and the umask.
+
+        Raises: OSError.
+        """
+        one = _listen_at_path(path)
+        try:
+            return cls([one], Shares.new_file(), path=path)
+        except BaseException:
+            one.close()
+            os.unlink(path)
+            raise
+
+    @classmethod
     def inherited(cls) -> Listeners | None:
         """What our parent has handed down; None where it hands down nothing ever."""
         given = os.environ.pop(LISTENERS_VARIABLE, None)
@@ -119,8 +144,10 @@ class Listeners:
 
     @property
     def port(self) -> int | None:
-        """Where they listen; None once they are closed."""
-        return port_of(self.sockets[0]) if self.sockets else None
+        """Where they listen; None once they are closed, and for a unix socket."""
+        if not self.sockets or self.sockets[0].family == socket.AF_UNIX:
+            return None
+        return port_of(self.sockets[0])
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -143,6 +170,11 @@ class Listeners:
         """Let go of the sockets; others who have them go on. Idempotent."""
         _close_all(self.sockets)
         self.sockets.clear()
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                if os.stat(self._path).st_ino == self._inode:
+                    os.unlink(self._path)
+            self._path = None
 
     def close(self) -> None:
         """Let go of everything. Once."""
@@ -176,6 +208,33 @@ def _listen_at(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
+def _listen_at_path(path: str) -> socket.socket:
+    one = socket.socket(socket.AF_UNIX)
+    try:
+        one.setblocking(False)
+        try:
+            one.bind(path)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not _is_left_over(path):
+                raise
+            os.unlink(path)
+            one.bind(path)
+        one.listen(_BACKLOG)
+    except BaseException:
+        one.close()
+        raise
+    return one
+
+
+def _is_left_over(path: str) -> bool:
+    """Whether there is a socket that no process listens at."""
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(path) == errno.ECONNREFUSED
+
+
 def _is_waited_at(listener: socket.socket) -> bool:
     """Whether a connection could be taken."""
     polled = select.poll()
@@ -193,7 +252,8 @@ class Taker:
 
     most: connections to have at a time; those that find no room wait in the system's queue, for
     another front or for one of ours to end. Whoever gets one from `new_protocol` says by `release`
-    when it has ended. make_room: ends one that has nothing to do; whether one is ending.
+    when it has ended. make_room: ends one that has nothing to do; whether one is ending. tls: of
+    all connections; a handshake that takes longer than handshake_s is ended.
     """
 
     def __init__(
@@ -202,12 +262,15 @@ class Taker:
         new_protocol: Callable[[], asyncio.Protocol],
         most: int,
         make_room: Callable[[], bool] = bool,
+        tls: ssl.SSLContext | None = None,
+        handshake_s: float | None = None,
     ) -> None:
         self._listeners = listeners
         self._shares = listeners.shares()
         self._new_protocol = new_protocol
         self._most = most
         self._make_room = make_room
+        self._tls, self._handshake_s = tls, None if tls is None else handshake_s
         self._num_held = 0  # or being opened
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
@@ -256,8 +319,14 @@ class Taker:
                 self._give_up(listener, str(error))
                 return
             connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            opening = self._loop.connect_accepted_socket(self._new_protocol, connection)
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            opening = self._loop.connect_accepted_socket(
+                self._new_protocol,
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._handshake_s,
+            )
             task: asyncio.Task[object] = self._loop.create_task(opening)
             self._hold(1)
             self._tasks.add(task)

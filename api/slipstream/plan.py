@@ -20,6 +20,8 @@ from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream.endpoints import check_listener, client_address
 from slipstream.errors import wrong_option
 from slipstream.events import SupervisorConfig
+from slipstream.http.server.forwarded import Trusted
+from slipstream.http.server.tls import tls_context
 from slipstream.processes import ChildSpec
 from slipstream.settings import StackSettings
 from slipstream.tracing.parts import checked_trace
@@ -130,6 +132,7 @@ def plan_stack(
         restart_window_s=settings.restart_window_s,
         drain_s=settings.drain_s,
         listen=None if settings.http_port is None else (settings.host, settings.http_port),
+        uds=None if settings.uds is None else os.path.abspath(settings.uds),
     )
 
 
@@ -148,20 +151,31 @@ def _fronts(
     settings: StackSettings, address: str, tokenizer: str, trace: str | None
 ) -> list[ChildSpec]:
     """The HTTP fronts. Raises: BadRequestError."""
-    if settings.http_port is None:
+    if settings.http_port is None and settings.uds is None:
         if settings.http_workers > 1:
-            allowed = "1 where there is no http_port"
+            allowed = "1 where there is neither http_port nor uds"
             raise wrong_option("http_workers", settings.http_workers, allowed)
+        for name in ("ssl_certfile", "ssl_keyfile"):
+            if (value := getattr(settings, name)) is not None:
+                raise wrong_option(name, value, "nothing where there is neither http_port nor uds")
         return []
+    if settings.http_port is not None and settings.uds is not None:
+        raise wrong_option("uds", settings.uds, "nothing beside http_port: it takes its place")
+    certfile, keyfile = _certificates(settings)
     config = {
         "client_address": address,
         "tokenizer": tokenizer,
         "host": settings.host,
-        "port": settings.http_port,
+        "port": settings.http_port or 0,
         "api_keys": api_keys(settings),
         "trace": trace,
         "allowed_origins": allowed_origins(settings),
         "allowed_hosts": allowed_hosts(settings),
+        "uds": None if settings.uds is None else os.path.abspath(settings.uds),
+        "ssl_certfile": certfile,
+        "ssl_keyfile": keyfile,
+        "access_log": settings.access_log,
+        "forwarded_allow_ips": forwarded_allow_ips(settings),
     }
     return [
         _module(
@@ -174,6 +188,36 @@ def _fronts(
         )
         for place, name in enumerate(front_names(settings.http_workers))
     ]
+
+
+def _certificates(settings: StackSettings) -> tuple[str | None, str | None]:
+    """The files of the fronts' certificate, read once. Raises: BadRequestError."""
+    certfile, keyfile = settings.ssl_certfile, settings.ssl_keyfile
+    if certfile is None:
+        if keyfile is not None:
+            raise wrong_option("ssl_keyfile", keyfile, "nothing without ssl_certfile")
+        return None, None
+    files = [None if each is None else os.path.abspath(each) for each in (certfile, keyfile)]
+    assert files[0] is not None
+    try:
+        tls_context(files[0], files[1])
+    except OSError as error:
+        what = f"a certificate in PEM and its key in ssl_keyfile, unencrypted ({error})"
+        raise wrong_option("ssl_certfile", certfile, what) from None
+    return files[0], files[1]
+
+
+def forwarded_allow_ips(settings: StackSettings) -> tuple[str, ...]:
+    """Proxies that are believed about their clients. Raises: BadRequestError."""
+    given = settings.forwarded_allow_ips
+    found = (given,) if isinstance(given, str) else given
+    names = tuple(each.strip() for one in found for each in one.split(","))
+    try:
+        Trusted(names)
+    except ValueError:
+        allowed = "addresses, networks (10.0.0.0/8), unix, or *"
+        raise wrong_option("forwarded_allow_ips", given, allowed) from None
+    return names
 
 
 def front_names(number: int) -> list[str]:

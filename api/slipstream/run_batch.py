@@ -36,9 +36,7 @@ from slipstream.errors import EngineError, wrong_option
 from slipstream.http.app import App
 from slipstream.http.auth import Keys
 from slipstream.http.config import Limits
-from slipstream.http.connection import Exchange
 from slipstream.http.errors import bad_field
-from slipstream.http.parsing import Request
 from slipstream.http.token_texts import TokenTexts
 from slipstream.http.wire import Response
 from slipstream.loop_io import LoopIO
@@ -86,24 +84,6 @@ class _Done(Struct, frozen=True):
 
 class _Id(Struct, frozen=True):
     custom_id: str
-
-
-class _Awaited(Exchange):
-    """An exchange whose client waits in this process."""
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.is_ready = self.is_paused = self.has_begun = False
-        self.on_gone = self.on_writable = None
-        self.answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-
-    @property
-    def is_open(self) -> bool:
-        return not self.answer.done()
-
-    def respond(self, response: Response) -> None:
-        if self.is_open:
-            self.answer.set_result(response)
 
 
 def add_run_batch(parser: Parser) -> None:
@@ -260,10 +240,7 @@ async def _answer(app: App, line: Line) -> Response:
     except msgspec.DecodeError:
         pass  # the endpoint says what is wrong with it
     for _ in range(_MOST_PAUSES):
-        request = Request("POST", line.url, body=bytes(line.body))
-        exchange = _Awaited(request)
-        app.handle(request, exchange)
-        response = await exchange.answer
+        response = await app.answer(line.url, bytes(line.body))
         if response.status != _UNAVAILABLE:
             return response
         await asyncio.sleep(_PAUSE_S)

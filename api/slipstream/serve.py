@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from slipstream.cli_parser import Parser
-from slipstream.endpoints import default_runtime_dir, http_address_in
+from slipstream.endpoints import UNIX, default_runtime_dir, http_address_in
 from slipstream.errors import wrong_option
 from slipstream.events import (
     Event,
@@ -49,10 +49,12 @@ def add_serve(parser: Parser) -> None:
 def serve(arguments: argparse.Namespace) -> int:
     """Run a stack; the supervisor's exit code."""
     given = given_settings(arguments)
-    if not arguments.no_http:
+    if arguments.no_http:
+        for name in ("http_port", "uds"):
+            if name in given:
+                raise wrong_option(name, given[name], "nothing where --no-http is given")
+    elif "uds" not in given:
         given.setdefault("http_port", DEFAULT_HTTP_PORT)
-    elif "http_port" in given:
-        raise wrong_option("http_port", given["http_port"], "nothing where --no-http is given")
     settings = settings_from(given)
     if arguments.runtime_dir is None:
         folder = default_runtime_dir()
@@ -109,6 +111,8 @@ def _curl(address: str, *, has_keys: bool) -> str:
     key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if has_keys else ""
     body = '{"prompt": "In Python,", "max_tokens": 40, "stream": true}'
     json = "-H 'Content-Type: application/json'"
+    if address.startswith(UNIX):
+        address = f"--unix-socket {shlex.quote(address.removeprefix(UNIX))} http://localhost"
     return f"curl -N {address}/v1/completions {json}{key} -d '{body}'"
 
 

@@ -175,6 +175,27 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "loopback's; none: any where it has a key or listens on the network, else loopback's"
         ),
     ] = ()
+    uds: Annotated[
+        str | None,
+        _about("a path for a unix socket that the HTTP front listens at, in place of a port"),
+    ] = None
+    ssl_certfile: Annotated[
+        str | None, _about("a certificate (PEM, with its chain): the HTTP front speaks TLS alone")
+    ] = None
+    ssl_keyfile: Annotated[
+        str | None, _about("its private key (PEM), where ssl_certfile does not have it")
+    ] = None
+    access_log: Annotated[
+        Literal["off", "text", "json"],
+        _about("a line on standard error for each HTTP answer"),
+    ] = "off"
+    forwarded_allow_ips: Annotated[
+        str | tuple[str, ...],
+        _about(
+            "a proxy (address, network, unix or *) whose X-Forwarded-For and X-Forwarded-Proto the "
+            "access log believes"
+        ),
+    ] = ("127.0.0.1", "::1")
     trace: Annotated[
         str | None,
         _about("a file for a timeline of all processes (JSON for Perfetto), written at the end"),
@@ -224,6 +245,11 @@ class StackOptions(TypedDict, total=False):
     api_key: str | Sequence[str]
     allowed_origins: str | Sequence[str]
     allowed_hosts: str | Sequence[str]
+    uds: str | None
+    ssl_certfile: str | None
+    ssl_keyfile: str | None
+    access_log: Literal["off", "text", "json"]
+    forwarded_allow_ips: str | Sequence[str]
     trace: str | None
 
 

@@ -114,14 +114,21 @@ class Supervisor:
 
     def _listen(self) -> bool:
         """Whether we could."""
-        if self._config.listen is None:
+        listen, uds = self._config.listen, self._config.uds
+        if listen is None and uds is None:
             return True
         try:
-            self._listeners = Listeners.at(*self._config.listen)
+            if uds is not None:
+                self._listeners = Listeners.at_path(uds)
+            else:
+                assert listen is not None
+                self._listeners = Listeners.at(*listen)
         except OSError as error:
-            where = http_address(*self._config.listen)
+            where = http_address(*(listen or ("", 0)), uds=uds)
             why = error.strerror or error
             other = "--http-port, in Python http_port, chooses another port"
+            if uds is not None:
+                other = "--uds, in Python uds, chooses another path"
             self._fail(f"cannot listen at {where}: {why} ({other})")
             return False
         return True

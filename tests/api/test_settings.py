@@ -131,7 +131,8 @@ def test_every_option_reaches_a_process(tmp_path):
         "insecure": True,
     }
     of_the_front = {"http_port", "http_workers", "host", "api_key", "allowed_origins"}
-    of_the_front.add("allowed_hosts")
+    of_the_front |= {"allowed_hosts", "uds", "ssl_certfile", "ssl_keyfile", "access_log"}
+    of_the_front.add("forwarded_allow_ips")
     elsewhere = {"model", "tokenizer", *of_the_front, *OF_THE_SUPERVISOR}
     assert {*given, "keys"} == {*StackSettings.__struct_fields__} - elsewhere
     core, worker = configs(tmp_path, **given)

@@ -13,11 +13,10 @@ Rules:
 from __future__ import annotations
 
 from slipstream.errors import UnknownStreamError
-from slipstream.http.connection import Exchange
 from slipstream.http.decoding import BodyDecoder
 from slipstream.http.errors import bad_field
 from slipstream.http.event_ids import parse_answer_id
-from slipstream.http.parsing import Request
+from slipstream.http.exchange import Exchange, Request
 from slipstream.http.requests import AbortRequest
 from slipstream.http.responses import Aborted
 from slipstream.http.served import respond_when_done, served_model

@@ -26,9 +26,9 @@ from slipstream.batch import TokenLogprobs
 from slipstream.errors import SlipstreamError
 from slipstream.http.ask import Ask, Said
 from slipstream.http.config import Limits
-from slipstream.http.connection import Exchange
 from slipstream.http.errors import ApiError
 from slipstream.http.event_ids import Place
+from slipstream.http.exchange import Exchange
 from slipstream.http.fan_out import FanOut
 from slipstream.http.logprobs import TextPlace
 from slipstream.http.responses import NULL, Answer, Choice, Usage

@@ -17,8 +17,10 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from asyncio import Future
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -36,17 +38,16 @@ from slipstream.http.auth import Keys
 from slipstream.http.chat import ask_chat, read_chat
 from slipstream.http.completions import ask_completion, read_completion
 from slipstream.http.config import Limits
-from slipstream.http.connection import Exchange
 from slipstream.http.cors import Cors
 from slipstream.http.counters import OTHER
 from slipstream.http.decoding import check_num_values
 from slipstream.http.errors import ApiError, error_of, is_draining, not_ready
+from slipstream.http.exchange import Exchange, Request
 from slipstream.http.fan_out import FanOut
 from slipstream.http.generate import ask_generate, read_generate
 from slipstream.http.hosts import Hosts
 from slipstream.http.live import Live
 from slipstream.http.metrics import Metrics
-from slipstream.http.parsing import Request
 from slipstream.http.responses import Health, Model, Models, Version
 from slipstream.http.resuming import PREFIX as STREAMS
 from slipstream.http.resuming import ask_again, ask_for_stream, last_event, wants_events
@@ -193,6 +194,13 @@ class App:
             _logger.exception("%s %s failed", request.method, request.path)
             exchange.respond(error_of(error, {}).response())
 
+    async def answer(self, path: str, body: bytes) -> Response:
+        """The whole answer to a POST of this process's own."""
+        request = Request("POST", path, body=body)
+        answered: Future[Response] = asyncio.get_running_loop().create_future()
+        self.handle(request, Exchange(request, _Caller(answered)))
+        return await answered
+
     def _methods(self, path: str) -> dict[str, Handler] | None:
         for beginning, methods in self._below.items():
             if path.startswith(beginning):
@@ -313,3 +321,26 @@ class App:
 
     def _shown(self, model: ModelCard) -> Model:
         return Model(model.name, self._started, model.max_model_len)
+
+
+class _Caller:
+    """Takes a whole answer where it was asked for in this process."""
+
+    def __init__(self, answered: Future[Response]) -> None:
+        self._answered = answered
+
+    def respond(self, response: Response) -> None:
+        if not self._answered.done():  # the caller waits for it no more
+            self._answered.set_result(response)
+
+    def write(self, data: bytes) -> None:
+        raise NotImplementedError("a caller in this process takes no streams")
+
+    def begin_stream(self) -> None:
+        self.write(b"")
+
+    def finish(self) -> None:
+        self.write(b"")
+
+    def abort(self) -> None:
+        self._answered.cancel()

@@ -6,6 +6,8 @@ Rules:
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 
@@ -50,3 +52,8 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     trace: str | None = None
     allowed_origins: tuple[str, ...] = ()  # of pages that may read answers; see `cors`
     allowed_hosts: tuple[str, ...] = ()  # names that requests may call it by; see `hosts`
+    uds: str | None = None  # a unix socket's path, in place of host and port
+    ssl_certfile: str | None = None  # with it, every connection is TLS
+    ssl_keyfile: str | None = None
+    access_log: Literal["off", "text", "json"] = "off"
+    forwarded_allow_ips: tuple[str, ...] = ("127.0.0.1", "::1")  # believed proxies; `forwarded`

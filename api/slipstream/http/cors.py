@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 
-from slipstream.http.parsing import Request
+from slipstream.http.exchange import Request
 from slipstream.http.wire import Headers, Response
 
 _ANY = b"*"

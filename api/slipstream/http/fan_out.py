@@ -21,7 +21,7 @@ from typing import Protocol
 
 from slipstream.batch import Batch
 from slipstream.bells import Bell
-from slipstream.http.connection import Exchange
+from slipstream.http.exchange import Exchange
 from slipstream.http.wire import json_parts
 from slipstream.outputs import Delta
 from slipstream.stream_state import StreamState

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from slipstream.http.errors import ApiError
-from slipstream.http.parsing import Request
+from slipstream.http.exchange import Request
 
 _ANY = "*"
 _BELOW = "*."

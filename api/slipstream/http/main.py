@@ -14,7 +14,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import ssl
 import time
+from functools import partial
+from typing import Any
 
 import uvloop
 
@@ -25,7 +28,10 @@ from slipstream.http.auth import Keys
 from slipstream.http.config import FrontConfig
 from slipstream.http.cors import Cors
 from slipstream.http.hosts import hosts_of, is_loopback
-from slipstream.http.server import Server
+from slipstream.http.server.access_log import AccessLog, access_logger
+from slipstream.http.server.forwarded import Trusted
+from slipstream.http.server.server import Server
+from slipstream.http.server.tls import tls_context
 from slipstream.http.token_texts import TokenTexts
 from slipstream.listening import Listeners
 from slipstream.loop_io import LoopIO
@@ -57,17 +63,29 @@ def main() -> int:
         return 0
     if listeners is None:
         try:
-            listeners = Listeners.at(config.host, config.port)
+            if config.uds is not None:
+                listeners = Listeners.at_path(config.uds)
+            else:
+                listeners = Listeners.at(config.host, config.port)
         except OSError as error:
-            where = http_address(config.host, config.port)
-            report(Status(error=f"cannot listen at {where}: {error} (http_port chooses another)"))
+            where = http_address(config.host, config.port, uds=config.uds)
+            option = "http_port" if config.uds is None else "uds"
+            report(Status(error=f"cannot listen at {where}: {error} ({option} chooses another)"))
             return 1
-    return uvloop.run(_serve(config, listeners, stop, commands, beats))
+    try:
+        tls = None
+        if config.ssl_certfile is not None:
+            tls = tls_context(config.ssl_certfile, config.ssl_keyfile)
+    except OSError as error:
+        report(Status(error=f"ssl_certfile: {config.ssl_certfile}: {error}"))
+        return 1
+    return uvloop.run(_serve(config, listeners, tls, stop, commands, beats))
 
 
 async def _serve(
     config: FrontConfig,
     listeners: Listeners,
+    tls: ssl.SSLContext | None,
     stop: StopSignal,
     commands: Commands,
     beats: Beats,
@@ -97,24 +115,32 @@ async def _serve(
     )
     cors = Cors(config.allowed_origins)
     hosts = hosts_of(
-        config.host,
+        config.host if config.uds is None else "",  # no browser gets there
         has_keys=bool(config.api_keys),
         allowed=config.allowed_hosts,
         origins=config.allowed_origins,
     )
     app = App(io, Keys(config.api_keys), TokenTexts(config.tokenizer), config.limits, cors, hosts)
-    server = Server(app, config.limits)
+    options: dict[str, Any] = {}
+    if config.access_log != "off":
+        trusted = Trusted(config.forwarded_allow_ips)
+        options["access_log"] = access_logger()
+        options["access_log_class"] = partial(AccessLog, trusted=trusted)
+        options["access_log_format"] = config.access_log
+    server = Server(app, config.limits, tls, **options)
     loop.add_reader(stop.fileno(), stopped.set)
     loop.add_reader(commands.fileno(), on_command)
     on_command()  # what came with the activation
     beat()
     try:
         port = listeners.port or config.port  # none: the stack stops
+        where = http_address(config.host, port, uds=config.uds, has_tls=tls is not None)
         server.listen(listeners)
-        if not config.api_keys and not is_loopback(config.host):
+        is_local = config.uds is not None or is_loopback(config.host)
+        if not config.api_keys and not is_local:
             _logger.warning("listening on %s without an API key: anybody may ask", config.host)
         others = [
-            asyncio.ensure_future(_report_ready(io, http_detail(config.host, port))),
+            asyncio.ensure_future(_report_ready(io, http_detail(where))),
             asyncio.ensure_future(_drain(server, told_to_drain)),
         ]
         await stopped.wait()

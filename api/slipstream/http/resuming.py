@@ -35,8 +35,8 @@ from slipstream.http.event_ids import (
     parse_answer_id,
     parse_event_id,
 )
+from slipstream.http.exchange import Request
 from slipstream.http.generate import GenerateShape
-from slipstream.http.parsing import Request
 from slipstream.requests import new_resume
 from slipstream.stream_state import StreamState
 from slipstream_ipc.messages import ModelCard, Resume, Submit

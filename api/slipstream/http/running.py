@@ -21,10 +21,10 @@ from slipstream.batch import TokenLogprobs
 from slipstream.errors import SlipstreamError, SupersededError
 from slipstream.http.ask import Ask
 from slipstream.http.config import Limits
-from slipstream.http.connection import Exchange
 from slipstream.http.echo import prompt_logprobs
 from slipstream.http.errors import ApiError, error_of
 from slipstream.http.event_ids import EventIds, Place, Told
+from slipstream.http.exchange import Exchange
 from slipstream.http.logprobs import TextPlace, joined, logprobs_by_id
 from slipstream.http.responses import Logprobs, LogprobsById, Usage
 from slipstream.http.shares import Parts

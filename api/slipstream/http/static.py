@@ -17,8 +17,7 @@ from functools import partial
 from hashlib import blake2b
 from importlib.resources import files
 
-from slipstream.http.connection import Exchange
-from slipstream.http.parsing import Request
+from slipstream.http.exchange import Exchange, Request
 from slipstream.http.wire import Response
 
 _FOLDER = files("slipstream.http").joinpath("page")

@@ -17,10 +17,9 @@ from typing import Any
 import msgspec
 
 from slipstream.http.chat import template_of, turns_of
-from slipstream.http.connection import Exchange
 from slipstream.http.decoding import BodyDecoder, refuse_unsupported
 from slipstream.http.errors import ApiError, bad_field
-from slipstream.http.parsing import Request
+from slipstream.http.exchange import Exchange, Request
 from slipstream.http.requests import DetokenizeRequest, TokenizeRequest
 from slipstream.http.responses import Text, Tokens
 from slipstream.http.served import respond_when_done, served_model

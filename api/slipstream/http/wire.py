@@ -10,22 +10,16 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from email.utils import formatdate
-from functools import lru_cache
-from http import HTTPStatus
 
 import msgspec
 from msgspec import Raw, Struct
 
-LAST_CHUNK = b"0\r\n\r\n"
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 DONE_EVENT = b"data: [DONE]\n\n"
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
-_NO_CONTENT = 204  # has no body, nor a length
 _MARK = "\x7f"  # stands for itself in JSON, and hardly ever in a text
 _MARK_BYTES = _MARK.encode()
 _encode = msgspec.json.Encoder().encode
@@ -53,53 +47,6 @@ def json_response(
 def json_raw(content: object) -> Raw:
     """`content`, a Struct, as JSON that is to stand in other content."""
     return Raw(_encode(content))
-
-
-def response_bytes(
-    response: Response,
-    now: float,
-    *,
-    keep_alive: bool,
-    version: str,
-    with_body: bool = True,
-    headers: Headers = (),
-) -> bytes:
-    """A whole answer. now: the wall clock's seconds. version: the request's, "1.1" say. headers:
-    beside the response's own.
-    """
-    about = [
-        b"content-type: " + response.content_type,
-        b"content-length: %d" % len(response.body),
-    ]
-    lines = [
-        status_line(response.status),
-        *(about if response.status != _NO_CONTENT else ()),
-        *(b"%s: %s" % header for header in (*response.headers, *headers)),
-        *_common(now, keep_alive, version),
-        b"\r\n",
-    ]
-    is_sent = with_body and response.status != HTTPStatus.NOT_MODIFIED
-    return b"\r\n".join(lines) + (response.body if is_sent else b"")
-
-
-def stream_head(now: float, *, keep_alive: bool, version: str, headers: Headers = ()) -> bytes:
-    """What precedes a stream of events: chunked, or to HTTP/1.0 until the connection ends."""
-    lines = [
-        status_line(200),
-        b"content-type: " + EVENT_STREAM,
-        b"cache-control: no-cache",
-        b"x-accel-buffering: no",  # asks a proxy in front to pass on each event as it comes
-        *(b"%s: %s" % header for header in headers),
-        *_common(now, keep_alive, version),
-    ]
-    if version != "1.0":
-        lines.append(b"transfer-encoding: chunked")
-    return b"\r\n".join([*lines, b"\r\n"])
-
-
-def chunk(data: bytes) -> bytes:
-    """`data`, not empty, as one chunk of a chunked body."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def event(content: object) -> bytes:
@@ -133,23 +80,3 @@ def one_line(encoded: bytes) -> bytes:
     if b"\xe2\x80" in encoded:
         encoded = encoded.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
     return encoded
-
-
-@lru_cache(maxsize=64)
-def status_line(status: int) -> bytes:
-    """Without its line break."""
-    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode()
-
-
-def _common(now: float, keep_alive: bool, version: str) -> list[bytes]:
-    lines = [b"date: " + _date(int(now))]
-    if not keep_alive:
-        lines.append(b"connection: close")
-    elif version == "1.0":
-        lines.append(b"connection: keep-alive")
-    return lines
-
-
-@lru_cache(maxsize=2)
-def _date(second: int) -> bytes:
-    return formatdate(second, usegmt=True).encode()

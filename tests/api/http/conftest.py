@@ -85,7 +85,8 @@ class Answer:
         first, *lines = head.decode().split("\r\n")
         self.version, status, self.reason = first.split(" ", 2)
         self.status = int(status)
-        self.headers = dict(line.split(": ", 1) for line in lines)
+        found = [line.split(": ", 1) for line in lines]
+        self.headers = {name.lower(): value for name, value in found}
         self.body = body
 
     @property

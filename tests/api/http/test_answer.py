@@ -14,16 +14,17 @@ from tests.api.http.conftest import events_of
 from slipstream.http import answer
 from slipstream.http.completions import ask_completion, read_completion
 from slipstream.http.config import Limits
-from slipstream.http.connection import Exchange
+from slipstream.http.exchange import Exchange, Request
 from slipstream.http.fan_out import FanOut
-from slipstream.http.parsing import Request
 from slipstream.http.shares import Share
 from slipstream.http.token_texts import TokenTexts
+from slipstream.http.wire import Response
 from slipstream.stream_state import StreamState
 from slipstream.stream_table import StreamTable
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.messages import LogprobColumns, ModelCard, Superseded
 
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 CARD = ModelCard("a model", "nowhere", 1000, 100, ())
 
 
@@ -94,11 +95,18 @@ class Wire:
         self.room = num_bytes
         self.exchange.pause(False)
 
-    def keeps_alive(self, request: Request) -> bool:
-        """Always."""
-        return True
+    def respond(self, response: Response) -> None:
+        """The whole answer."""
+        self.exchange = None
+        self.write(b"HTTP/1.1 200 OK\r\n\r\n" + response.body)
 
-    def exchange_ended(self, keep_alive: bool) -> None:
+    def begin_stream(self) -> None:
+        """A head."""
+        assert self.exchange is not None
+        is_chunked = self.exchange.request.version != "1.0"
+        self.write(STREAM_HEAD + (b"Transfer-Encoding: chunked\r\n\r\n" if is_chunked else b"\r\n"))
+
+    def finish(self) -> None:
         """The answer is complete."""
         self.exchange = None
 
@@ -137,7 +145,7 @@ def streamed(
     body = b'{"prompt": "x", %s "stream": true}' % asks
     ask = ask_completion(read_completion(body), CARD)
     request = Request()
-    request.version, request.keep_alive = "1.0", True  # without chunks around the events
+    request.version = "1.0"  # without chunks around the events
     wire.exchange = Exchange(request, wire)  # type: ignore[arg-type]
     limits = Limits(held_bytes=held_bytes)
     answer.start(ask, wire.exchange, table, TokenTexts("nowhere"), limits, table.fan_out, Share())

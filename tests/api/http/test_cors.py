@@ -10,7 +10,7 @@ from tests.api.http.conftest import Front, Raw
 
 from slipstream.errors import BadRequestError
 from slipstream.http.cors import Cors
-from slipstream.http.parsing import Request
+from slipstream.http.exchange import Request
 from slipstream.plan import allowed_origins
 from slipstream.settings import settings_from
 from slipstream_ipc.messages import End

@@ -13,22 +13,21 @@ import pytest
 from slipstream.http.app import App
 from slipstream.http.auth import Keys
 from slipstream.http.config import Limits
-from slipstream.http.connection import Exchange
 from slipstream.http.counters import GONE, Counters
-from slipstream.http.parsing import Request
+from slipstream.http.exchange import Exchange, Request
 from slipstream.http.responses import Version
 from slipstream.http.token_texts import TokenTexts
 from slipstream.http.wire import json_response
 from slipstream_ipc.messages import Status
 from slipstream_ipc.statistics import FrontCounters, FrontGauges, FrontNumbers
 
-CONNECTION: Any = SimpleNamespace(
-    write=lambda _: None, keeps_alive=lambda _: True, exchange_ended=lambda _: None
+SINK: Any = SimpleNamespace(
+    write=lambda _: None, respond=lambda _: None, begin_stream=lambda: None, finish=lambda: None
 )
 
 
 def exchange(counters: Counters) -> Exchange:
-    return Exchange(Request(path="/p"), CONNECTION, counters)
+    return Exchange(Request(path="/p"), SINK, counters)
 
 
 def numbers(num_open: int, num_chunks: int, **answers: int) -> FrontNumbers:

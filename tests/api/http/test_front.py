@@ -43,7 +43,8 @@ def begun(played: FakeWorker, raw: Raw, **fields: object) -> int:
     handle = played.expect_and_accept()
     say(played, handle, "a")
     head = raw.read_until(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"\r\nContent-Type: text/event-stream; charset=utf-8\r\n" in head
     assert raw.read_event()["choices"][0]["text"] == "a"
     return handle
 

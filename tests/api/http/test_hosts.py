@@ -11,8 +11,8 @@ from tests.api.conftest import FakeWorker
 from tests.api.http.conftest import Front, Raw
 
 from slipstream.errors import BadRequestError
+from slipstream.http.exchange import Request
 from slipstream.http.hosts import Hosts, hosts_of, is_loopback
-from slipstream.http.parsing import Request
 from slipstream.plan import allowed_hosts
 from slipstream.settings import settings_from
 

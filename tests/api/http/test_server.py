@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from slipstream.http import server, shares
+from slipstream.http import shares
 from slipstream.http.config import Limits
-from slipstream.http.parsing import Request
+from slipstream.http.exchange import Request
+from slipstream.http.server.server import Server
 
 
 class Waiting:
@@ -29,7 +30,7 @@ def begun_by(share_s: float, monkeypatch: Any, *, gone: int = -1) -> list[str]:
             told.append(request.path)
 
     async def main() -> None:
-        running = server.Server(App(), Limits())
+        running = Server(App(), Limits())
         loop = asyncio.get_running_loop()
         for number in range(3):
             exchange = Waiting()

@@ -29,7 +29,7 @@ from slipstream import BadRequestError, Client, ConnectionLostError, Stack
 from slipstream.client_io import ClientIO
 from slipstream.demo import MODEL_PATH
 from slipstream.http.errors import ApiError
-from slipstream.http.parsing import Request
+from slipstream.http.exchange import Request
 from slipstream.http.tokenizing import LEAST_IDS, detokenize, tokenize
 from slipstream.questions import Questions, new_tokenize
 from slipstream_ipc.columns import pack_u32

@@ -19,9 +19,8 @@ from slipstream.http.ask import Ask
 from slipstream.http.chat import ask_chat, read_chat
 from slipstream.http.completions import ask_completion, read_completion
 from slipstream.http.config import Limits
-from slipstream.http.connection import Exchange
+from slipstream.http.exchange import Exchange, Request
 from slipstream.http.generate import ask_generate, read_generate
-from slipstream.http.parsing import Request
 from slipstream.http.shares import Share
 from slipstream.http.token_texts import TokenTexts
 from slipstream_ipc.columns import pack_f32, pack_u32

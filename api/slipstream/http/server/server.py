@@ -1,53 +1,82 @@
-"""The listening end: every connection, its clock and its end.
+"""The listening end: every connection, the clock of their deadlines, the bytes they hold, the end.
 
-Owns: who takes connections, the connections, whose request is begun when, the time limits' clock,
-the shutdown. Does not know: HTTP, what requests ask for.
-
-Rules:
-- New requests take a share of a turn of the loop (`shares`), the rest waits for the next one: a
-  thousand that come at once do not keep what streams say from their readers.
+- New requests take a share of a turn of the loop (`shares`), the rest waits for the next turn: a
+  thousand that come at once do not delay running streams.
 - Idle connections, however many, leave this process descriptors of its own.
-- Where there are as many connections as there may be, a new one takes the place of the one that has
-  asked for nothing for longest: those that are only held keep nobody away.
+- With as many connections as there may be, a new one takes the place of the one that has been idle
+  for longest.
 - What all connections hold of requests that have not been begun is bounded (`requests_bytes`):
   where there is more, the connection that holds most is refused.
-- While it drains, it takes connections and answers on all of them, for those that ask how it is;
-  what may still begin is `app`'s business.
+- While it drains, connections are taken and answered, for those that ask how it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
+from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
+from typing import Any, Protocol
 
-from slipstream.http.app import App
+from aiohttp import StreamReader, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import HttpVersion10, HttpVersion11, RawRequestMessage
+from multidict import CIMultiDict, CIMultiDictProxy
+
 from slipstream.http.config import Limits
-from slipstream.http.connection import Connection, Exchange
 from slipstream.http.counters import Counters
 from slipstream.http.errors import ApiError, overloaded
-from slipstream.http.parsing import Request
+from slipstream.http.exchange import Exchange, Request
+from slipstream.http.server.connection import Connection
 from slipstream.http.shares import Share
 from slipstream.listening import Listeners, Taker
 from slipstream_ipc.connections import raise_file_limit
 from slipstream_ipc.statistics import FrontNumbers
 
-_TICK_S = 0.5  # how late a time limit may be noticed
+_TICK_S = 0.5  # how late a deadline may be noticed
 _RESERVED_DESCRIPTORS = 128  # for all else: libzmq ends a process that has none for its sockets
+_MALFORMED = "UNKNOWN"  # aiohttp's method of what could not be read
+_NO_HEADERS = CIMultiDictProxy(CIMultiDict[str]())  # which has a dict there
+
+
+class Application(Protocol):
+    """What is served."""
+
+    is_draining: bool
+
+    def pattern_of(self, path: str) -> str:
+        """What a path counts as."""
+
+    def check_head(self, request: Request) -> ApiError | None:
+        """What is to be refused before its body is read."""
+
+    def handle(self, request: Request, exchange: Exchange) -> None:
+        """See to it that the exchange gets its answer, now or later."""
 
 
 class Server:
-    """Serves `app` until it is closed; the running event loop's."""
+    """Serves `app` until it is closed; the running event loop's.
 
-    def __init__(self, app: App, limits: Limits) -> None:
+    tls: for every connection; None speaks plain HTTP. options: of aiohttp's connections.
+    """
+
+    def __init__(
+        self,
+        app: Application,
+        limits: Limits,
+        tls: ssl.SSLContext | None = None,
+        **options: Any,
+    ) -> None:
         self._app = app
         self.limits = limits
         self.counters = Counters(app.pattern_of)
+        self._tls = tls
         self._connections: set[Connection] = set()
         self._new = Share()  # requests that are to be begun
         self._is_empty = asyncio.Event()
-        self.is_draining = self.is_stopping = False
+        self.is_draining = False
         self._is_quiet = asyncio.Event()  # while it drains: no answer is on its way
         self._ending: Connection | None = None  # to make room for another
         self._num_held = 0  # bytes of requests that have not been begun
@@ -55,6 +84,8 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._taker: Taker | None = None
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
+        self._aiohttp = web.Server(_answer, request_factory=_request)
+        self._options = {"access_log": None, "loop": self._loop, **options}
 
     def numbers(self) -> FrontNumbers:
         """What was counted, as of now."""
@@ -63,7 +94,9 @@ class Server:
     def listen(self, listeners: Listeners) -> None:
         """Take connections from these, which are ours from now on."""
         most = min(self.limits.connections, max(1, raise_file_limit() - _RESERVED_DESCRIPTORS))
-        self._taker = Taker(listeners, partial(Connection, self), most, self._end_one)
+        new: Callable[[], Connection] = partial(Connection, self._aiohttp, self, **self._options)
+        handshake_s = self.limits.header_s
+        self._taker = Taker(listeners, new, most, self._end_one, self._tls, handshake_s)
 
     def connected(self, connection: Connection) -> None:
         """There is a new connection."""
@@ -80,7 +113,7 @@ class Server:
         self.answered()
 
     def answered(self) -> None:
-        """An answer is complete, or nobody waits for it."""
+        """An answer is complete, or there is no one left to have it."""
         if self.is_draining and not any(each.is_busy for each in self._connections):
             self._is_quiet.set()
 
@@ -110,7 +143,7 @@ class Server:
 
     def stop_listening(self) -> None:
         """No new connections, and no new request on one that is there."""
-        self.is_draining = self.is_stopping = True
+        self.is_draining = True
         if self._taker is not None:
             self._taker.close()
         for connection in list(self._connections):
@@ -132,14 +165,14 @@ class Server:
 
     def _begin(self, request: Request, exchange: Exchange) -> bool:
         num_bytes = len(request.body)
-        if exchange.is_open:  # else nobody waits for it
+        if exchange.is_open:  # else nothing is to be answered
             self._app.handle(request, exchange)
         request.body = b""  # it has been read, and its answer may take long
         self._num_held -= num_bytes
         return False  # that was all of it
 
     def _end_one(self) -> bool:
-        """End the connection that has been without an exchange for longest; whether one ends."""
+        """End the connection that has been idle for longest; whether one ends."""
         if self._ending in self._connections:
             return True
         idle = [each for each in self._connections if not each.is_busy]
@@ -151,10 +184,9 @@ class Server:
     def _make_room(self) -> None:
         while self._num_held > self.limits.requests_bytes and self._connections:
             largest = max(self._connections, key=attrgetter("num_held"))
-            before = largest.num_held
-            largest.give_up(overloaded("the server holds too much of incomplete requests"))
-            if largest.num_held >= before:
+            if not largest.num_held:
                 break  # the rest is about to be begun
+            largest.give_up(overloaded("the server holds too much of incomplete requests"))
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
@@ -162,3 +194,26 @@ class Server:
         for connection in list(self._connections):
             connection.check_deadline(now)
         self.answered()  # to the last byte
+
+
+async def _answer(message: web.BaseRequest) -> web.StreamResponse:
+    connection = message.protocol
+    assert isinstance(connection, Connection)
+    return await connection.answer(message)
+
+
+def _request(
+    message: RawRequestMessage,
+    payload: StreamReader,
+    protocol: web.RequestHandler,
+    writer: AbstractStreamWriter,
+    task: asyncio.Task[None],
+) -> web.BaseRequest:
+    """As aiohttp makes it, but that no answer speaks another version than HTTP/1.0 and HTTP/1.1."""
+    assert isinstance(protocol, Connection)
+    protocol.version = message.version
+    if message.method == _MALFORMED:
+        message = message._replace(version=HttpVersion11, headers=_NO_HEADERS)
+    elif message.version not in (HttpVersion10, HttpVersion11):
+        message = message._replace(version=HttpVersion11)
+    return web.BaseRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())

@@ -1,0 +1,100 @@
+"""A line for each answer, on standard error: for people, or a JSON object.
+
+A client behind a proxy is named by what the proxy says of it (X-Forwarded-For), if the proxy is
+trusted. Queries, keys and bodies are in no line.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Literal
+
+import msgspec
+from aiohttp import hdrs, web
+from aiohttp.abc import AbstractAccessLogger
+from msgspec import Struct
+
+from slipstream.http.server.forwarded import UNIX, Trusted
+
+_MAX_PATH = 500  # characters
+
+Form = Literal["text", "json"]
+
+
+class Line(Struct, frozen=True):
+    """One answer. duration_ms: from the end of the request's head to the end of the answer."""
+
+    time: str
+    client: str
+    scheme: str
+    method: str
+    path: str
+    status: int
+    duration_ms: float
+    request_id: str
+
+
+class AccessLog(AbstractAccessLogger):
+    """aiohttp's hook."""
+
+    def __init__(self, logger: logging.Logger, form: Form, trusted: Trusted) -> None:
+        super().__init__(logger, form)
+        self._trusted = trusted
+
+    def log(
+        self,
+        request: web.BaseRequest,
+        response: web.StreamResponse,
+        time: float,  # in seconds; aiohttp names it so
+    ) -> None:
+        """An answer is complete, or its client has gone."""
+        line = self._line(request, response, time)
+        if self.log_format == "json":
+            self.logger.info("%s", msgspec.json.encode(line).decode())
+        else:
+            self.logger.info(
+                "%s %s %s %s %d %.1fms %s",
+                *(line.time, line.client, line.method, _printable(line.path)),
+                *(line.status, line.duration_ms, line.request_id),
+            )
+
+    def _line(self, request: web.BaseRequest, response: web.StreamResponse, seconds: float) -> Line:
+        peername = request.get_extra_info("peername")
+        peer = peername[0] if isinstance(peername, tuple) else UNIX
+        scheme = "https" if request.get_extra_info("sslcontext") is not None else "http"
+        if self._trusted.has(peer):
+            said = request.headers.get(hdrs.X_FORWARDED_PROTO, "").strip().lower()
+            scheme = said if said in ("http", "https") else scheme
+        return Line(
+            time=_now(),
+            client=self._trusted.client(peer, request.headers.getall(hdrs.X_FORWARDED_FOR, ())),
+            scheme=scheme,
+            method=request.method,
+            path=request.rel_url.raw_path[:_MAX_PATH],
+            status=response.status,
+            duration_ms=round(seconds * 1000, 1),
+            request_id=response.headers.get("X-Request-Id", ""),
+        )
+
+
+def access_logger() -> logging.Logger:
+    """The logger of the lines: as they are, whatever else is logged."""
+    logger = logging.getLogger("slipstream.http.access")
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+    return logger
+
+
+def _now() -> str:
+    seconds = time.time()
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{int(seconds % 1 * 1000):03d}Z"
+
+
+def _printable(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode()

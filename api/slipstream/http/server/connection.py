@@ -1,0 +1,578 @@
+"""One client's connection: aiohttp's protocol, and the bounds that it does not have.
+
+aiohttp reads requests, frames answers, keeps connections alive and takes pipelined requests in
+turn. `Connection` adds what has to hold against any client:
+
+- The head is checked before a body is read, and a body has a size and a time.
+- Everything has a deadline; the server looks at them now and then (`check_deadline`).
+- What has been read and not begun is told to the server, which bounds it over all connections.
+- A client that ends its half of the connection has left: what it asked for is called off.
+- A stream's bytes go to the transport at once. An unsent answer that stays unread is dropped.
+- A refusal ends the connection. What the client sends meanwhile is read for a moment and ignored,
+  as unread bytes would destroy the refusal on its way.
+
+Three private names of aiohttp are used (`_messages`, `_waiter`, `_ErrInfo`): without them a request
+that never becomes complete cannot be answered. pyproject.toml allows one minor version for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from http import HTTPStatus
+from math import inf
+from typing import Any, Literal, Protocol, cast
+
+from aiohttp import EMPTY_PAYLOAD, StreamReader, hdrs, web
+from aiohttp.http import (
+    HttpProcessingError,
+    HttpVersion,
+    HttpVersion11,
+    RawRequestMessage,
+    StreamWriter,
+)
+from aiohttp.http_exceptions import LineTooLong
+from aiohttp.web_protocol import _ErrInfo
+from multidict import CIMultiDict
+
+from slipstream.http.config import Limits
+from slipstream.http.counters import GONE, Counters
+from slipstream.http.errors import ApiError, error_of, overloaded
+from slipstream.http.exchange import Exchange, Request
+from slipstream.http.wire import EVENT_STREAM, Response
+
+_READ_BYTES = 64 * 1024  # of a body that is not taken; with twice that the rest is left unread
+_CHUNKING = 2  # how much larger a body may be on the wire than it is
+_NEVER_S = 1e9  # deadlines are ours
+_WITH_BODY = "POST"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_SERVER = "slipstream"
+_HEAD_END = b"\r\n\r\n"
+_MOST_APART = 16  # heads in a row
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+_TOO_MANY_HEADERS = "Too many headers"  # how aiohttp's message begins
+_NAMES = {b"content-type": hdrs.CONTENT_TYPE}  # what aiohttp looks up has its spelling
+_logger = logging.getLogger(__name__)
+
+Phase = Literal["idle", "head", "body", "answer", "over"]
+
+
+class Host(Protocol):
+    """What a connection needs of its server."""
+
+    limits: Limits
+    counters: Counters
+    is_draining: bool  # each answer says that the connection ends with it
+
+    def connected(self, connection: Connection) -> None:
+        """There is a new connection."""
+
+    def disconnected(self, connection: Connection) -> None:
+        """It has ended."""
+
+    def answered(self) -> None:
+        """An answer is complete."""
+
+    def hold(self, connection: Connection, num_bytes: int) -> None:
+        """It holds so many bytes of requests that have not been begun."""
+
+    def check_head(self, request: Request) -> ApiError | None:
+        """What is to be refused before its body is read."""
+
+    def handle(self, request: Request, exchange: Exchange) -> None:
+        """See to it that the exchange gets its answer, now or later."""
+
+
+class Connection(web.RequestHandler):
+    """See the module. phase: `over` means that nothing is read any more."""
+
+    def __init__(self, manager: web.Server, host: Host, **options: Any) -> None:
+        limits = host.limits
+        super().__init__(
+            manager,
+            keepalive_timeout=_NEVER_S,
+            max_line_size=limits.header_bytes,
+            max_field_size=limits.header_bytes,
+            max_headers=limits.headers,
+            lingering_time=0,  # `finish_response` does, and for malformed requests too
+            read_bufsize=_READ_BYTES,
+            auto_decompress=False,
+            **options,
+        )
+        self._host = host
+        self._limits = limits
+        self.phase: Phase = "idle"
+        self._error: ApiError | None = None  # what comes is no HTTP from here on
+        self.version = HttpVersion11  # of the request as it was given
+        self._is_deaf = False  # what comes is not read any more, or read and dropped
+        self.num_held = 0  # bytes, as the host knows it
+        self.deadline = inf  # of the loop's clock
+        self.idle_since = 0.0  # when it was opened, or its last answer complete
+        self.write: Callable[[bytes], None]  # to the transport
+        self._num_unsent = 0  # when the deadline was set; with less then, there is as long again
+        self._num_raw = 0  # bytes of the head or the body that is being read
+        self._num_head = 0  # of them, of a head that is not complete
+        self._payload: StreamReader = EMPTY_PAYLOAD  # of the request that was read last
+        self._is_last_read = False  # it wants to be the connection's last
+        self._body: StreamReader | None = None
+        self._most_raw = 0  # of the body
+        self._body_until = inf
+        self._exchange: Exchange | None = None
+        self._answer: asyncio.Future[web.StreamResponse] | None = None
+        self._request = Request()
+        self._message: web.BaseRequest
+        self._stream: web.StreamResponse
+        self._ended: asyncio.Future[None] | None = None  # of one that lingers
+
+    # ---- called by the event loop ------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # aiohttp forgets its own early
+        self._transport.set_write_buffer_limits(self._limits.write_buffer_bytes)
+        self.write = self._transport.write
+        self.idle_since = time.monotonic()
+        self._host.connected(self)
+        self._set_deadline(self._limits.header_s)
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        self._feed(data)
+        if not data:
+            return  # aiohttp goes on with what it has already
+        self._hold(self.num_held + len(data))
+        self._num_raw += len(data)
+        if self.phase == "body":
+            self._check_body()
+        elif self.phase == "over":
+            return  # there was no room for it
+        elif self._messages:
+            if self.phase != "answer":
+                self.phase, self.deadline = "answer", inf
+        elif self.phase == "idle":
+            self.phase = "head"
+            self._set_deadline(self._limits.header_s)
+        if self._num_head > self._limits.header_bytes:
+            self._is_deaf = True
+            what = f"the request's line and headers exceed {self._limits.header_bytes} bytes"
+            self._queue_refusal(ApiError(431, what))
+
+    def eof_received(self) -> None:
+        self._leave()
+        self.force_close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self._leave()
+        self._host.disconnected(self)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait_for_reader()
+        if self._exchange is not None:
+            self._exchange.pause(True)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._exchange is not None:
+            self.deadline = inf
+            self._exchange.pause(False)
+
+    # ---- called by the server ----------------------------------------------------------------
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is an answer that is not complete, or has not left."""
+        has_work = self.phase == "answer" or self._exchange is not None
+        return has_work or self._transport.get_write_buffer_size() > 0
+
+    def check_deadline(self, now: float) -> None:
+        """Do what is due when the time is over."""
+        if now < self.deadline:
+            return
+        if self.phase == "over" or self.writing_paused:
+            if self._transport.get_write_buffer_size() < self._num_unsent:
+                self._wait_for_reader()
+            else:
+                self.abort()
+        elif self.phase in ("head", "body"):
+            self._refuse(ApiError(408, "the request did not come in time"))
+        else:
+            self._hang_up()
+
+    def make_way(self) -> None:
+        """Another connection takes the place of this one, which has no exchange."""
+        if self.phase == "over":
+            self.abort()
+        elif self.phase in ("head", "body"):
+            self.give_up(overloaded("the server has as many connections as it may have"))
+        else:
+            self._hang_up()
+
+    def give_up(self, refusal: ApiError) -> None:
+        """What has come and has not been begun is refused, as there is no room for it."""
+        self._refuse(refusal)
+
+    def stop(self) -> None:
+        """The server stops: nothing new is begun here."""
+        if self.phase == "answer" or self._exchange is not None:
+            self.close()
+        elif self.phase != "over":
+            self._hang_up()
+
+    def abort(self) -> None:
+        """End the connection now, and drop what is unsent."""
+        self._transport.abort()
+        self._leave()
+
+    # ---- called by the exchange --------------------------------------------------------------
+
+    def respond(self, response: Response) -> None:
+        """The whole answer."""
+        self._exchange = None
+        self._settle(self._whole(response, self._request))
+
+    def begin_stream(self) -> None:
+        """The head of a stream of events, at once."""
+        request = self._request
+        headers = self._headers(request)
+        headers[hdrs.CONTENT_TYPE] = EVENT_STREAM.decode()
+        headers[hdrs.CACHE_CONTROL] = "no-cache"
+        headers["X-Accel-Buffering"] = "no"  # asks a proxy in front to pass on each event at once
+        self._stream = stream = web.StreamResponse(headers=headers)
+        if request.version != "1.0":
+            stream.enable_chunked_encoding()
+        if request.version == "1.0" or self._is_last:
+            stream.force_close()
+        _run(stream.prepare(self._message))
+
+    def finish(self) -> None:
+        """The stream is complete."""
+        self._exchange = None
+        cast(StreamWriter, self._message.writer).set_eof()
+        self._settle(self._stream)
+
+    # ---- called by aiohttp -------------------------------------------------------------------
+
+    async def answer(self, message: web.BaseRequest) -> web.StreamResponse:
+        """The handler of requests."""
+        self._message = message
+        self._request = request = _request_of(message, self.version)
+        if self._transport.is_closing():
+            return web.Response(status=GONE)  # nothing of it is sent
+        try:
+            refusal = self._protocol_refusal(request) or self._host.check_head(request)
+            if refusal is not None:
+                return self._refusal(refusal, request)
+            request.body = await self._read_body(message.content, request)
+        except ApiError as error:
+            return self._refusal(error, request)
+        except ConnectionError:
+            return web.Response(status=GONE)  # nothing of it is sent
+        rest = max(self._num_head, self.num_held - len(request.body))
+        self._hold(rest if self._messages else self._num_head)
+        self.phase, self.deadline = "answer", inf
+        self._answer = self._loop.create_future()
+        self._exchange = exchange = Exchange(request, self, self._host.counters)
+        exchange.is_paused = self.writing_paused
+        self._host.handle(request, exchange)
+        return await self._answer
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to what is no request, or to a fault of ours."""
+        if self._transport.is_closing() or request.writer.output_size:
+            raise ConnectionResetError
+        if isinstance(exc, HttpProcessingError):
+            refusal = _syntax_refusal(exc)
+        elif isinstance(exc, ApiError):
+            refusal = exc
+        else:
+            _logger.error("%s %s failed", request.method, request.path, exc_info=exc)
+            refusal = error_of(exc or Exception(), {})
+        return self._refusal(refusal, Request(version="1.1", id=_new_id()))
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send the answer, and see to what follows it."""
+        resp, is_lost = await super().finish_response(request, resp, start_time)
+        if is_lost:
+            return resp, is_lost
+        if self.writing_paused:
+            await request.writer.drain()
+        self.idle_since = time.monotonic()
+        if not resp.keep_alive:
+            await self._linger()
+        elif self.phase != "over":  # else a refusal waits to be told
+            self._wait_for_more()
+        self._host.answered()
+        return resp, is_lost
+
+    # ---- within ------------------------------------------------------------------------------
+
+    def _feed(self, data: bytes) -> None:
+        """To aiohttp, a head at a time: with an error it loses the heads that came before it."""
+        begin = 0
+        while not self._is_deaf and len(self._messages) < _MOST_APART:
+            end = data.find(_HEAD_END, begin) + len(_HEAD_END)
+            if end < len(_HEAD_END) or end == len(data):
+                break
+            self._feed_piece(data[begin:end])
+            begin = end
+        if not self._is_deaf:
+            self._feed_piece(data[begin:])
+
+    def _feed_piece(self, data: bytes) -> None:
+        num, is_in_body = len(self._messages), not self._payload.is_eof()
+        super().data_received(data)
+        if len(self._messages) == num:
+            self._num_head = 0 if is_in_body else self._num_head + len(data)
+            return
+        message, self._payload = self._messages[-1]
+        self._num_head = 0
+        if isinstance(message, RawRequestMessage):
+            self._is_last_read = message.should_close
+            return
+        self._messages.pop()
+        # aiohttp would find the same error again and again
+        self._is_deaf, self._error = True, _syntax_refusal(cast(HttpProcessingError, message.exc))
+        if not (is_in_body or self._is_last_read):
+            self._queue_refusal(self._error)
+
+    def _protocol_refusal(self, request: Request) -> ApiError | None:
+        if sum(map(len, request.headers.values())) > self._limits.header_bytes:
+            what = f"the request's headers exceed {self._limits.header_bytes} bytes"
+            return ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, what)
+        if not request.path.startswith("/"):
+            return ApiError(400, "the request's target is no path")
+        if request.version not in ("1.0", "1.1"):
+            what = "this server speaks HTTP/1.1 and HTTP/1.0"
+            return ApiError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, what)
+        expected = request.headers.get(b"expect")
+        if (
+            expected is not None
+            and request.version == "1.1"
+            and expected.lower() != b"100-continue"
+        ):
+            return ApiError(417, "this server knows no expectation but 100-continue")
+        return None
+
+    async def _read_body(self, content: StreamReader, request: Request) -> bytes:
+        """Raises: ApiError."""
+        is_read = request.method == _WITH_BODY
+        limits = self._limits
+        most = limits.body_bytes if is_read else min(limits.body_bytes, limits.stray_body_bytes)
+        what = f"the request's body is larger than {most} bytes"
+        if not is_read:
+            what += f", and {request.method} takes none"
+        too_large = ApiError(413, what, code="request_too_large")
+        if int(request.headers.get(b"content-length", b"0")) > most:
+            raise too_large
+        if not content.is_eof():
+            if self._error is not None:
+                raise self._error
+            self.phase, self._body, self._num_raw = "body", content, 0
+            self._most_raw = limits.header_bytes + _CHUNKING * most
+            self._body_until = self._loop.time() + limits.body_s
+            self._wait_for_body()
+            if b"expect" in request.headers and request.version != "1.0":
+                self.write(_CONTINUE)
+        body = bytearray()  # in one piece: chunks may be tiny
+        num_read = 0
+        try:
+            while data := await content.readany():
+                num_read += len(data)
+                if num_read > most:
+                    raise too_large
+                if is_read:
+                    body += data
+        except BaseException:
+            body.clear()  # or the exception's traceback keeps it
+            raise
+        finally:
+            self._body = None
+        return bytes(body)
+
+    def _check_body(self) -> None:
+        if self._num_raw > self._most_raw:
+            self._refuse(ApiError(413, "the request's body has too many chunks", code="too_large"))
+        elif self._error is not None and self._body is not None and not self._body.is_eof():
+            self._refuse(self._error)  # aiohttp's parser in C leaves the body waiting
+        else:
+            self._wait_for_body()
+
+    def _refuse(self, refusal: ApiError) -> None:
+        """Of what has come and has not been begun, the first is refused, and nothing else read."""
+        self._messages.clear()
+        if self._body is not None and not self._body.is_eof():
+            self._body.set_exception(refusal)
+        else:
+            self._queue_refusal(refusal)
+        self.phase, self._is_deaf = "over", True
+        if self._exchange is None:
+            self._wait_for_reader()
+        self._hold(0)
+
+    def _queue_refusal(self, refusal: ApiError) -> None:
+        info = _ErrInfo(refusal.status, refusal, str(refusal))
+        self._messages.append((info, EMPTY_PAYLOAD))
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _refusal(self, refusal: ApiError, request: Request) -> web.StreamResponse:
+        self._host.counters.answered(request.path, refusal.status)
+        self.phase, self._is_deaf = "over", True
+        self._hold(0)
+        self._wait_for_reader()
+        response = self._whole(refusal.response(), request)
+        response.force_close()
+        return response
+
+    def _whole(self, response: Response, request: Request) -> web.StreamResponse:
+        headers = self._headers(request)
+        for name, value in response.headers:
+            headers[_spelled(name)] = value.decode("latin-1")
+        if response.status == HTTPStatus.NO_CONTENT:
+            whole = web.Response(status=response.status, headers=headers)
+        else:
+            headers[hdrs.CONTENT_TYPE] = response.content_type.decode()
+            whole = web.Response(body=response.body, status=response.status, headers=headers)
+        if self._is_last:
+            whole.force_close()
+        return whole
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether the connection ends with this answer, whatever its client wants.
+
+        With a wish to upgrade it does: aiohttp loses what was sent behind such a body.
+        """
+        return self._host.is_draining or b"upgrade" in self._request.headers
+
+    def _headers(self, request: Request) -> CIMultiDict[str]:
+        headers = CIMultiDict({hdrs.SERVER: _SERVER, "X-Request-Id": request.id})
+        if request.version == "1.0" and not self._message.keep_alive:
+            headers[hdrs.CONNECTION] = "close"  # by default, but not every client knows
+        for name, value in request.answer_headers:
+            headers.add(_spelled(name), value.decode("latin-1"))
+        return headers
+
+    def _settle(self, response: web.StreamResponse) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(response)
+
+    def _hold(self, num_bytes: int) -> None:
+        if num_bytes != self.num_held:
+            self._host.hold(self, num_bytes)
+
+    def _wait_for_more(self) -> None:
+        """After an answer."""
+        if self._messages:
+            return
+        if self._num_head:
+            self.phase = "head"
+            self._set_deadline(self._limits.header_s)
+        else:
+            self.phase = "idle"
+            self._set_deadline(self._limits.idle_s)
+
+    def _wait_for_body(self) -> None:
+        self._set_deadline(self._limits.body_stall_s)
+        self.deadline = min(self.deadline, self._body_until)
+
+    def _wait_for_reader(self) -> None:
+        self._set_deadline(self._limits.stall_s, self._transport.get_write_buffer_size())
+
+    def _set_deadline(self, seconds: float, num_unsent: int = 0) -> None:
+        self.deadline = self._loop.time() + seconds
+        self._num_unsent = num_unsent
+
+    def _leave(self) -> None:
+        """The client is not there any more."""
+        self.phase, self._is_deaf = "over", True
+        self._wait_for_reader()
+        self._hold(0)
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.leave()
+        self._settle(web.Response(status=GONE))  # nothing of it is sent
+        if self._body is not None and not self._body.is_eof():
+            self._body.set_exception(ConnectionResetError())
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def _hang_up(self) -> None:
+        """Once what is unsent has left."""
+        self.phase, self._is_deaf = "over", True
+        self._wait_for_reader()
+        if self._body is not None:
+            self._body.set_exception(ConnectionResetError())
+        self.force_close()
+
+    async def _linger(self) -> None:
+        """Read on until the client has seen the end, or for a moment."""
+        is_refused, self.phase, self._is_deaf = self.phase == "over", "over", True
+        transport = self._transport
+        if transport.is_closing() or not (is_refused or transport.can_write_eof()):
+            return
+        if transport.get_write_buffer_size():
+            self._wait_for_reader()
+        else:
+            self._set_deadline(self._limits.linger_s)
+        if transport.can_write_eof():
+            transport.write_eof()
+        transport.resume_reading()
+        self._ended = self._loop.create_future()
+        self._host.answered()
+        await self._ended
+
+
+def _request_of(message: web.BaseRequest, given: HttpVersion) -> Request:
+    """As the endpoints know it. The path is "" where the target is none."""
+    raw = {name.lower(): value for name, value in message.raw_headers}
+    name = raw.get(b"x-request-id", b"")
+    request_id = name.decode("ascii") if _REQUEST_ID.fullmatch(name) else _new_id()
+    version = f"{given.major}.{given.minor}"
+    url = message.rel_url
+    path, query = url.raw_path, url.raw_query_string
+    if not (path.isascii() and query.isascii()):
+        path = ""
+    return Request(message.method, path, query, version, raw, id=request_id)
+
+
+def _new_id() -> str:
+    return secrets.token_hex(16)
+
+
+def _spelled(name: bytes) -> str:
+    return name.decode("ascii")
+
+
+def _syntax_refusal(error: HttpProcessingError) -> ApiError:
+    """What aiohttp cannot read."""
+    if isinstance(error, LineTooLong) or error.message.startswith(_TOO_MANY_HEADERS):
+        what = "the request's line or headers are too large"
+        return ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, what)
+    first, *_ = error.message.splitlines() or [""]
+    return ApiError(400, f"this is not HTTP: {first.strip(': ')}")
+
+
+def _run(coroutine: Coroutine[Any, Any, object]) -> None:
+    """Run what does not wait, though it is written as if it could."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+    coroutine.close()
+    raise RuntimeError("aiohttp waits before it sends a head")

@@ -1,0 +1,54 @@
+"""Which proxies are believed about the clients that they stand for."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from functools import lru_cache
+
+UNIX = "unix"  # a client at a unix socket, which has no address
+_ANY = "*"
+_MAX_FORWARDED = 50  # addresses, of which the last are looked at
+
+
+class Trusted:
+    """Whose word on the client is taken: addresses, networks, `unix`, or `*` for any."""
+
+    def __init__(self, given: Sequence[str]) -> None:
+        """Raises: ValueError for what is none of them."""
+        self._names = frozenset(each for each in given if each in (_ANY, UNIX))
+        self._networks = tuple(
+            ipaddress.ip_network(each, strict=False) for each in given if each not in self._names
+        )
+        self.has = lru_cache(maxsize=256)(self._has)
+
+    def client(self, peer: str, forwarded: Sequence[str]) -> str:
+        """The client behind a peer, which says whom it stands for: the last one not trusted."""
+        if not self.has(peer):
+            return peer
+        named = [each.strip() for one in forwarded for each in one.split(",")][-_MAX_FORWARDED:]
+        for each in reversed(named):
+            if not _is_address(each):
+                break  # nothing before it can be believed
+            peer = each
+            if not self.has(each):
+                break
+        return peer
+
+    def _has(self, peer: str) -> bool:
+        if _ANY in self._names or peer in self._names:
+            return True
+        try:
+            address = ipaddress.ip_address(peer)
+        except ValueError:
+            return False
+        mapped = getattr(address, "ipv4_mapped", None) or address
+        return any(mapped in network for network in self._networks)
+
+
+def _is_address(given: str) -> bool:
+    try:
+        ipaddress.ip_address(given)
+    except ValueError:
+        return False
+    return True

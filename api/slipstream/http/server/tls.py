@@ -1,0 +1,21 @@
+"""Certificates of the HTTP server."""
+
+from __future__ import annotations
+
+import ssl
+
+
+def tls_context(certfile: str, keyfile: str | None) -> ssl.SSLContext:
+    """TLS 1.2 and later, for HTTP/1.1. keyfile: None where the certificate's file has the key.
+
+    Raises: OSError, of which ssl.SSLError is one, for files that cannot be read or do not match.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certfile, keyfile, password=_no_password)
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _no_password() -> str:
+    raise OSError("the key is encrypted; allowed: one without a password")
