@@ -1,7 +1,7 @@
 """`slipstream run-batch`: a file of requests to a file of answers, in OpenAI's batch format.
 
 Owns: the two files, what was done already, how many run at a time. Does not know: what a request
-may say or what an answer looks like: both are the HTTP front's (`http.app`), called without a
+may say or what an answer looks like: both are the HTTP front's (`http.openai`), called without a
 server.
 
 Rules:
@@ -33,11 +33,11 @@ from tqdm import tqdm
 from slipstream.cli_parser import Parser
 from slipstream.endpoints import server_endpoint
 from slipstream.errors import EngineError, wrong_option
-from slipstream.http.app import App
 from slipstream.http.auth import Keys
 from slipstream.http.config import Limits
 from slipstream.http.errors import bad_field
-from slipstream.http.token_texts import TokenTexts
+from slipstream.http.openai.endpoints import Endpoints
+from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.wire import Response
 from slipstream.loop_io import LoopIO
 from slipstream.options import add_connection, add_settings, address_of
@@ -199,12 +199,12 @@ async def _answer_all(
     failures: list[BaseException] = []
     try:
         model = await io.connect()
-        app = App(io, Keys(()), TokenTexts(model.path), Limits())
+        endpoints = Endpoints(io, Keys(()), TokenTexts(model.path), Limits())
         with tqdm(total=len(ids), initial=len(done & ids), unit="request") as bar:
 
             async def one(line: Line) -> None:
                 try:
-                    response = await _answer(app, line)
+                    response = await _answer(endpoints, line)
                     answer = _Answer(response.status, f"req_{_name()}", Raw(response.body))
                     done_line = _Done(f"batch_req_{_name()}", line.custom_id, answer)
                     append_line(output, msgspec.json.encode(done_line) + b"\n")
@@ -228,7 +228,7 @@ async def _answer_all(
         await io.close()
 
 
-async def _answer(app: App, line: Line) -> Response:
+async def _answer(endpoints: Endpoints, line: Line) -> Response:
     """Raises: EngineError where there is no engine for too long."""
     if line.url not in URLS:
         message = f"url: got {line.url[:100]!r}, allowed: {', '.join(URLS)}"
@@ -240,7 +240,7 @@ async def _answer(app: App, line: Line) -> Response:
     except msgspec.DecodeError:
         pass  # the endpoint says what is wrong with it
     for _ in range(_MOST_PAUSES):
-        response = await app.answer(line.url, bytes(line.body))
+        response = await endpoints.answer(line.url, bytes(line.body))
         if response.status != _UNAVAILABLE:
             return response
         await asyncio.sleep(_PAUSE_S)

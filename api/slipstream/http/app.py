@@ -17,59 +17,40 @@ Rules:
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
-from asyncio import Future
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 from urllib.parse import unquote
-from weakref import WeakValueDictionary
 
 from msgspec import UNSET
 
-from slipstream.errors import SlipstreamError
-from slipstream.http import answer, openapi
-from slipstream.http.abort import abort
-from slipstream.http.ask import Ask
+from slipstream.http.admin.live import Live
+from slipstream.http.admin.metrics import Metrics
+from slipstream.http.admin.static import PAGE, page_handlers
 from slipstream.http.auth import Keys
-from slipstream.http.chat import ask_chat, read_chat
-from slipstream.http.completions import ask_completion, read_completion
 from slipstream.http.config import Limits
-from slipstream.http.cors import Cors
 from slipstream.http.counters import OTHER
-from slipstream.http.decoding import check_num_values
-from slipstream.http.errors import ApiError, error_of, is_draining, not_ready
+from slipstream.http.errors import ApiError, is_draining, not_ready
 from slipstream.http.exchange import Exchange, Request
-from slipstream.http.fan_out import FanOut
-from slipstream.http.generate import ask_generate, read_generate
-from slipstream.http.hosts import Hosts
-from slipstream.http.live import Live
-from slipstream.http.metrics import Metrics
-from slipstream.http.responses import Health, Model, Models, Version
-from slipstream.http.resuming import PREFIX as STREAMS
-from slipstream.http.resuming import ask_again, ask_for_stream, last_event, wants_events
-from slipstream.http.served import served_model
-from slipstream.http.shares import Share
-from slipstream.http.static import PAGE, page_handlers
-from slipstream.http.token_texts import TokenTexts
-from slipstream.http.tokenizing import detokenize, tokenize, tokenizer_info
+from slipstream.http.openai import openapi
+from slipstream.http.openai.endpoints import Endpoints, Handler
+from slipstream.http.openai.responses import Health, Model, Models, Version
+from slipstream.http.openai.resuming import PREFIX as STREAMS
+from slipstream.http.openai.resuming import last_event
+from slipstream.http.openai.served import served_model
+from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.server.cors import Cors
+from slipstream.http.server.hosts import Hosts
 from slipstream.http.wire import Response, json_response
 from slipstream.loop_io import LoopIO
-from slipstream.stream_state import StreamState
 from slipstream_ipc.messages import ModelCard
 from slipstream_ipc.statistics import Statistics
 
-_logger = logging.getLogger(__name__)
 _NEEDS_KEY = ("/v1/", "/generate", "/abort", "/tokenize", "/detokenize")
 _MODEL = "/v1/models/"
 _LIVE = "/live"
 _WELL = frozenset(("starting", "ready"))
 _ENGINE = ("core", "worker", "prompts")
 _BEGINNING = frozenset(("/v1/completions", "/v1/chat/completions", "/generate"))
-Handler = Callable[[Request, Exchange], None]
 
 
 class App:
@@ -86,15 +67,11 @@ class App:
     ) -> None:
         self._io = io
         self._keys = keys
-        self._texts = texts
-        self._limits = limits
-        self._fan_out = FanOut()
-        self._share = Share()
+        self._model = Endpoints(io, keys, texts, limits)
         self._cors = Cors(()) if cors is None else cors
         self._hosts = Hosts(None) if hosts is None else hosts
         self._started = int(time.time())
         self.is_draining = False
-        self._streams_by_id: WeakValueDictionary[bytes, StreamState] = WeakValueDictionary()
         self.processes: dict[str, str] = {}  # how they are, by name, as far as somebody has said
         self.live = Live()
         self._metrics = Metrics()
@@ -105,21 +82,16 @@ class App:
             "/ready": {"GET": self._ready},
             "/version": {"GET": self._version},
             "/v1/models": {"GET": self._models},
-            "/v1/completions": {"POST": self._completions},
-            "/v1/chat/completions": {"POST": self._chat},
             _LIVE: {"GET": self._show_live},
-            "/generate": {"POST": self._generate},
-            "/abort": {"POST": partial(abort, io)},
-            "/tokenize": {"POST": partial(tokenize, io)},
-            "/detokenize": {"POST": partial(detokenize, io)},
-            "/tokenizer_info": {"GET": partial(tokenizer_info, texts)},
             "/openapi.json": {"GET": self._openapi},
         }
+        self._handlers |= {path: {"POST": each} for path, each in self._model.posts.items()}
+        self._handlers |= {path: {"GET": each} for path, each in self._model.gets.items()}
         self._pages = page_handlers()
         self._handlers |= self._pages
         self._below: dict[str, dict[str, Handler]] = {  # paths that begin so
-            _MODEL: {"GET": self._model},
-            STREAMS: {"GET": self._streams},
+            _MODEL: {"GET": self._tell_model},
+            STREAMS: {"GET": self._model.streams},
         }
 
     def pattern_of(self, path: str) -> str:
@@ -184,22 +156,7 @@ class App:
         if (refusal := self._begins_too_late(request)) is not None:
             exchange.respond(refusal.response())
             return
-        model = self._io.model
-        try:
-            check_num_values(request.body, 0 if model is None else model.max_model_len)
-            methods[method](request, exchange)
-        except (ApiError, SlipstreamError) as error:
-            exchange.respond(error_of(error, {}).response())
-        except Exception as error:
-            _logger.exception("%s %s failed", request.method, request.path)
-            exchange.respond(error_of(error, {}).response())
-
-    async def answer(self, path: str, body: bytes) -> Response:
-        """The whole answer to a POST of this process's own."""
-        request = Request("POST", path, body=body)
-        answered: Future[Response] = asyncio.get_running_loop().create_future()
-        self.handle(request, Exchange(request, _Caller(answered)))
-        return await answered
+        self._model.handle(methods[method], request, exchange)
 
     def _methods(self, path: str) -> dict[str, Handler] | None:
         for beginning, methods in self._below.items():
@@ -253,94 +210,12 @@ class App:
     def _models(self, _request: Request, exchange: Exchange) -> None:
         exchange.respond(json_response(200, Models([self._shown(served_model(self._io))])))
 
-    def _model(self, request: Request, exchange: Exchange) -> None:
+    def _tell_model(self, request: Request, exchange: Exchange) -> None:
         model = served_model(self._io, unquote(request.path.removeprefix(_MODEL)))
         exchange.respond(json_response(200, self._shown(model)))
-
-    def _completions(self, request: Request, exchange: Exchange) -> None:
-        body = read_completion(request.body)
-        model = served_model(self._io, body.model)
-        event_id = last_event(request)
-        if event_id is not None:
-            same = partial(ask_completion, body, model)
-            self._start(ask_again(event_id, "cmpl", model, same), request, exchange)
-        else:
-            self._start(ask_completion(body, model), request, exchange)
-
-    def _chat(self, request: Request, exchange: Exchange) -> None:
-        body = read_chat(request.body)
-        model = served_model(self._io, body.model)
-        event_id = last_event(request)
-        if event_id is not None:
-            same = partial(ask_chat, body, model)
-            self._start(ask_again(event_id, "chatcmpl", model, same), request, exchange)
-        else:
-            self._start(ask_chat(body, model), request, exchange)
-
-    def _generate(self, request: Request, exchange: Exchange) -> None:
-        body, params = read_generate(request.body)
-        model = served_model(self._io, body.model)
-        event_id = last_event(request)
-        if event_id is not None:
-            same = partial(ask_generate, body, params, model)
-            self._start(ask_again(event_id, "gen", model, same), request, exchange)
-        else:
-            self._start(ask_generate(body, params, model), request, exchange)
 
     def _openapi(self, _request: Request, exchange: Exchange) -> None:
         exchange.respond(Response(200, openapi.document()))
 
-    def _streams(self, request: Request, exchange: Exchange) -> None:
-        if request.method == "HEAD":  # it would take the stream from its reader
-            raise ApiError(405, "method: got HEAD, allowed: GET", headers=((b"allow", b"GET"),))
-        self._start(ask_for_stream(request, served_model(self._io)), request, exchange)
-
-    def _start(self, ask: Ask, request: Request, exchange: Exchange) -> None:
-        if wants_events(request) and ask.can_resume:
-            ask = replace(ask, is_resumable=True)
-        tenant = self._keys.tenant(request.headers.get(b"authorization"))
-        if tenant:
-            for state in ask.states:
-                state.ask_for(tenant)
-        if ask.is_resumable:
-            self._remember(ask)
-        where = (self._io, self._texts, self._limits, self._fan_out, self._share)
-        start = partial(answer.start, ask, exchange, *where)
-        if ask.needs_texts:
-            self._texts.when_loaded(start)
-        else:
-            start()
-
-    def _remember(self, ask: Ask) -> None:
-        """Where a later request goes on with its streams, what they were submitted as is known."""
-        for state in ask.states:
-            before = self._streams_by_id.get(state.stream_id)
-            if state.resubmittable is None and before is not None:
-                state.resubmittable = before.resubmittable
-            self._streams_by_id[state.stream_id] = state
-
     def _shown(self, model: ModelCard) -> Model:
         return Model(model.name, self._started, model.max_model_len)
-
-
-class _Caller:
-    """Takes a whole answer where it was asked for in this process."""
-
-    def __init__(self, answered: Future[Response]) -> None:
-        self._answered = answered
-
-    def respond(self, response: Response) -> None:
-        if not self._answered.done():  # the caller waits for it no more
-            self._answered.set_result(response)
-
-    def write(self, data: bytes) -> None:
-        raise NotImplementedError("a caller in this process takes no streams")
-
-    def begin_stream(self) -> None:
-        self.write(b"")
-
-    def finish(self) -> None:
-        self.write(b"")
-
-    def abort(self) -> None:
-        self._answered.cancel()

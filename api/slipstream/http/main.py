@@ -26,13 +26,13 @@ from slipstream.errors import ConnectionLostError, SlipstreamError
 from slipstream.http.app import App
 from slipstream.http.auth import Keys
 from slipstream.http.config import FrontConfig
-from slipstream.http.cors import Cors
-from slipstream.http.hosts import hosts_of, is_loopback
+from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.server.access_log import AccessLog, access_logger
+from slipstream.http.server.cors import Cors
 from slipstream.http.server.forwarded import Trusted
+from slipstream.http.server.hosts import hosts_of, is_loopback
 from slipstream.http.server.server import Server
 from slipstream.http.server.tls import tls_context
-from slipstream.http.token_texts import TokenTexts
 from slipstream.listening import Listeners
 from slipstream.loop_io import LoopIO
 from slipstream_ipc.child import (

@@ -207,6 +207,7 @@ def serve_aiohttp(port: int) -> None:
         response.enable_chunked_encoding()
         await response.prepare(request)
         done = asyncio.get_running_loop().create_future()
+        assert request.transport is not None
         write = request.transport.write
 
         def on_tick() -> None:

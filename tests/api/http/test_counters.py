@@ -15,8 +15,8 @@ from slipstream.http.auth import Keys
 from slipstream.http.config import Limits
 from slipstream.http.counters import GONE, Counters
 from slipstream.http.exchange import Exchange, Request
-from slipstream.http.responses import Version
-from slipstream.http.token_texts import TokenTexts
+from slipstream.http.openai.responses import Version
+from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.wire import json_response
 from slipstream_ipc.messages import Status
 from slipstream_ipc.statistics import FrontCounters, FrontGauges, FrontNumbers

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.http import wire
-from slipstream.http.responses import Model, Models
+from slipstream.http.openai.responses import Model, Models
 
 SEPARATORS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"  # what Python splits lines at
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(SEPARATORS))

@@ -30,7 +30,7 @@ from slipstream.http.counters import Counters
 from slipstream.http.errors import ApiError, overloaded
 from slipstream.http.exchange import Exchange, Request
 from slipstream.http.server.connection import Connection
-from slipstream.http.shares import Share
+from slipstream.http.time_slice import Share
 from slipstream.listening import Listeners, Taker
 from slipstream_ipc.connections import raise_file_limit
 from slipstream_ipc.statistics import FrontNumbers

@@ -1,0 +1,1 @@
+"""What tells about the server: metrics, the live page and its numbers."""

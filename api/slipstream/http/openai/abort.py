@@ -1,0 +1,48 @@
+"""POST /abort: end a request, whichever front or client it came by.
+
+Owns: how a request is named, and what is said of its streams. Does not know: who reads them.
+
+Rules:
+- A request is named by the `id` of its answer, which is as hard to guess as its streams' ids: who
+  knows it may read it and end it.
+- It is aborted where any of its streams still ran, has ended where all have; where none is known
+  any more, it is not found. Who reads it gets what had come, with the finish reason `abort`; one
+  whose prompt is not tokenised yet is refused instead.
+"""
+
+from __future__ import annotations
+
+from slipstream.errors import UnknownStreamError
+from slipstream.http.errors import bad_field
+from slipstream.http.exchange import Exchange, Request
+from slipstream.http.openai.decoding import BodyDecoder
+from slipstream.http.openai.event_ids import parse_answer_id
+from slipstream.http.openai.requests import AbortRequest
+from slipstream.http.openai.responses import Aborted
+from slipstream.http.openai.served import respond_when_done, served_model
+from slipstream.http.wire import Response, json_response
+from slipstream.loop_io import LoopIO
+from slipstream_ipc.messages import MAX_CANCELLED, Cancel, Cancelled, Fault
+
+_decoder = BodyDecoder(AbortRequest)
+
+
+def abort(io: LoopIO, request: Request, exchange: Exchange) -> None:
+    """See to it that the exchange gets its answer. Raises: ApiError."""
+    name = _decoder.decode(request.body).request_id
+    answer = parse_answer_id(name, "request_id")
+    if answer.num_streams > MAX_CANCELLED:
+        what = f"request_id: got one of {answer.num_streams} choices, allowed: {MAX_CANCELLED}"
+        raise bad_field("request_id", what)
+    served_model(io)
+
+    def response_of(found: Cancelled) -> Response:
+        if "running" in found.found:
+            return json_response(200, Aborted(name, "aborted"))
+        if "ended" in found.found:
+            return json_response(200, Aborted(name, "ended"))
+        why = f"request_id: no request {name} is known: it never was, or it ended and is not kept"
+        raise UnknownStreamError(Fault("unknown_stream", why))
+
+    ids = tuple([bytes.fromhex(stream_id) for stream_id in answer.stream_ids()])
+    respond_when_done(io.ask(Cancel(0, ids)), exchange, response_of, {})

@@ -1,0 +1,167 @@
+"""The endpoints that run the model, whatever carries their requests and answers.
+
+Each takes a request and an exchange, which gets the answer now or later. The HTTP server's
+application calls them by path; `answer` calls one from this process and waits for the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from asyncio import Future
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from weakref import WeakValueDictionary
+
+from slipstream.errors import SlipstreamError
+from slipstream.http.auth import Keys
+from slipstream.http.config import Limits
+from slipstream.http.errors import ApiError, error_of
+from slipstream.http.exchange import Exchange, Request
+from slipstream.http.openai import streaming
+from slipstream.http.openai.abort import abort
+from slipstream.http.openai.broadcast import FanOut
+from slipstream.http.openai.chat import ask_chat, read_chat
+from slipstream.http.openai.completions import ask_completion, read_completion
+from slipstream.http.openai.decoding import check_num_values
+from slipstream.http.openai.generate import ask_generate, read_generate
+from slipstream.http.openai.plan_answer import Ask
+from slipstream.http.openai.resuming import ask_again, ask_for_stream, last_event, wants_events
+from slipstream.http.openai.served import served_model
+from slipstream.http.openai.tokenizing import detokenize, tokenize, tokenizer_info
+from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.time_slice import Share
+from slipstream.http.wire import Response
+from slipstream.loop_io import LoopIO
+from slipstream.stream_state import StreamState
+
+_logger = logging.getLogger(__name__)
+Handler = Callable[[Request, Exchange], None]
+
+
+class Endpoints:
+    """Over one connection to the worker. `posts` and `gets` are the handlers by path."""
+
+    def __init__(self, io: LoopIO, keys: Keys, texts: TokenTexts, limits: Limits) -> None:
+        self._io = io
+        self._keys = keys
+        self._texts = texts
+        self._limits = limits
+        self._fan_out = FanOut()
+        self._share = Share()
+        self._streams_by_id: WeakValueDictionary[bytes, StreamState] = WeakValueDictionary()
+        self.posts: dict[str, Handler] = {
+            "/v1/completions": self.completions,
+            "/v1/chat/completions": self.chat,
+            "/generate": self.generate,
+            "/abort": partial(abort, io),
+            "/tokenize": partial(tokenize, io),
+            "/detokenize": partial(detokenize, io),
+        }
+        self.gets: dict[str, Handler] = {"/tokenizer_info": partial(tokenizer_info, texts)}
+
+    async def answer(self, path: str, body: bytes) -> Response:
+        """The whole answer to a POST, of `posts`, of this process's own."""
+        request = Request("POST", path, body=body)
+        answered: Future[Response] = asyncio.get_running_loop().create_future()
+        self.handle(self.posts[path], request, Exchange(request, _Caller(answered)))
+        return await answered
+
+    def handle(self, handler: Handler, request: Request, exchange: Exchange) -> None:
+        """Call it; what it raises is the answer."""
+        model = self._io.model
+        try:
+            check_num_values(request.body, 0 if model is None else model.max_model_len)
+            handler(request, exchange)
+        except (ApiError, SlipstreamError) as error:
+            exchange.respond(error_of(error, {}).response())
+        except Exception as error:
+            _logger.exception("%s %s failed", request.method, request.path)
+            exchange.respond(error_of(error, {}).response())
+
+    def completions(self, request: Request, exchange: Exchange) -> None:
+        """A text's continuation. Raises: ApiError, BadRequestError."""
+        body = read_completion(request.body)
+        model = served_model(self._io, body.model)
+        event_id = last_event(request)
+        if event_id is not None:
+            same = partial(ask_completion, body, model)
+            self._start(ask_again(event_id, "cmpl", model, same), request, exchange)
+        else:
+            self._start(ask_completion(body, model), request, exchange)
+
+    def chat(self, request: Request, exchange: Exchange) -> None:
+        """A chat's next message. Raises: ApiError, BadRequestError."""
+        body = read_chat(request.body)
+        model = served_model(self._io, body.model)
+        event_id = last_event(request)
+        if event_id is not None:
+            same = partial(ask_chat, body, model)
+            self._start(ask_again(event_id, "chatcmpl", model, same), request, exchange)
+        else:
+            self._start(ask_chat(body, model), request, exchange)
+
+    def generate(self, request: Request, exchange: Exchange) -> None:
+        """/generate, in the engine's own terms. Raises: ApiError, BadRequestError."""
+        body, params = read_generate(request.body)
+        model = served_model(self._io, body.model)
+        event_id = last_event(request)
+        if event_id is not None:
+            same = partial(ask_generate, body, params, model)
+            self._start(ask_again(event_id, "gen", model, same), request, exchange)
+        else:
+            self._start(ask_generate(body, params, model), request, exchange)
+
+    def streams(self, request: Request, exchange: Exchange) -> None:
+        """The rest of a stream that a client has left. Raises: ApiError."""
+        if request.method == "HEAD":  # it would take the stream from its reader
+            raise ApiError(405, "method: got HEAD, allowed: GET", headers=((b"allow", b"GET"),))
+        self._start(ask_for_stream(request, served_model(self._io)), request, exchange)
+
+    def _start(self, ask: Ask, request: Request, exchange: Exchange) -> None:
+        if wants_events(request) and ask.can_resume:
+            ask = replace(ask, is_resumable=True)
+        tenant = self._keys.tenant(request.headers.get(b"authorization"))
+        if tenant:
+            for state in ask.states:
+                state.ask_for(tenant)
+        if ask.is_resumable:
+            self._remember(ask)
+        where = (self._io, self._texts, self._limits, self._fan_out, self._share)
+        start = partial(streaming.start, ask, exchange, *where)
+        if ask.needs_texts:
+            self._texts.when_loaded(start)
+        else:
+            start()
+
+    def _remember(self, ask: Ask) -> None:
+        """Where a later request goes on with its streams, what they were submitted as is known."""
+        for state in ask.states:
+            before = self._streams_by_id.get(state.stream_id)
+            if state.resubmittable is None and before is not None:
+                state.resubmittable = before.resubmittable
+            self._streams_by_id[state.stream_id] = state
+
+
+class _Caller:
+    """Takes a whole answer where it was asked for in this process."""
+
+    def __init__(self, answered: Future[Response]) -> None:
+        self._answered = answered
+
+    def respond(self, response: Response) -> None:
+        if not self._answered.done():  # the caller waits for it no more
+            self._answered.set_result(response)
+
+    def write(self, data: bytes) -> None:
+        raise NotImplementedError("a caller in this process takes no streams")
+
+    def begin_stream(self) -> None:
+        self.write(b"")
+
+    def finish(self) -> None:
+        self.write(b"")
+
+    def abort(self) -> None:
+        self._answered.cancel()

@@ -1,0 +1,227 @@
+"""One request's streams while they run: what an answer at once and one that comes have in common.
+
+Owns: their failure, their end when nobody reads them, what is told once of all of them (usage, the
+prompt). Does not know: how an answer is written, or when (`answer`).
+
+Rules:
+- When the client leaves, or one stream fails, all of the request's streams are abandoned. Those of
+  a client that is told where it is (`event_ids`) run on for a while, unread: it may come back.
+- A stream that somebody has aborted by its id has ended, with the reason `abort`: no failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from slipstream.batch import TokenLogprobs
+from slipstream.errors import SlipstreamError, SupersededError
+from slipstream.http.config import Limits
+from slipstream.http.errors import ApiError, error_of
+from slipstream.http.exchange import Exchange
+from slipstream.http.openai.echo import prompt_logprobs
+from slipstream.http.openai.event_ids import EventIds, Place, Told
+from slipstream.http.openai.logprobs import TextPlace, joined, logprobs_by_id
+from slipstream.http.openai.plan_answer import Ask
+from slipstream.http.openai.responses import Logprobs, LogprobsById, Usage
+from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.time_slice import Parts
+from slipstream.http.wire import event
+from slipstream.prompt_pieces import PromptTokenLogprobs
+from slipstream.stream_state import StreamState
+from slipstream_ipc.columns import u32
+
+_logger = logging.getLogger(__name__)
+
+
+class Engine(Protocol):
+    """Runs streams."""
+
+    def submit(self, state: StreamState) -> None:
+        """Ask for the stream."""
+
+    def abandon(self, state: StreamState) -> None:
+        """End it: nobody reads it any more."""
+
+
+class Running:
+    """What both kinds of answers share: the streams, their failure, their usage."""
+
+    def __init__(
+        self, ask: Ask, exchange: Exchange, engine: Engine, texts: TokenTexts, limits: Limits
+    ) -> None:
+        self.ask = ask
+        self.id = str(ask.id)
+        self.exchange = exchange
+        self.texts = texts
+        self.limits = limits
+        self.num_left = len(ask.states)
+        self.event_ids: EventIds | None = None
+        if ask.is_resumable:
+            places = tuple([self.place(index) for index in range(len(ask.states))])
+            usage = (ask.with_usage, ask.with_usage_so_far)
+            head = (ask.id, ask.created, ask.num_logprobs)
+            told = Told(*head, *usage, places, ask.is_usage_told, ask.request_checksum)
+            self.event_ids = EventIds(told)
+        self._engine = engine
+        exchange.on_gone = self._leave
+
+    def place(self, index: int) -> Place:
+        """How much of a stream the client had beforehand."""
+        if self.ask.places:
+            return self.ask.places[index]
+        return Place(has_begun=self.ask.shape.first(index) is None)
+
+    def _leave(self) -> None:
+        """The client has gone."""
+        if self.event_ids is None:
+            self.abandon()
+        else:
+            asyncio.get_running_loop().call_later(self.limits.resume_s, self.abandon)
+
+    def abandon(self) -> None:
+        """End every stream that is not over."""
+        for state in self.ask.states:
+            if not state.is_over:
+                self._engine.abandon(state)
+
+    def fail(self, failure: BaseException) -> None:
+        """The request ends here, with an error."""
+        error = error_of(failure, self.ask.param_names)
+        if isinstance(failure, SlipstreamError) and failure.fault.code == "unknown_stream":
+            hint = self.ask.if_unknown
+            message = f"{failure}; {hint}" if hint else str(failure)
+            error = ApiError(error.status, message, code=error.body.error.code)
+        if error.status >= 500:
+            _logger.warning("%s: %s", self.ask.log_name, error)
+        exchange = self.exchange
+        if exchange.has_begun:
+            exchange.write(event(error.body))
+            exchange.finish()
+        else:
+            exchange.respond(error.response())
+        if isinstance(failure, SupersededError):
+            self._leave()  # its client is elsewhere, and comes for the other choices too
+        else:
+            self.abandon()
+
+    def fault(self) -> None:
+        """The same, by the exception that is being handled: one that names no fault of somebody
+        else's is ours.
+        """
+        error = sys.exception()
+        if not isinstance(error, ApiError | SlipstreamError):
+            _logger.exception("%s: the answer failed", self.ask.log_name)
+            error = RuntimeError()
+        if self.exchange.is_open:
+            self.fail(error)
+
+    def shown_in_parts(
+        self,
+        index: int,
+        place: TextPlace,
+        text: str,
+        entries: Iterable[list[TokenLogprobs]],
+        reason: str | None,
+        *,
+        is_first: bool,
+    ) -> Parts[tuple[str, Logprobs | None, str | None]]:
+        """A choice's text, log-probabilities and finish reason; where it `is_first` said anything
+        of that choice, behind the prompt if that is asked for. The text begins at `place`.
+        """
+        ask, echo, k = self.ask, self.ask.echo, self.ask.num_logprobs
+        if echo is not None and echo.is_all:
+            text, entries, reason = "", [], reason and "length"
+        parts: list[Logprobs] = []
+        if echo is not None and is_first:
+            state = ask.states[index]
+            prompt_ids = u32(state.prompt_ids or b"").tolist()
+            prompt = echo.text(index, prompt_ids, self.texts)
+            text = prompt + text
+            found = None if k is None else _prompt_logprobs(state)
+            if k is None or found is None:  # aborted before they were there: it has no token
+                return text, None, reason
+            place.offset = len(prompt)
+            parts.append((yield from prompt_logprobs(prompt_ids, found, k, self.texts, prompt)))
+        if k is None:
+            return text, None, reason
+        for some in entries:
+            parts.append(ask.shape.logprobs(some, k, self.texts, place))
+            yield
+        if not parts:
+            parts.append(ask.shape.logprobs([], k, self.texts, place))
+        return text, parts[0] if len(parts) == 1 else joined(parts), reason
+
+    def usage(self) -> Usage:
+        """Of all streams; they have ended."""
+        states = self.ask.states
+        once = states[:: self.ask.id.num_answers]  # of a prompt's answers, the first
+        num_prompt = sum(len(state.prompt_ids or b"") // 4 for state in once)
+        num_output = sum(state.end.num_tokens for state in states if state.end is not None)
+        return self._usage(num_prompt, num_output)
+
+    def usage_so_far(self, index: int, num_tokens: int) -> Usage | None:
+        """Of a choice of which so much has been told; None where chunks do not have it."""
+        if not self.ask.with_usage_so_far:
+            return None
+        return self._usage(len(self.ask.states[index].prompt_ids or b"") // 4, num_tokens)
+
+    def _usage(self, num_prompt: int, num_output: int) -> Usage:
+        if self.ask.echo is not None and self.ask.echo.is_all:
+            num_output = 0
+        return Usage(num_prompt, num_output, num_prompt + num_output)
+
+    def prompt_ids(self, index: int = 0) -> list[int]:
+        """Of the prompt of a choice."""
+        ids: list[int] = u32(self.ask.states[index].prompt_ids or b"").tolist()
+        return ids
+
+    def shown_ids(self, index: int, ids: list[int], *, is_first: bool) -> list[int]:
+        """Of a part of a choice: where the prompt is shown in front, so are its ids."""
+        echo = self.ask.echo
+        if echo is None:
+            return ids
+        before = self.prompt_ids(index) if is_first else []
+        return before if echo.is_all else before + ids
+
+    def prompt_logprobs(self, index: int) -> Parts[list[LogprobsById | None] | None]:
+        """Of the prompt of a choice; None where they were not asked for."""
+        k = self.ask.num_prompt_logprobs
+        if k is None:
+            return None
+        state = self.ask.states[index - index % self.ask.id.num_answers]  # its prompt's first
+        found = _prompt_logprobs(state)
+        if found is None:
+            return None
+        shown: list[LogprobsById | None] = []
+        for some in found:
+            shown += logprobs_by_id(some, k, self.texts)
+            yield
+        return shown
+
+
+def _prompt_logprobs(state: StreamState) -> Iterator[PromptTokenLogprobs] | None:
+    """Some at a time. None: somebody aborted the stream before they were there."""
+    pieces = state.prompt_logprobs
+    if pieces is not None and pieces.is_whole:
+        return pieces.read_in_parts()
+    if state.end is None or state.end.reason != "abort":
+        raise ApiError(500, "the prompt's log-probabilities did not come", code="engine_error")
+    return None
+
+
+def is_whole(state: StreamState) -> bool:
+    """Of a stream that is over: whether that is its proper end."""
+    return state.error is None and state.end is not None and state.end.reason != "error"
+
+
+def raise_failure(state: StreamState) -> None:
+    """Of a stream that is over. Raises: its error, or ApiError, where it has no proper end."""
+    if state.error is not None:
+        raise state.error
+    if not is_whole(state):
+        why = "the request was aborted before its answer was complete"
+        raise ApiError(500, why, code="aborted")

@@ -1,0 +1,155 @@
+"""Log-probabilities of a delta as JSON, from its columns: no object to a candidate.
+
+Owns: the quick way of what `logprobs` says in full, byte for byte the same. Does not know: streams,
+events, whole answers.
+
+Rules:
+- What a token reads like was encoded once (`TokenTexts.written`), the values of all entries of a
+  message are encoded at once: what is left to an event is joining bytes.
+- Where the full way could say something else (`chat`: a tie at the last rank), None sends the
+  caller there.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.batch import Batch
+from slipstream.http.openai.logprobs import LEAST, TextPlace
+from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.outputs import Delta, candidates_of, single_of
+from slipstream_ipc.columns import f32, u32
+
+_COMPLETION = b'{"text_offset":[%b],"token_logprobs":[%b],"tokens":[%b],"top_logprobs":[{%b}]}'
+_ONE = _COMPLETION.replace(b"%b", b"%d", 1)
+_CHAT = b'{"content":[%b],"refusal":null}'
+_encode = msgspec.json.Encoder().encode
+
+
+class _Tokens(NamedTuple):
+    """Of all tokens of a message that have candidates."""
+
+    ids: list[int]
+    values: list[bytes]  # as JSON numbers
+    tops: list[bytes]  # `"name":value` of each candidate, with commas between
+
+
+class _Columns(NamedTuple):
+    """Of all entries of a message, a candidate each, a token's own before its likeliest ones."""
+
+    shown: list[bytes]  # as chats have one among the likeliest
+    is_odd: list[bool]  # a token each: the full way has to say it
+
+
+def completion_json(delta: Delta, texts: TokenTexts, place: TextPlace) -> bytes | None:
+    """Of tokens that begin at `place`, which goes on to their end; None where it has none."""
+    single = single_of(delta)
+    if single is not None:  # as nearly always
+        batch, at = single
+        ids, values, tops = _for_completions(batch, texts)
+        token, offset = texts.written[ids[at]], place.offset
+        raw = token.raw
+        if place.pending or not raw.isascii():
+            place.advance(raw)
+        else:
+            place.offset += len(raw)  # as that does, without a call
+        return _ONE % (offset, values[at], token.name, tops[at])
+    found = candidates_of(delta)
+    if found is None:
+        return None
+    batch, (begin, end, width, at) = found
+    ids, values, tops = _for_completions(batch, texts)
+    behind = at + (end - begin) // width
+    offsets: list[bytes] = []
+    names: list[bytes] = []
+    for token_id in ids[at:behind]:
+        token = texts.written[token_id]
+        offsets.append(b"%d" % place.offset)
+        place.advance(token.raw)
+        names.append(token.name)
+    own, shown = b",".join(values[at:behind]), b"},{".join(tops[at:behind])
+    return _COMPLETION % (b",".join(offsets), own, b",".join(names), shown)
+
+
+def chat_json(delta: Delta, texts: TokenTexts) -> bytes | None:
+    """One entry for each token; None where it has none, or the full way has to say."""
+    found = candidates_of(delta)
+    if found is None:
+        return None
+    batch, (begin, end, width, rank_begin) = found
+    shown, is_odd = _for_chats(batch, texts)
+    if any(is_odd[rank_begin : rank_begin + (end - begin) // width]):
+        return None
+    tokens = [
+        shown[at] + b",".join(shown[at + 1 : at + width]) + b"]}" for at in range(begin, end, width)
+    ]
+    return _CHAT % b",".join(tokens)
+
+
+@lru_cache(maxsize=1)  # the streams of a message come one after the other
+def _for_completions(batch: Batch, texts: TokenTexts) -> _Tokens:
+    """All of it is put together as one long string, with a line to a token."""
+    columns = batch.message.logprobs
+    assert columns is not None
+    ids, values = u32(columns.ids), _least(f32(columns.values))
+    widths = batch.token_widths
+    own = np.cumsum(widths) - widths  # where each token's own candidate lies
+    is_kept = ids != np.repeat(ids[own], widths)  # likely or not, it is named once
+    is_kept[own] = True
+    kept_ids: list[int] = ids[is_kept].tolist()
+    numbers = _encode(values[is_kept].tolist())[1:-1].split(b",")
+    pieces = [b""] * (2 * len(kept_ids))
+    written, key = texts.written, texts.written.key
+    pieces[::2] = [key[token_id] for token_id in kept_ids]
+    pieces[1::2] = numbers
+    starts: list[int] = (np.cumsum(is_kept) - 1)[own].tolist()
+    if written.has_equal_names:
+        _name_each_once(pieces, starts)
+    own_ids: list[int] = ids[own].tolist()
+    for start, token_id in zip(starts, own_ids, strict=True):
+        pieces[2 * start] = written[token_id].first
+    tops = b"".join(pieces)[1:].split(b"\n")
+    return _Tokens(own_ids, [numbers[start] for start in starts], tops)
+
+
+def _name_each_once(pieces: list[bytes], starts: list[int]) -> None:
+    """Of candidates of a token that have one name, the first has it."""
+    for start, behind in pairwise((*starts, len(pieces) // 2)):
+        names: set[bytes] = set()
+        for at in range(2 * start, 2 * behind, 2):
+            if pieces[at] in names:
+                pieces[at : at + 2] = (b"", b"")
+            else:
+                names.add(pieces[at])
+
+
+@lru_cache(maxsize=1)
+def _for_chats(batch: Batch, texts: TokenTexts) -> _Columns:
+    """shown: a token's own up to where the likeliest ones follow, then those."""
+    columns = batch.message.logprobs
+    assert columns is not None
+    ids: list[int] = u32(columns.ids).tolist()
+    values = _encode(_least(f32(columns.values)).tolist())[1:-1].split(b",")
+    widths = batch.token_widths
+    behind = np.cumsum(widths)
+    own = (behind - widths).tolist()
+    written = texts.written
+    shown = [
+        written[token_id].head + value + b"}" for token_id, value in zip(ids, values, strict=True)
+    ]
+    is_odd: list[bool] = []
+    for at, end, rank in zip(own, behind.tolist(), u32(columns.ranks).tolist(), strict=True):
+        shown[at] = shown[at][:-1] + b',"top_logprobs":['
+        is_odd.append(rank < end - at and ids[at] not in ids[at + 1 : end])  # a tie
+    return _Columns(shown, is_odd)
+
+
+def _least(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """As JSON can hold them."""
+    return np.maximum(values, np.float32(LEAST))

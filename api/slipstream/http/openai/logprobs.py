@@ -1,0 +1,145 @@
+"""Log-probabilities in OpenAI's two shapes, and in vLLM's by token id. Pure functions.
+
+Owns: which candidates are shown, and how. Does not know: streams, JSON.
+
+Rules:
+- A log-probability of minus infinity is told as -9999, which JSON can hold.
+- `TokenLogprobs` has the sampled token first; the likeliest k are those whose rank is at most k.
+"""
+
+from __future__ import annotations
+
+from codecs import getincrementaldecoder
+from collections.abc import Sequence
+from typing import cast
+
+from slipstream.batch import Logprob, TokenLogprobs
+from slipstream.http.openai.responses import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    LogprobById,
+    Logprobs,
+    LogprobsById,
+    TokenLogprob,
+    TopLogprob,
+)
+from slipstream.http.openai.vocabulary import TokenTexts
+
+LEAST = -9999.0
+
+
+class TextPlace:
+    """How many characters of a text its tokens so far have completed."""
+
+    def __init__(self, offset: int = 0, pending: bytes = b"") -> None:
+        """pending: of a character that the tokens before have begun."""
+        self.offset = offset
+        self.pending = b""  # of a character that the tokens so far have begun
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        if pending:
+            self._decoder.decode(pending)
+            self.pending = self._decoder.getstate()[0]
+
+    def advance(self, raw: bytes) -> None:
+        """Behind the token that is these bytes."""
+        if not self.pending and raw.isascii():
+            self.offset += len(raw)
+            return
+        self.offset += len(self._decoder.decode(raw))
+        self.pending = self._decoder.getstate()[0]
+
+
+def chat_logprobs(entries: Sequence[TokenLogprobs], k: int, texts: TokenTexts) -> ChatLogprobs:
+    """One entry for each token; `k` likeliest ones beside it."""
+    content = []
+    for entry in entries:
+        sampled = next(iter(entry.values()))
+        shown = texts.of(sampled.token_id)
+        content.append(
+            TokenLogprob(
+                shown.text,
+                None if shown.raw is None else list(shown.raw),
+                value_of(sampled),
+                [_top(each, texts) for each in _likeliest(entry, k)],
+            )
+        )
+    return ChatLogprobs(content)
+
+
+def completion_logprobs(
+    entries: Sequence[TokenLogprobs], k: int, texts: TokenTexts, place: TextPlace
+) -> CompletionLogprobs:
+    """The columns, of tokens that begin at `place`, which goes on to their end."""
+    offsets: list[int] = []
+    values: list[float | None] = []
+    tokens: list[str] = []
+    tops: list[dict[str, float] | None] = []
+    for entry in entries:
+        sampled = next(iter(entry.values()))
+        token = texts.of(sampled.token_id)
+        offsets.append(place.offset)
+        place.advance(token.raw or b"")
+        values.append(value_of(sampled))
+        tokens.append(token.name)
+        tops.append(likeliest_by_name(entry, k, texts))
+    return CompletionLogprobs(offsets, values, tokens, tops)
+
+
+def joined(parts: Sequence[Logprobs]) -> Logprobs:
+    """Those of consecutive parts of a text, of one shape, as those of the whole text."""
+    match parts[0]:
+        case CompletionLogprobs():
+            columns = [cast(CompletionLogprobs, part) for part in parts]
+            return CompletionLogprobs(
+                [offset for part in columns for offset in part.text_offset],
+                [value for part in columns for value in part.token_logprobs],
+                [token for part in columns for token in part.tokens],
+                [top for part in columns for top in part.top_logprobs],
+            )
+        case ChatLogprobs():
+            contents = [cast(ChatLogprobs, part).content for part in parts]
+            return ChatLogprobs([entry for content in contents for entry in content])
+        case _:
+            lists = [cast(list[LogprobsById], part) for part in parts]
+            return [entry for part in lists for entry in part]
+
+
+def likeliest_by_name(entry: TokenLogprobs, k: int, texts: TokenTexts) -> dict[str, float]:
+    """A token's own value and those of the `k` likeliest ones in its place."""
+    own = next(iter(entry.values()))
+    top = {texts.of(own.token_id).name: value_of(own)}
+    for each in _likeliest(entry, k):
+        top.setdefault(texts.of(each.token_id).name, value_of(each))
+    return top
+
+
+def by_id(entry: TokenLogprobs, k: int, texts: TokenTexts) -> LogprobsById:
+    """A token's own value and those of the `k` likeliest ones, by token id."""
+    own = next(iter(entry.values()))
+    return {
+        each.token_id: LogprobById(value_of(each), each.rank, texts.of(each.token_id).text)
+        for each in (own, *_likeliest(entry, k))
+    }
+
+
+def logprobs_by_id(
+    entries: Sequence[TokenLogprobs | None], k: int, texts: TokenTexts
+) -> list[LogprobsById | None]:
+    """The same of several tokens; None stays None."""
+    return [None if entry is None else by_id(entry, k, texts) for entry in entries]
+
+
+def _likeliest(entry: TokenLogprobs, k: int) -> list[Logprob]:
+    found = [each for each in entry.values() if each.rank <= k]
+    return sorted(found, key=lambda each: each.rank)
+
+
+def _top(candidate: Logprob, texts: TokenTexts) -> TopLogprob:
+    shown = texts.of(candidate.token_id)
+    raw = None if shown.raw is None else list(shown.raw)
+    return TopLogprob(shown.text, raw, value_of(candidate))
+
+
+def value_of(candidate: Logprob) -> float:
+    """As JSON can hold it."""
+    return max(candidate.logprob, LEAST)

@@ -1,0 +1,134 @@
+"""POST /tokenize and /detokenize, GET /tokenizer_info, in vLLM's shapes.
+
+Owns: what may be asked, and the shape of what is answered. Does not know: tokenizers (the worker's
+prompt process has the model's own).
+
+Rules:
+- As many ids are turned into text as the model could have, and LEAST_IDS in any case: reading more
+  would keep everybody's streams waiting. They are counted before they are read.
+- What is told of a tokenizer is its tokenizer_config.json, less the places of its files.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from slipstream.http.errors import ApiError, bad_field
+from slipstream.http.exchange import Exchange, Request
+from slipstream.http.openai.chat import template_of, turns_of
+from slipstream.http.openai.decoding import BodyDecoder, refuse_unsupported
+from slipstream.http.openai.requests import DetokenizeRequest, TokenizeRequest
+from slipstream.http.openai.responses import Text, Tokens
+from slipstream.http.openai.served import respond_when_done, served_model
+from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.wire import Response, json_response
+from slipstream.loop_io import LoopIO
+from slipstream.questions import ids_of, new_detokenize, new_tokenize
+from slipstream_ipc.messages import Detokenized, ModelCard, Tokenize, Tokenized
+from slipstream_ipc.template import MAX_QUESTION_CHARS, MAX_QUESTION_TOKENS
+
+_FOR_MESSAGES = (
+    "tools",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+)
+LEAST_IDS = 2**16
+_CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+_PLACES = ("name_or_path", "vocab_file", "merges_file", "tokenizer_file")
+_ANY_CLASS = "PreTrainedTokenizerFast"
+_SLACK = 1024  # commas that are none between ids, in a model's name say
+_tokenize_decoder = BodyDecoder(TokenizeRequest)
+_detokenize_decoder = BodyDecoder(DetokenizeRequest)
+
+
+def tokenize(io: LoopIO, request: Request, exchange: Exchange) -> None:
+    """See to it that the exchange gets its answer. Raises: ApiError, BadRequestError."""
+    body = _tokenize_decoder.decode(request.body)
+    model = served_model(io, body.model)
+    refuse_unsupported(body, supported=("add_special_tokens",))
+    asked = _asked(body)
+
+    def response_of(found: Tokenized) -> Response:
+        ids = ids_of(found)
+        strings = list(found.strings) if body.return_token_strs else None
+        return json_response(200, Tokens(len(ids), model.max_model_len, ids, strings))
+
+    names = {"with_strings": "return_token_strs"}
+    if body.messages is not None:
+        names["prompt"] = "messages"
+    respond_when_done(io.ask(asked), exchange, response_of, names)
+
+
+def detokenize(io: LoopIO, request: Request, exchange: Exchange) -> None:
+    """See to it that the exchange gets its answer. Raises: ApiError, BadRequestError."""
+    most = _most_ids(served_model(io))
+    if (num := request.body.count(b",") + 1) > most + _SLACK:
+        raise bad_field("tokens", f"tokens: got {num}, allowed: at most {most}")
+    body = _detokenize_decoder.decode(request.body)
+    model = served_model(io, body.model)
+    if len(body.tokens) > most:
+        raise bad_field("tokens", f"tokens: got {len(body.tokens)}, allowed: at most {most}")
+    if body.tokens and not (min(body.tokens) >= 0 and max(body.tokens) < model.vocab_size):
+        raise bad_field("tokens", f"tokens: allowed: token ids in [0, {model.vocab_size})")
+
+    def response_of(found: Detokenized) -> Response:
+        return json_response(200, Text(found.text))
+
+    asked = new_detokenize(body.tokens, model)
+    respond_when_done(io.ask(asked), exchange, response_of, {"token_ids": "tokens"})
+
+
+def tokenizer_info(texts: TokenTexts, _request: Request, exchange: Exchange) -> None:
+    """See to it that the exchange gets its answer. Raises: ApiError."""
+    exchange.respond(Response(200, _tokenizer_info(texts)))
+
+
+@lru_cache(maxsize=1)
+def _tokenizer_info(texts: TokenTexts) -> bytes:
+    """Raises: ApiError."""
+    try:
+        folder = texts.folder()
+        config: dict[str, Any] = msgspec.json.decode((folder / _CONFIG).read_bytes(), type=dict)
+    except (OSError, msgspec.DecodeError):
+        raise ApiError(404, f"this model has no {_CONFIG}", code="not_found") from None
+    for name in _PLACES:
+        config.pop(name, None)
+    config.setdefault("tokenizer_class", _ANY_CLASS)
+    template = folder / _TEMPLATE
+    if "chat_template" not in config and template.is_file():
+        config["chat_template"] = template.read_text()
+    return msgspec.json.encode(config)
+
+
+def _most_ids(model: ModelCard) -> int:
+    return min(MAX_QUESTION_TOKENS, max(LEAST_IDS, model.max_model_len))
+
+
+def _asked(body: TokenizeRequest) -> Tokenize:
+    if (body.prompt is None) == (body.messages is None):
+        what = "prompt: got both or none of prompt and messages, allowed: one of them"
+        raise bad_field("prompt", what)
+    if body.prompt is not None and len(body.prompt) > MAX_QUESTION_CHARS:
+        given = f"{len(body.prompt)} characters"
+        raise bad_field("prompt", f"prompt: got {given}, allowed: at most {MAX_QUESTION_CHARS}")
+    with_strings = bool(body.return_token_strs)
+    if body.messages is None:
+        for name in _FOR_MESSAGES:
+            if getattr(body, name) is not None:
+                raise bad_field(name, f"{name}: allowed only where messages are given")
+        return new_tokenize(
+            body.prompt, add_special_tokens=body.add_special_tokens, with_strings=with_strings
+        )
+    for index, message in enumerate(body.messages):
+        refuse_unsupported(message, f"messages[{index}].")
+    return new_tokenize(
+        turns_of(body.messages),
+        template_of(body),
+        add_special_tokens=body.add_special_tokens,
+        with_strings=with_strings,
+    )

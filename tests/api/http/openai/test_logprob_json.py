@@ -1,0 +1,126 @@
+"""The quick way of log-probabilities says what the full one says, byte for byte."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.batch import Batch
+from slipstream.demo import MODEL_PATH
+from slipstream.http.openai.logprob_json import chat_json, completion_json
+from slipstream.http.openai.logprobs import TextPlace, chat_logprobs, completion_logprobs
+from slipstream.http.openai.vocabulary import TokenText, TokenTexts
+from slipstream.http.wire import one_line
+from slipstream.outputs import Delta
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.messages import Deltas, LogprobColumns
+
+VOCABULARY = 4096  # beside which there are ids that have no text
+
+
+@pytest.fixture(scope="module")
+def texts() -> TokenTexts:
+    found = TokenTexts(str(MODEL_PATH))
+    found._load()
+    return found
+
+
+@st.composite
+def tokens(draw: st.DrawFn, width: int) -> tuple[list[int], list[float], int]:
+    """The candidates of one token as columns have them: ids, values, and its own rank."""
+    ids = draw(
+        st.lists(st.integers(0, VOCABULARY + 20), min_size=width, max_size=width, unique=True)
+    )
+    numbers = st.floats(-1e4, 0, width=32) | st.just(float("-inf"))
+    values = sorted(draw(st.lists(numbers, min_size=width, max_size=width)), reverse=True)
+    own, top = draw(st.integers(0, width - 1)), width - 1
+    others = list(range(top))  # the likeliest, less the last one where its own is none of them
+    if own < top:
+        return [ids[own], *(ids[at] for at in others)], [values[own], *values[:top]], own + 1
+    # none of those: at a rank behind them, or, in a tie, at one of theirs
+    rank = draw(st.integers(max(1, top), 300))
+    return [ids[top], *(ids[at] for at in others)], [values[top], *values[:top]], rank
+
+
+@st.composite
+def deltas(draw: st.DrawFn) -> list[tuple[Delta, int]]:
+    """Some of one message, each with how many of the likeliest its stream asked for."""
+    counts = draw(st.lists(st.integers(0, 3), min_size=1, max_size=4))
+    widths = draw(
+        st.lists(st.sampled_from([0, 1, 2, 6]), min_size=len(counts), max_size=len(counts))
+        | st.sampled_from([1, 6]).map(lambda width: [width] * len(counts))
+    )
+    ids, values, ranks = [], [], []
+    for count, width in zip(counts, widths, strict=True):
+        for _ in range(count if width else 0):
+            own_ids, own_values, rank = draw(tokens(width))
+            ids += own_ids
+            values += own_values
+            ranks.append(rank)
+    are_equal = len(set(widths)) == 1 and widths[0] > 0
+    columns = LogprobColumns(
+        widths[0] if are_equal else 0,
+        np.array(values, "<f4").tobytes(),
+        pack_u32(ids),
+        pack_u32(ranks),
+        b"" if are_equal else pack_u32(widths),
+    )
+    num = len(counts)
+    zeros = pack_u32([0] * num)
+    message = Deltas(
+        zeros, zeros, zeros, ["x"] * num, pack_u32([0] * sum(counts)), pack_u32(counts),
+        logprobs=columns,
+    )  # fmt: skip
+    batch = Batch(message, {})
+    skips = [draw(st.integers(0, count)) for count in counts]
+    return [
+        (Delta("x", batch, entry, skip), width - 1)
+        for entry, (skip, width) in enumerate(zip(skips, widths, strict=True))
+    ]
+
+
+def encoded(content: object) -> bytes:
+    return one_line(msgspec.json.encode(content))
+
+
+@given(found=deltas())
+def test_the_quick_way_says_what_the_full_one_says(texts, found):
+    for delta, k in found:
+        entries = delta.logprobs or []
+        quick_place, place = TextPlace(7, b"\xe2\x82"), TextPlace(7, b"\xe2\x82")
+        quick = completion_json(delta, texts, quick_place)
+        assert (quick is None) == (not entries)
+        if quick is not None:
+            assert quick == encoded(completion_logprobs(entries, k, texts, place))
+            assert (quick_place.offset, quick_place.pending) == (place.offset, place.pending)
+        quick = chat_json(delta, texts)
+        if quick is not None:
+            assert quick == encoded(chat_logprobs(entries, k, texts))
+
+
+def test_only_a_tie_at_the_last_rank_goes_the_full_way(texts):
+    def chat(rank: int) -> bytes | None:
+        columns = LogprobColumns(
+            2, np.array([-1, -1], "<f4").tobytes(), pack_u32([5, 6]), pack_u32([rank])
+        )
+        zero = pack_u32([0])
+        batch = Batch(Deltas(zero, zero, zero, ["x"], zero, logprobs=columns), {})
+        return chat_json(Delta("x", batch, 0), texts)
+
+    assert chat(1) is None  # it is as likely as the likeliest, which is another one
+    assert chat(2) is not None
+
+
+@given(found=deltas())
+def test_tokens_of_one_name_are_told_as_the_full_way_tells_them(found):
+    """As in vocabularies that have a word and its continuation."""
+    same = TokenTexts(str(MODEL_PATH))
+    same.of = lambda token_id: TokenText("x", f"name {token_id % 3}", b"x")  # type: ignore[method-assign]
+    for delta, k in found:
+        entries = delta.logprobs or []
+        if entries:
+            quick = completion_json(delta, same, TextPlace())
+            assert quick == encoded(completion_logprobs(entries, k, same, TextPlace()))

@@ -1,0 +1,228 @@
+"""Answers without a connection: what is begun for whom, and what a slow reader costs."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.api.conftest import Entry, deltas, end_of
+from tests.api.http.conftest import events_of
+
+from slipstream.http.config import Limits
+from slipstream.http.exchange import Exchange, Request
+from slipstream.http.openai import streaming
+from slipstream.http.openai.broadcast import FanOut
+from slipstream.http.openai.completions import ask_completion, read_completion
+from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.time_slice import Share
+from slipstream.http.wire import Response
+from slipstream.stream_state import StreamState
+from slipstream.stream_table import StreamTable
+from slipstream_ipc.columns import pack_f32, pack_u32
+from slipstream_ipc.messages import LogprobColumns, ModelCard, Superseded
+
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+CARD = ModelCard("a model", "nowhere", 1000, 100, ())
+
+
+class Engine:
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.submitted: list[StreamState] = []
+
+    def submit(self, state: StreamState) -> None:
+        self.submitted.append(state)
+
+    def abandon(self, state: StreamState) -> None:
+        self.submitted.remove(state)
+
+
+@pytest.mark.parametrize("is_stream", [b"true", b"false"])
+def test_nothing_runs_for_who_left_before_it_could_begin(is_stream: bytes) -> None:
+    """A request for log-probabilities waits for the vocabulary; its client may not."""
+    body = b'{"prompt": "x", "logprobs": 1, "stream": %b}' % is_stream
+    ask = ask_completion(read_completion(body), CARD)
+    connection: Any = SimpleNamespace()
+    exchange, engine = Exchange(Request(), connection), Engine()
+    exchange.leave()
+    limits = Limits(held_bytes=1000)
+    streaming.start(ask, exchange, engine, TokenTexts("nowhere"), limits, FanOut(), Share())
+    assert engine.submitted == []
+
+
+def test_choices_that_another_front_goes_on_with_are_not_ended_by_this_one() -> None:
+    """Its client comes for one after the other, and the first was taken over already."""
+    body = b'{"prompt": "x", "n": 40, "stream": true}'
+    ask = replace(ask_completion(read_completion(body), CARD), is_resumable=True)
+    wire, engine, table = Wire(), Engine(), StreamTable()
+
+    async def main() -> None:
+        exchange = Exchange(Request(), wire)
+        streaming.start(ask, exchange, engine, TokenTexts("nowhere"), Limits(), FanOut(), Share())
+        for state in ask.states:
+            table.add(state)
+        table.supersede(Superseded(ask.states[0].handle))
+        table.wake()
+        assert not exchange.is_open
+        assert engine.submitted == ask.states
+
+    asyncio.run(main())
+
+
+class Wire:
+    """In a connection's place. Takes `room` bytes, then pauses its exchange until there is more."""
+
+    def __init__(self) -> None:
+        self.room = 1 << 30
+        self.exchange: Exchange | None = None
+        self.writes: list[bytes] = []
+        self.is_dropped = False
+
+    def write(self, data: bytes) -> None:
+        """As a transport does: all of it, whatever the room."""
+        self.writes.append(data)
+        self.room -= len(data)
+        if self.room < 0 and self.exchange is not None and not self.exchange.is_paused:
+            self.exchange.pause(True)
+
+    def read(self, num_bytes: int) -> None:
+        """The client takes so much."""
+        assert self.exchange is not None
+        self.room = num_bytes
+        self.exchange.pause(False)
+
+    def respond(self, response: Response) -> None:
+        """The whole answer."""
+        self.exchange = None
+        self.write(b"HTTP/1.1 200 OK\r\n\r\n" + response.body)
+
+    def begin_stream(self) -> None:
+        """A head."""
+        assert self.exchange is not None
+        is_chunked = self.exchange.request.version != "1.0"
+        self.write(STREAM_HEAD + (b"Transfer-Encoding: chunked\r\n\r\n" if is_chunked else b"\r\n"))
+
+    def finish(self) -> None:
+        """The answer is complete."""
+        self.exchange = None
+
+    def abort(self) -> None:
+        """The client is given up."""
+        self.is_dropped = True
+        assert self.exchange is not None
+        self.exchange.leave()
+
+
+class Table:
+    """An engine that is a client's table of streams."""
+
+    def __init__(self) -> None:
+        self.streams, self.fan_out = StreamTable(), FanOut()
+
+    def submit(self, state: StreamState) -> None:
+        """Ask for the stream."""
+        self.streams.add(state)
+
+    def abandon(self, state: StreamState) -> None:
+        """End it."""
+        self.streams.give_up(state, None)
+
+    def say(self, *entries: Entry, logprobs: LogprobColumns | None = None) -> None:
+        """A message arrives."""
+        assert self.streams.deliver(deltas(*entries, logprobs=logprobs))
+        self.streams.wake()
+
+
+def streamed(
+    table: Table, wire: Wire, held_bytes: int, num_logprobs: int | None = None
+) -> StreamState:
+    """A streamed answer that has been begun."""
+    asks = b'"logprobs": %d,' % num_logprobs if num_logprobs is not None else b""
+    body = b'{"prompt": "x", %s "stream": true}' % asks
+    ask = ask_completion(read_completion(body), CARD)
+    request = Request()
+    request.version = "1.0"  # without chunks around the events
+    wire.exchange = Exchange(request, wire)  # type: ignore[arg-type]
+    limits = Limits(held_bytes=held_bytes)
+    streaming.start(
+        ask, wire.exchange, table, TokenTexts("nowhere"), limits, table.fan_out, Share()
+    )
+    return ask.states[0]
+
+
+def text_of(writes: list[bytes]) -> str:
+    body = b"".join(writes).partition(b"\r\n\r\n")[2]
+    return "".join(event["choices"][0]["text"] for event in events_of(body) if event != "[DONE]")
+
+
+def test_a_slow_reader_is_told_in_portions_and_what_it_holds_is_merged() -> None:
+    table, wire, quick = Table(), Wire(), Wire()
+    slow = streamed(table, wire, held_bytes=1 << 20)
+    other = streamed(table, quick, held_bytes=1 << 20)
+    piece = "0123456789abcdef" * 8
+    wire.room = 0
+    for at in range(3000):
+        table.say(
+            Entry(slow.handle, piece, at * len(piece), at, ids=[at]),
+            Entry(other.handle, "y", at, ids=[at]),
+        )
+    assert len(text_of(quick.writes)) == 3000  # nobody waits for the slow one
+    assert len(quick.writes) == 3001
+    assert len(wire.writes) == 2  # the head, and what filled it
+    assert len(slow.deltas) < 400
+    told = len(wire.writes)
+    while slow.deltas:
+        wire.read(1)
+        [write] = wire.writes[told:]
+        told += 1
+        # a portion and, at most, one merged delta more
+        assert len(write) < 2**16 + 2000 * len(piece)
+    end = end_of("x" * 3000)
+    table.say(Entry(slow.handle, "", 3000 * len(piece), 3000, ids=[], end=end))
+    assert wire.writes[-1] != b"data: [DONE]\n\n"  # there is no room for it yet
+    wire.read(1 << 30)
+    assert text_of(wire.writes) == piece * 3000
+    assert wire.writes[-1] == b"data: [DONE]\n\n"
+    assert not wire.is_dropped
+
+
+def test_log_probabilities_of_a_slow_reader_are_all_told() -> None:
+    table, wire = Table(), Wire()
+    state = streamed(table, wire, held_bytes=1 << 20, num_logprobs=1)
+    wire.room = 0
+    num = 1000
+    for at in range(num):
+        columns = LogprobColumns(2, pack_f32([-at, -0.5]), pack_u32([at, 5000]), pack_u32([2]))
+        table.say(Entry(state.handle, "x", at, ids=[at]), logprobs=columns)
+    end = end_of("x" * num, "length")
+    table.say(Entry(state.handle, "", num, num, ids=[], end=end))
+    assert len(wire.writes) == 2
+    while not wire.is_dropped and wire.exchange is not None:
+        wire.read(1)
+    events = events_of(b"".join(wire.writes).partition(b"\r\n\r\n")[2])
+    values = [v for e in events[:-1] for v in e["choices"][0]["logprobs"]["token_logprobs"]]
+    assert values == [float(-at) for at in range(num)]
+    assert events[-2]["choices"][0]["finish_reason"] == "length"
+    assert len(events) < 20
+
+
+@pytest.mark.parametrize(("num_logprobs", "most"), [(None, 10_000), (4, 153)])
+def test_who_holds_too_much_is_dropped(num_logprobs: int | None, most: int) -> None:
+    """Log-probabilities count as what they become on their way out."""
+    table, wire = Table(), Wire()
+    state = streamed(table, wire, held_bytes=50_000, num_logprobs=num_logprobs)
+    wire.room = 0
+    num_said = 0
+    while not wire.is_dropped:
+        columns = None
+        if num_logprobs is not None:
+            columns = LogprobColumns(5, pack_f32([0] * 5), pack_u32(range(5)), pack_u32([1]))
+        table.say(Entry(state.handle, "x", num_said, ids=[1]), logprobs=columns)
+        num_said += 1
+        assert num_said <= most + 2  # the first is told, and the last is too much
+    assert num_said == most + 2
+    assert state.is_over
