@@ -13,7 +13,8 @@ from tests.docs.pages import PAGES, ROOT
 import slipstream
 from slipstream import SamplingParams
 from slipstream.cli import _parser
-from slipstream.http import metrics, openapi
+from slipstream.http.admin import metrics
+from slipstream.http.openai import openapi
 
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
 PEERS = sorted(ROOT.glob("*/**/peers/README.md"))
