@@ -25,7 +25,7 @@ def main() -> None:
     )
     num_done = 0
 
-    def show(_: slipstream.Completion) -> None:
+    def show(_: slipstream.RequestOutput) -> None:
         nonlocal num_done
         num_done += 1
         print(f"\r{num_done} of {len(prompts)}", end="", file=sys.stderr, flush=True)

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
         SupersededError,
         UnknownStreamError,
     )
-    from slipstream.llm import LLM, CompletionOutput, RequestOutput
+    from slipstream.llm import LLM
     from slipstream.many import AsyncStreams, Streams
-    from slipstream.outputs import Completion, Delta, Logprob
+    from slipstream.outputs import Completion, CompletionOutput, Delta, Logprob, RequestOutput
     from slipstream.requests import TextPrompt, TokensPrompt
     from slipstream.stack import Stack, StackError
     from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams, StructuredOutputs
@@ -80,7 +80,7 @@ _MODULES = {
     "Client": "slipstream.client",
     "ClosedError": "slipstream.errors",
     "Completion": "slipstream.outputs",
-    "CompletionOutput": "slipstream.llm",
+    "CompletionOutput": "slipstream.outputs",
     "ConflictError": "slipstream.errors",
     "ConnectionLostError": "slipstream.errors",
     "Delta": "slipstream.outputs",
@@ -90,7 +90,7 @@ _MODULES = {
     "ModelCard": "slipstream_ipc.messages",
     "OverloadedError": "slipstream.errors",
     "RequestError": "slipstream.errors",
-    "RequestOutput": "slipstream.llm",
+    "RequestOutput": "slipstream.outputs",
     "SamplingParams": "slipstream_ipc.messages",
     "SlipstreamError": "slipstream.errors",
     "Stack": "slipstream.stack",

@@ -11,7 +11,7 @@ import msgspec
 from slipstream.client_io import ClientIO
 from slipstream.endpoints import Endpoint
 from slipstream.errors import BadRequestError, bad_request
-from slipstream.outputs import Completion
+from slipstream.outputs import RequestOutput
 from slipstream.reading import Connection, OutputKind
 from slipstream.requests import (
     Prompt,
@@ -149,8 +149,8 @@ def new_states(
 
 
 def with_others(
-    answers: Sequence[Completion], params: Sequence[SamplingParams]
-) -> list[Completion]:
+    answers: Sequence[RequestOutput], params: Sequence[SamplingParams]
+) -> list[RequestOutput]:
     """One completion to a prompt, where `answers` are those of all prompts, `n` to each."""
     rest = iter(answers)
     found = []

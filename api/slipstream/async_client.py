@@ -32,7 +32,7 @@ from slipstream.endpoints import server_endpoint
 from slipstream.errors import ConnectionLostError, RequestError
 from slipstream.loop_io import LoopIO
 from slipstream.many import MAX_IN_FLIGHT, AsyncStreams
-from slipstream.outputs import Completion, Delta
+from slipstream.outputs import Delta, RequestOutput
 from slipstream.questions import checked_template, ids_of, new_detokenize, new_tokenize
 from slipstream.reading import Connection, OutputKind, Reading
 from slipstream.requests import Prompt, checked_params
@@ -226,7 +226,7 @@ class AsyncClient:
         stream_id: str | None = None,
         cache_salt: str | None = None,
         **options: Unpack[SamplingOptions],
-    ) -> Completion:
+    ) -> RequestOutput:
         """Run one request to its end. Arguments and errors: see `Client.generate`."""
         checked = checked_params(params, options)
         if checked.n > 1:
@@ -255,15 +255,15 @@ class AsyncClient:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-        on_done: Callable[[Completion], object] | None = None,
+        on_done: Callable[[RequestOutput], object] | None = None,
         **options: Unpack[SamplingOptions],
-    ) -> list[Completion]:
+    ) -> list[RequestOutput]:
         """Run many requests to their ends; see `Client.generate_many`."""
         every = params_for_each(prompts, params, options)
         states = new_states(self._io, prompts, every, priority, cache_salt=cache_salt)
         room = asyncio.Semaphore(MAX_IN_FLIGHT)
 
-        async def run(state: StreamState) -> Completion:
+        async def run(state: StreamState) -> RequestOutput:
             async with room:
                 self._io.submit(state)
                 async with AsyncStream(self, self._io, state, "final") as stream:
@@ -327,7 +327,7 @@ class AsyncClient:
         await self._io.close()
 
 
-async def _completion(stream: AsyncStream) -> Completion:
+async def _completion(stream: AsyncStream) -> RequestOutput:
     while not stream._state.is_over:
         await stream._wait()
     return stream._completion()

@@ -76,7 +76,8 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_given: Any) -> None:
         from importlib.metadata import version
 
-        parser.exit(0, f"slipstream {version('slipstream')}\n")
+        print(f"slipstream {version('slipstream')}")
+        parser.exit(0)
 
 
 if __name__ == "__main__":

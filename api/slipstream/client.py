@@ -32,7 +32,7 @@ from slipstream.client_io import ClientIO
 from slipstream.endpoints import server_endpoint
 from slipstream.errors import RequestError
 from slipstream.many import MAX_IN_FLIGHT, Streams
-from slipstream.outputs import Completion, Delta
+from slipstream.outputs import Delta, RequestOutput
 from slipstream.questions import checked_template, ids_of, new_detokenize, new_tokenize
 from slipstream.reading import OutputKind, Reading
 from slipstream.requests import Prompt, checked_params
@@ -225,7 +225,7 @@ class Client:
         stream_id: str | None = None,
         cache_salt: str | None = None,
         **options: Unpack[SamplingOptions],
-    ) -> Completion:
+    ) -> RequestOutput:
         """Run one request to its end. Arguments and errors are those of `stream`.
 
         n: several answers, which are the `choices` of the completion.
@@ -259,9 +259,9 @@ class Client:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-        on_done: Callable[[Completion], object] | None = None,
+        on_done: Callable[[RequestOutput], object] | None = None,
         **options: Unpack[SamplingOptions],
-    ) -> list[Completion]:
+    ) -> list[RequestOutput]:
         """Run many requests to their ends; completions in the order of the prompts, one to each:
         where `n` are asked for, they are its `choices`.
 
@@ -278,7 +278,7 @@ class Client:
             indices[state] = len(indices)
         waiting = iter(indices)
         running: dict[StreamState, Stream] = {}
-        completions: dict[int, Completion] = {}
+        completions: dict[int, RequestOutput] = {}
         try:
             while len(completions) < len(indices):
                 for state in islice(waiting, MAX_IN_FLIGHT - len(running)):

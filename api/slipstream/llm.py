@@ -17,44 +17,22 @@ import warnings
 from collections.abc import Mapping, Sequence
 from itertools import count
 from types import TracebackType
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 import msgspec
 import numpy as np
 from tqdm import tqdm
 
 from slipstream.errors import ClosedError, ConnectionLostError, bad_request
-from slipstream.outputs import Completion, PromptTokenLogprobs, TokenLogprobs
-from slipstream.requests import Conversation, Prompt, is_prompt_mapping, text_of
+from slipstream.outputs import RequestOutput
+from slipstream.requests import Conversation, Prompt, is_prompt_mapping
 from slipstream.settings import SHORT_LIVED
 from slipstream.stack import Stack, StackArguments, StackError
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.messages import ChatMessage, FinishReason, SamplingParams
+from slipstream_ipc.messages import ChatMessage, SamplingParams
 
 _CONVERSATIONS = "a list of messages with role and content, or a list of such lists"
 _STREAM_INTERVAL = 64  # nobody reads along, so the answers travel in large pieces
-
-
-class CompletionOutput(msgspec.Struct, frozen=True):
-    """An answer. `index`: which of its prompt's answers, of which `n` were asked for."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None
-    finish_reason: FinishReason | None
-    stop_reason: int | str | None
-
-
-class RequestOutput(msgspec.Struct, frozen=True):
-    """A prompt and its answers. `prompt` is None where it was not given as text."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    finished: Literal[True] = True
-    prompt_logprobs: PromptTokenLogprobs | None = None  # None for the prompt's first token
 
 
 class LLM:
@@ -141,7 +119,7 @@ class LLM:
             disable=not use_tqdm,
         ) as bar:
 
-            def on_done(completion: Completion) -> None:
+            def on_done(completion: RequestOutput) -> None:
                 nonlocal num_tokens
                 num_tokens += completion.num_tokens
                 rate = num_tokens / (time.monotonic() - begin)
@@ -155,8 +133,8 @@ class LLM:
                     raise
                 raise StackError("the stack ended; standard error says why") from error
         return [
-            _output(str(next(self._ids)), prompt, completion)
-            for prompt, completion in zip(prompts, completions, strict=True)
+            msgspec.structs.replace(completion, request_id=str(next(self._ids)))
+            for completion in completions
         ]
 
 
@@ -218,24 +196,3 @@ def _coarse(params: Any) -> Any:
         return params
     interval = max(params.stream_interval, _STREAM_INTERVAL) if params.stream_interval > 0 else 0
     return msgspec.structs.replace(params, stream_interval=interval)
-
-
-def _output(request_id: str, prompt: Prompt, completion: Completion) -> RequestOutput:
-    answers = [
-        CompletionOutput(
-            index,
-            each.text,
-            each.token_ids,
-            each.logprobs,
-            each.finish_reason,
-            each.stop_reason,
-        )
-        for index, each in enumerate(completion.choices)
-    ]
-    return RequestOutput(
-        request_id,
-        text_of(prompt),
-        completion.prompt_token_ids,
-        answers,
-        prompt_logprobs=completion.prompt_logprobs,
-    )

@@ -40,7 +40,7 @@ class _Many:
         return [state.stream_id.hex() for state in self._group.states]
 
     def prompt_logprobs(self, index: int) -> PromptTokenLogprobs | None:
-        """The prompt's log-probabilities of the answer `index`, as `Completion.prompt_logprobs`:
+        """The prompt's log-probabilities of the answer `index`, as `RequestOutput.prompt_logprobs`:
         there with the answer's first delta; of several answers to a prompt with their first one's.
         None before, or where they were not asked for.
         """

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from slipstream.cli_parser import Parser as Parser  # benchmarks import it from here
 from slipstream.client import Client
 from slipstream.errors import wrong_option
 from slipstream.requests import checked_params

@@ -1,4 +1,4 @@
-"""What a caller gets: deltas of a stream, and completions.
+"""What a caller gets: deltas of a stream, and whole answers.
 
 Owns: the public output types, and joining several deltas into one. Does not know: streams,
 threads, sockets.
@@ -19,10 +19,12 @@ from slipstream_ipc.messages import Deltas, End, FinishReason, LogprobColumns
 
 __all__ = [
     "Completion",
+    "CompletionOutput",
     "Delta",
     "Logprob",
     "Position",
     "PromptTokenLogprobs",
+    "RequestOutput",
     "TokenLogprobs",
     "begin_of",
     "candidates_of",
@@ -86,23 +88,91 @@ class Delta(Struct, frozen=True, gc=False, eq=False, repr_omit_defaults=True):
         return f"Delta({', '.join(shown)})"
 
 
-class Completion(Struct, frozen=True, eq=False):
-    """A whole answer; where several were asked for, the first of them. Slipstream makes these.
+class CompletionOutput(Struct, frozen=True, eq=False):
+    """One answer to a prompt. `index`: which of the `n` that were asked for."""
 
-    id: the stream's id, 32 hexadecimal digits. label: the caller's own name for the request.
+    index: int
+    text: str
+    _whole: Delta
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the answer has; cheaper than looking at them."""
+        return self._whole.num_tokens
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The answer's token ids."""
+        return self._whole.token_ids
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        """Each token's candidates by id, the token itself first; None if not asked for."""
+        return self._whole.logprobs
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the answer ended."""
+        return self._whole.finish_reason
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """The stop token id or stop string that ended it; None for any other end."""
+        return self._whole.stop_reason
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CompletionOutput) and self._fields == other._fields
+
+    def __repr__(self) -> str:
+        names = ("index", "text", "token_ids", "logprobs", "finish_reason", "stop_reason")
+        shown = [f"{name}={value!r}" for name, value in zip(names, self._fields, strict=True)]
+        return f"CompletionOutput({', '.join(shown)})"
+
+    @property
+    def _fields(self) -> tuple[object, ...]:
+        whole = self._whole
+        of_tokens = (whole.token_ids, whole.logprobs, whole.finish_reason, whole.stop_reason)
+        return (self.index, self.text, *of_tokens)
+
+
+class RequestOutput(Struct, frozen=True, eq=False):
+    """A prompt and its answers, with vLLM's names. Slipstream makes these.
+
+    request_id: the stream's id, 32 hexadecimal digits; of an `LLM`'s, their number. label: the
+    caller's own name for the request. prompt: its text; None where it was not given as text. `text`
+    and what is said of tokens and the end are the first answer's.
     """
 
-    id: str
+    request_id: str
     label: str
     text: str
     _whole: Delta
     _prompt_ids: bytes
-    _others: tuple[Completion, ...] = ()
+    _others: tuple[RequestOutput, ...] = ()
     _prompt: PromptPieces | None = None
+    prompt: str | None = None
 
     @property
-    def choices(self) -> tuple[Completion, ...]:
-        """All `n` answers to the prompt, this one first."""
+    def outputs(self) -> list[CompletionOutput]:
+        """All `n` answers to the prompt."""
+        return [
+            CompletionOutput(index, each.text, each._whole)
+            for index, each in enumerate(self.choices)
+        ]
+
+    @property
+    def finished(self) -> bool:
+        """True: what is under way is a `Stream`."""
+        return True
+
+    @property
+    def id(self) -> str:
+        """The request_id."""
+        return self.request_id
+
+    @property
+    def choices(self) -> tuple[RequestOutput, ...]:
+        """All `n` answers to the prompt, this one first; each has its stream's id."""
         return (self, *self._others)
 
     @property
@@ -145,9 +215,13 @@ class Completion(Struct, frozen=True, eq=False):
 
     def __repr__(self) -> str:
         return (
-            f"Completion(id={self.id!r}, text={self.text!r}, token_ids={self.token_ids}, "
-            f"finish_reason={self.finish_reason!r}, stop_reason={self.stop_reason!r})"
+            f"RequestOutput(request_id={self.request_id!r}, text={self.text!r}, "
+            f"token_ids={self.token_ids}, finish_reason={self.finish_reason!r}, "
+            f"stop_reason={self.stop_reason!r})"
         )
+
+
+Completion = RequestOutput  # its former name, for one release
 
 
 def id_column_of(delta: Delta) -> bytes:

@@ -60,7 +60,11 @@ _CORE_OPTIONS = (
     "trust_remote_code",
 )
 _WORKER_OPTIONS = (
-    *("stream_interval", "client_timeout_s", "grace_s", "hang_timeout_s", "trust_remote_code"),
+    "stream_interval",
+    "client_timeout_s",
+    "grace_s",
+    "hang_timeout_s",
+    "trust_remote_code",
 )
 
 

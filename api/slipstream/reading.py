@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Literal, Protocol
 
-from slipstream.outputs import Completion, Delta, Position, end_of, join
+from slipstream.outputs import Delta, Position, RequestOutput, end_of, join
 from slipstream.prompt_pieces import PromptTokenLogprobs, prompt_logprobs_of
 from slipstream.stream_state import StreamState
 from slipstream_ipc.columns import u32
@@ -160,15 +160,16 @@ class Reading:
         self._so_far = delta if self._so_far is None else join([self._so_far, delta])
         return self._so_far
 
-    def _completion(self) -> Completion:
+    def _completion(self) -> RequestOutput:
         """Of a stream of kind `final` that is over. Raises: its error."""
-        state = self._state
+        state, request = self._state, self._state.request
         whole = join((), state.end) if self._is_at_end() else self._unread.popleft()
-        return Completion(
+        return RequestOutput(
             self.id,
             self.label,
             whole.text,
             whole,
             state.prompt_ids or b"",
             _prompt=state.prompt_logprobs,
+            prompt=request.text if isinstance(request, Submit) else None,
         )

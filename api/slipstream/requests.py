@@ -295,12 +295,6 @@ def is_prompt_mapping(given: object) -> bool:
     return isinstance(given, Mapping) and ("prompt" in given or "prompt_token_ids" in given)
 
 
-def text_of(prompt: Prompt) -> str | None:
-    """The text of a prompt that is given as text; None for any other."""
-    text: object = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-    return text if isinstance(text, str) else None
-
-
 def _unwrapped(given: Mapping[str, object]) -> Any:
     """What a TextPrompt or a TokensPrompt holds. Raises: BadRequest."""
     if len(given) == 1:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 from msgspec import Meta, Struct, inspect
 
-from slipstream.errors import wrong_option as wrong_option  # benchmarks import it from here
+from slipstream.errors import wrong_option
 from slipstream.listening import MAX_FRONTS
 
 

@@ -11,17 +11,17 @@ BENCHMARKS = {
     "soak": ("whether anything grows over many short requests", "soak.soak"),
     "throughput": ("many requests at once: tokens a second", "throughput.throughput"),
     "latency": ("how long one batch of requests takes", "latency.latency"),
-    "output-path": ("CPU per token, from ids to deltas", "output_path.output_path_options"),
+    "output-path": ("CPU per token, from ids to deltas", "output_path.output_path"),
     "overlap": (
         "output processing in the engine's loop or beside it",
-        "overlap.overlap_options",
+        "overlap.overlap",
     ),
-    "protocol": ("deltas against whole histories", "protocol.protocol_options"),
-    "interval": ("what a stream interval is worth", "interval.interval_options"),
-    "front": ("what a streamed event costs the HTTP front", "http_front.http_front_options"),
-    "beside": ("a CPU engine beside other processes", "beside.beside_options"),
-    "step": ("the core's parts of a decode step, and a model's", "step.step_options"),
-    "gc": ("what the shape of a step's ids costs the collector", "gc_pauses.gc_pauses_options"),
+    "protocol": ("deltas against whole histories", "protocol.protocol"),
+    "interval": ("what a stream interval is worth", "interval.interval"),
+    "front": ("what a streamed event costs the HTTP front", "http_front.http_front"),
+    "beside": ("a CPU engine beside other processes", "beside.beside"),
+    "step": ("the core's parts of a decode step, and a model's", "step.step"),
+    "gc": ("what the shape of a step's ids costs the collector", "gc_pauses.gc_pauses"),
 }
 
 

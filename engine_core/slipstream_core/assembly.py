@@ -23,14 +23,17 @@ from slipstream_core.grammar.library import Vocabulary
 from slipstream_core.grammar.rows import GrammarRows
 from slipstream_core.grammar.tokenizer_file import find_tokenizer
 from slipstream_core.in_flight import InFlightNote, begin_note, read_note
+from slipstream_core.lives import Lives
 from slipstream_core.logprob_room import LogprobRoom
 from slipstream_core.on_hold import OnHold
-from slipstream_core.port import CoreAcceptor
+from slipstream_core.port import CoreAcceptor, Port
 from slipstream_core.runner.host_memory import read_host_memory
 from slipstream_core.runner.plan import Runner
 from slipstream_core.scheduler import Scheduler
+from slipstream_core.streams import StreamTable
 from slipstream_ipc.accept import Acceptor
 from slipstream_ipc.codec import core_codec
+from slipstream_ipc.cursors import Cursors
 from slipstream_ipc.link import WINDOW
 from slipstream_ipc.log import PagedLog
 from slipstream_ipc.logprob_log import LogprobLog
@@ -57,6 +60,7 @@ class Core:
 
     engine: Engine
     desk: Desk
+    lives: Lives
     scheduler: Scheduler
     tokens: PagedLog
     logprobs: LogprobLog
@@ -142,10 +146,26 @@ def assemble_core(
     )
     poller.register(compiler.fileno(), zmq.POLLIN)
     counters = Counters()
+    streams, cursors = StreamTable(), Cursors()
+    ports: dict[bytes, Port] = {}
+    lives = Lives(
+        scheduler,
+        streams,
+        ports,
+        tokens,
+        logprobs,
+        grammars=grammars,
+        room=room,
+        counters=counters,
+    )
     desk = Desk(
         acceptor,
         card,
         scheduler,
+        lives,
+        streams,
+        ports,
+        cursors,
         tokens,
         logprobs,
         admission=Admission(
@@ -156,13 +176,10 @@ def assemble_core(
             max_waiting_tokens=waiting_tokens,
             max_readmitted_tokens=_READMITTED_FACTOR * waiting_tokens,
         ),
-        grammars=grammars,
         on_hold=OnHold(compiler, room),
-        room=room,
         note=note,
         incarnation=config.incarnation,
         suspects=suspects,
-        counters=counters,
     )
     tracer = open_tracer(config.trace, "core")
     engine = Engine(
@@ -170,6 +187,7 @@ def assemble_core(
         scheduler,
         logprobs,
         desk,
+        lives,
         poller,
         tracer,
         grammars=grammars,
@@ -178,6 +196,7 @@ def assemble_core(
     return Core(
         engine,
         desk,
+        lives,
         scheduler,
         tokens,
         logprobs,

@@ -23,23 +23,20 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.admission import Admission, Waiting, is_same
-from slipstream_core.counters import Counters
-from slipstream_core.grammar.rows import GrammarRows
 from slipstream_core.in_flight import InFlightNote
 from slipstream_core.lives import Lives
-from slipstream_core.logprob_room import LogprobRoom
 from slipstream_core.on_hold import OnHold
 from slipstream_core.port import CoreAcceptor, Port, Receipt
 from slipstream_core.scheduler import Scheduler
-from slipstream_core.streams import Stream
+from slipstream_core.streams import Stream, StreamTable
 from slipstream_ipc.accept import Session
 from slipstream_ipc.columns import check_report, u32, u64
+from slipstream_ipc.cursors import Cursors
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.link import WINDOW
 from slipstream_ipc.log import PagedLog, history_digest
@@ -63,9 +60,7 @@ from slipstream_ipc.messages import (
     Withdraw,
     WorkerToCore,
 )
-from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.shared_prompts import registrations_of
-from slipstream_ipc.wide_logprobs import Candidates
 
 logger = logging.getLogger(__name__)
 
@@ -77,29 +72,34 @@ _FORGOTTEN_A_MESSAGE = 4096
 
 
 class Desk:
-    """All workers of one core. Implements the engine's `Readers`."""
+    """All workers of one core."""
 
     def __init__(
         self,
         acceptor: CoreAcceptor,
         card: ModelCard,
         scheduler: Scheduler,
+        lives: Lives,
+        streams: StreamTable,
+        ports: dict[bytes, Port],
+        cursors: Cursors,
         tokens: PagedLog,
         logprobs: LogprobLog,
         *,
         admission: Admission,
-        grammars: GrammarRows,
         on_hold: OnHold,
-        room: LogprobRoom,
         note: InFlightNote | None,
         incarnation: int,
         suspects: tuple[bytes, ...],
-        counters: Counters,
     ) -> None:
         """`suspects` are what the core before this one, the `incarnation`-th, was computing."""
         self._acceptor = acceptor
         self._card = card
         self._scheduler = scheduler
+        self._lives = lives
+        self._streams = streams
+        self._ports = ports  # by identity of the worker
+        self._cursors = cursors
         self._tokens = tokens
         self._logprobs = logprobs
         self._admission = admission
@@ -109,12 +109,7 @@ class Desk:
         self._incarnation = incarnation
         self._suspects = suspects
         self._now = 0.0  # of the last look at what has arrived
-        self._lives = Lives(
-            scheduler, tokens, logprobs, grammars=grammars, room=room, counters=counters
-        )
         self._forgotten: deque[bytes] = deque(maxlen=_MAX_FORGOTTEN)
-        self._streams = self._lives.streams
-        self._ports = self._lives.ports
 
     @property
     def num_on_hold(self) -> int:
@@ -135,7 +130,7 @@ class Desk:
     @property
     def acked(self) -> Int64s:
         """Positions acknowledged by each row's worker, by row."""
-        return self._lives.cursors.acked
+        return self._cursors.acked
 
     @property
     def awaits_check(self) -> bool:
@@ -168,20 +163,6 @@ class Desk:
             port.completed_step = completed_step
             is_more |= port.publish()
         return is_more
-
-    def scored(
-        self, rows: Sequence[int], starts: Sequence[int], pieces: Sequence[Candidates]
-    ) -> None:
-        """Log-probabilities of these rows' prompts, from position `starts[i]` on."""
-        self._lives.scored(rows, starts, pieces)
-
-    def mark(self, rows: RowSet) -> None:
-        """These rows have new tokens."""
-        self._lives.mark(rows)
-
-    def end_by_fault(self, rows: Sequence[int], why: str) -> None:
-        """The streams of these rows end with an error of ours."""
-        self._lives.end_by_fault(rows, why)
 
     def launching(self, step: int, rows: Int64s) -> None:
         """These rows are in the step that is launched next."""
@@ -236,7 +217,7 @@ class Desk:
     def _attach(self, session: Session[Receipt]) -> None:
         port = self._ports.get(session.identity)
         if port is None:
-            port = Port(self._acceptor, self._tokens, self._logprobs, self._lives.cursors)
+            port = Port(self._acceptor, self._tokens, self._logprobs, self._cursors)
             self._ports[session.identity] = port
         self._on_hold.drop_of(session.identity)
         owned = self._streams.of_worker(session.identity)
@@ -310,7 +291,7 @@ class Desk:
     def _admit_again(self, port: Port, stream: Stream, admit: Admit) -> None:
         """Go on with a stream that is here, from where its worker says it is."""
         outputs = u32(admit.output_ids, "output_ids")
-        if self._lives.cursors.is_open(stream.row):  # an admission said twice
+        if self._cursors.is_open(stream.row):  # an admission said twice
             port.state(Admitted(admit.stream_id, stream.row))
         else:
             self._go_on(port, stream, len(outputs), history_digest(outputs))

@@ -22,18 +22,16 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
 
-import numpy as np
 import zmq
 
 from slipstream_core.counters import Counters
+from slipstream_core.desk import Desk
 from slipstream_core.grammar.rows import GrammarRows
-from slipstream_core.runner.plan import Candidates, Runner, StepFailed, StepPlan
+from slipstream_core.lives import Lives
+from slipstream_core.runner.plan import Runner, StepFailed, StepPlan
 from slipstream_core.scheduler import Scheduler
 from slipstream_ipc.logprob_log import LogprobLog
-from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.trace import Span, Tracer
 
 logger = logging.getLogger(__name__)
@@ -44,44 +42,6 @@ _POLL_RESOLUTION_S = 0.001
 _SMOOTHING = 0.2
 
 
-class Readers(Protocol):
-    """Those whom the engine computes for."""
-
-    def receive(self, now: float) -> None:
-        """Take in what they want."""
-
-    def publish(self, completed_step: int) -> bool:
-        """Send them some of what is new; whether there is more that could be sent at once."""
-
-    def scored(
-        self, rows: Sequence[int], starts: Sequence[int], pieces: Sequence[Candidates]
-    ) -> None:
-        """Log-probabilities of these rows' prompts, from position `starts[i]` on."""
-
-    def mark(self, rows: RowSet) -> None:
-        """These rows have new tokens."""
-
-    def end_by_fault(self, rows: Sequence[int], why: str) -> None:
-        """These rows' streams cannot go on."""
-
-    def beat(self, now: float) -> None:
-        """Look for signs of life."""
-
-    def launching(self, step: int, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
-        """These rows are in the step that is launched next."""
-
-    def collected(self, step: int) -> None:
-        """The outcome of this step is taken in."""
-
-    @property
-    def acked(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Positions acknowledged, by row."""
-
-    @property
-    def awaits_check(self) -> bool:
-        """Whether somebody has yet to check what was sent."""
-
-
 class Engine:
     """Drives one runner for all streams."""
 
@@ -90,7 +50,8 @@ class Engine:
         runner: Runner,
         scheduler: Scheduler,
         logprobs: LogprobLog,
-        readers: Readers,
+        desk: Desk,
+        lives: Lives,
         poller: zmq.Poller,
         tracer: Tracer | None = None,
         *,
@@ -101,7 +62,8 @@ class Engine:
         self._runner = runner
         self._scheduler = scheduler
         self._logprobs = logprobs
-        self._readers = readers
+        self._desk = desk
+        self._lives = lives
         self._poller = poller
         self._tracer = tracer
         self._grammars = grammars
@@ -119,7 +81,7 @@ class Engine:
     def run_once(self, *, wait: bool = True) -> None:
         """One turn of the loop."""
         now = time.monotonic()
-        self._readers.receive(now)
+        self._desk.receive(now)
         while self._in_flight and self._is_done():
             self._collect()
         if self._in_flight:
@@ -131,7 +93,7 @@ class Engine:
         self._scheduler.settle()
         self._logprobs.settle()
         if now >= self._beat_at:
-            self._readers.beat(now)
+            self._desk.beat(now)
             self._beat_at = now + _BEAT_S
         if wait and not is_more:
             self._wait()
@@ -147,11 +109,11 @@ class Engine:
             return True
         if len(self._in_flight) > 1:
             return False
-        return not self._readers.awaits_check or now >= self._dry_at() - _PLAN_AHEAD_S
+        return not self._desk.awaits_check or now >= self._dry_at() - _PLAN_AHEAD_S
 
     def _launch(self) -> bool:
         begin_ns = time.monotonic_ns()
-        plan = self._scheduler.schedule(lambda: self._readers.acked)
+        plan = self._scheduler.schedule(lambda: self._desk.acked)
         if plan is None:
             return False
         launch_ns = time.monotonic_ns()
@@ -160,7 +122,7 @@ class Engine:
             self._counters.wakes(self._step_started_at)
         for row in self._scheduler.take_admitted():
             self._counters.runs(row, begin_ns / 1e9)
-        self._readers.launching(plan.step, self._scheduler.rows_of(plan))
+        self._desk.launching(plan.step, self._scheduler.rows_of(plan))
         self._runner.launch(plan)
         self._in_flight.append(plan)
         if plan.awaits_masks and len(self._in_flight) == 1:
@@ -196,7 +158,7 @@ class Engine:
         begin_ns = time.monotonic_ns()  # what `collect` has waited for is the device's time
         if plan.prompt is not None:  # before its last row may have ended
             rows = self._scheduler.prompt_rows_of(plan).tolist()
-            self._readers.scored(rows, plan.prompt.starts.tolist(), result.prompt)
+            self._lives.scored(rows, plan.prompt.starts.tolist(), result.prompt)
         sampled = self._scheduler.complete(plan, result.token_ids)
         if result.logprobs is not None:
             self._logprobs.append(sampled.rows, result.logprobs, sampled.index)
@@ -208,8 +170,8 @@ class Engine:
         self._counters.step(took, plan.num_tokens, len(result.token_ids), len(sampled.rows))
         if not self._in_flight and self._scheduler.has_work:
             self._counters.rests(time.monotonic())
-        self._readers.mark(sampled.rows)
-        self._readers.collected(plan.step)
+        self._lives.mark(sampled.rows)
+        self._desk.collected(plan.step)
         if self._tracer is not None:
             self._tracer.add(Span.COLLECT, begin_ns, time.monotonic_ns(), plan.step)
         self._give_next_masks()
@@ -229,7 +191,7 @@ class Engine:
         masks, broken = self._grammars.masks(rows)
         self._runner.sample(plan, masks)
         for row, why in broken:
-            self._readers.end_by_fault([row], why)
+            self._lives.end_by_fault([row], why)
 
     def _take_back(self, plan: StepPlan, error: StepFailed) -> None:
         """A step failed: who was alone in it ends, several are tried again one by one."""
@@ -240,12 +202,12 @@ class Engine:
             "its request ends" if plan.num_requests == 1 else "each is tried again, alone",
             exc_info=error,
         )
-        self._readers.end_by_fault(at_fault.tolist(), f"computed alone, {error}")
-        self._readers.collected(plan.step)
+        self._lives.end_by_fault(at_fault.tolist(), f"computed alone, {error}")
+        self._desk.collected(plan.step)
 
     def _publish(self) -> bool:
         begin_ns = time.monotonic_ns()
-        is_more = self._readers.publish(self._collected_step)
+        is_more = self._desk.publish(self._collected_step)
         if self._tracer is not None and self._collected_step != self._published_step:
             self._published_step = self._collected_step
             self._tracer.add(Span.PUBLISH, begin_ns, time.monotonic_ns(), self._collected_step)

@@ -26,7 +26,6 @@ from slipstream_core.scheduler import Scheduler
 from slipstream_core.step.limits import NO_ROW
 from slipstream_core.streams import Stream, StreamTable
 from slipstream_ipc.columns import UInt32s, u32
-from slipstream_ipc.cursors import Cursors
 from slipstream_ipc.log import PagedLog
 from slipstream_ipc.logprob_log import LogprobLog
 from slipstream_ipc.messages import Admit, Admitted, End, Fault, PromptScores, Refused
@@ -38,11 +37,13 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Lives:
-    """All streams of one core, and the ports of the workers that own them."""
+    """All streams of one core."""
 
     def __init__(
         self,
         scheduler: Scheduler,
+        streams: StreamTable,
+        ports: dict[bytes, Port],
         tokens: PagedLog,
         logprobs: LogprobLog,
         *,
@@ -51,23 +52,22 @@ class Lives:
         counters: Counters,
     ) -> None:
         self._scheduler = scheduler
+        self._streams = streams
+        self._ports = ports  # of the workers that own them, by identity
         self._tokens = tokens
         self._logprobs = logprobs
         self._prompts = PromptLog()
         self._grammars = grammars
         self._room = room
         self._counters = counters
-        self.streams = StreamTable()
-        self.cursors = Cursors()
-        self.ports: dict[bytes, Port] = {}  # by identity of the worker
 
     def take(self, worker: bytes, admit: Admit, grammar: GrammarState | None, now: float) -> None:
         """A stream that nothing is to be said against gets a row, and waits to be computed. Room is
         promised to it (`logprob_room`).
         """
-        port = self.ports[worker]
+        port = self._ports[worker]
         prompt, outputs = u32(admit.prompt_ids), u32(admit.output_ids)
-        stream = self.streams.add(admit, worker)
+        stream = self._streams.add(admit, worker)
         self._tokens.open(stream.row)
         self._tokens.extend(stream.row, prompt)
         if len(outputs):
@@ -97,12 +97,12 @@ class Lives:
     def send_from(self, stream: Stream, position: int) -> None:
         """Send a stream's worker what lies behind a position of its history."""
         wants_logprobs = stream.registration.params.logprobs is not None
-        self.ports[stream.worker].open(stream.row, position, logprobs=wants_logprobs)
+        self._ports[stream.worker].open(stream.row, position, logprobs=wants_logprobs)
         self._scheduler.acks_moved_back()
 
     def state_prompt(self, stream: Stream) -> None:
         """Send what was computed of a prompt, if all of it was; no token leaves before it."""
-        port = self.ports[stream.worker]
+        port = self._ports[stream.worker]
         for start, columns in self._prompts.pieces(stream.row):
             port.state(PromptScores(stream.registration.stream_id, start, columns))
 
@@ -111,30 +111,30 @@ class Lives:
     ) -> None:
         """Log-probabilities of these rows' prompts, from position `starts[i]` on."""
         for row, start, piece in zip(rows, starts, pieces, strict=True):
-            stream = self.streams.at(row) if row != NO_ROW else None
+            stream = self._streams.at(row) if row != NO_ROW else None
             if stream is not None and self._prompts.add(row, start, piece):
                 self._scheduler.has_prompt_logprobs(row)
                 self.state_prompt(stream)
 
     def mark(self, rows: RowSet) -> None:
         """These rows have new tokens."""
-        if len(self.ports) == 1:
-            next(iter(self.ports.values())).mark(rows)
+        if len(self._ports) == 1:
+            next(iter(self._ports.values())).mark(rows)
             return
         for row in rows.tolist():
-            stream = self.streams.at(row)
+            stream = self._streams.at(row)
             if stream is not None:
-                self.ports[stream.worker].mark(RowSet(np.array([row])))
+                self._ports[stream.worker].mark(RowSet(np.array([row])))
 
     def end_by_fault(self, rows: Sequence[int], why: str) -> None:
         """The streams of these rows end with an error of ours."""
         for row in rows:
-            stream = self.streams.at(row)
+            stream = self._streams.at(row)
             if stream is None or stream.is_over:
                 continue
             fault = Fault("engine", why)
             self.end(stream, End("error", self.num_outputs(stream), fault=fault))
-            self.ports[stream.worker].state(Refused(stream.registration.stream_id, fault))
+            self._ports[stream.worker].state(Refused(stream.registration.stream_id, fault))
 
     def end(self, stream: Stream, end: End) -> None:
         """End a stream for a reason that its tokens do not imply."""
@@ -148,7 +148,7 @@ class Lives:
             stream.is_over = True
             self._scheduler.remove(stream.row)
             self._grammars.drop(stream.row)
-            self.ports[stream.worker].close(stream.row)
+            self._ports[stream.worker].close(stream.row)
             self._room.shrink(
                 stream.row, stream_bytes(stream.registration, self.num_outputs(stream))
             )
@@ -160,4 +160,4 @@ class Lives:
         self._logprobs.drop(stream.row)
         self._prompts.drop(stream.row)
         self._room.close(stream.row)
-        self.streams.remove(stream)
+        self._streams.remove(stream)

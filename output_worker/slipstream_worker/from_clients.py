@@ -40,10 +40,13 @@ from slipstream_ipc.messages import (
     UnknownStreams,
 )
 from slipstream_worker.clients import FrontAcceptor, Receipt
+from slipstream_worker.counters import Counters
 from slipstream_worker.detokenizer import DetokenizerFactory
+from slipstream_worker.keeping import Keeping
 from slipstream_worker.lives import Lives
 from slipstream_worker.prompts import PromptSource
 from slipstream_worker.questions import Questions
+from slipstream_worker.readers import Readers
 from slipstream_worker.registration import (
     BadWords,
     Submission,
@@ -53,7 +56,8 @@ from slipstream_worker.registration import (
     register,
     tenant_of,
 )
-from slipstream_worker.streams import Position, Stage, Stream
+from slipstream_worker.renderings import Renderings
+from slipstream_worker.streams import Position, Stage, Stream, StreamTable
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +71,11 @@ class FromClients:
         self,
         front: FrontAcceptor,
         lives: Lives,
+        streams: StreamTable,
+        readers: Readers,
+        keeping: Keeping,
+        renderings: Renderings[Stream],
+        counters: Counters,
         prompts: PromptSource,
         detokenizers: DetokenizerFactory,
         *,
@@ -76,8 +85,13 @@ class FromClients:
         self._front = front
         self._may_return = may_return
         self._lives = lives
+        self._streams = streams
+        self._readers = readers
+        self._keeping = keeping
+        self._renderings = renderings
+        self._counters = counters
         self._detokenizers = detokenizers
-        self._questions = Questions(lives.readers, prompts)
+        self._questions = Questions(readers, prompts)
         self.is_draining = False  # nothing new is taken
 
     def handle(self, session: Session[Receipt], body: ClientToWorker, card: ModelCard) -> None:
@@ -86,15 +100,15 @@ class FromClients:
         match body:
             case Hello():
                 self._questions.withdraw(session.identity)  # it says again what it wants to know
-                lives.readers.greet(session)
+                self._readers.greet(session)
                 self._front.welcome(session, card)
             case Submit():
                 self._submit_all(session, body, card)
             case Resume():
                 self._resume(session, body)
             case Abort():
-                stream = lives.streams.get(body.stream_id)
-                if stream is not None and lives.readers.is_reader(
+                stream = self._streams.get(body.stream_id)
+                if stream is not None and self._readers.is_reader(
                     stream, session.identity, body.handle
                 ):
                     lives.abort(stream)
@@ -104,7 +118,7 @@ class FromClients:
                 self._questions.detokenize(session.identity, body, card)
             case Cancel():
                 found = tuple([lives.cancel(stream_id) for stream_id in body.stream_ids])
-                lives.readers.port(session.identity).state(Cancelled(body.number, found))
+                self._readers.port(session.identity).state(Cancelled(body.number, found))
             case Goodbye():
                 self._questions.withdraw(session.identity)
                 self._front.close(session)
@@ -116,8 +130,8 @@ class FromClients:
         """The prompt process is done with a prompt."""
         if self._questions.answered(answer):
             return
-        for stream in self._lives.renderings.answered(answer.key):
-            if self._lives.streams.get(stream.stream_id) is not stream:
+        for stream in self._renderings.answered(answer.key):
+            if self._streams.get(stream.stream_id) is not stream:
                 continue  # aborted meanwhile
             if answer.fault is not None:
                 self._lives.reject(stream, answer.fault)
@@ -137,7 +151,7 @@ class FromClients:
         lives = self._lives
         submission = _read(submit)
         for answer in answers_of(submit):
-            known = lives.streams.get(answer.stream_id)
+            known = self._streams.get(answer.stream_id)
             if isinstance(submission, Fault):
                 fault = submission if known is None else _CONFLICT
                 self._reject(session, answer.handle, fault)
@@ -147,7 +161,7 @@ class FromClients:
             except Exception as error:
                 logger.exception("a submission failed")
                 why = f"{type(error).__name__} while the request was taken in"
-                taken_in = lives.streams.get(answer.stream_id)
+                taken_in = self._streams.get(answer.stream_id)
                 if taken_in is not None and taken_in is not known:
                     lives.fail(taken_in, why)
                 else:
@@ -157,12 +171,11 @@ class FromClients:
         self, session: Session[Receipt], submit: Submit, submission: Submission, card: ModelCard
     ) -> None:
         """Take in one answer of a submission."""
-        lives = self._lives
-        known = lives.streams.get(submit.stream_id)
+        known = self._streams.get(submit.stream_id)
         if known is not None:
             self._submit_again(session, submit, known, submission.fingerprint(submit))
             return
-        fault = lives.keeping.why_gone(submit.stream_id)
+        fault = self._keeping.why_gone(submit.stream_id)
         if fault is not None:
             self._reject(session, submit.handle, fault)
             return
@@ -178,21 +191,21 @@ class FromClients:
         render = _render_of(submit, submission.bad_words, card)
         tenant = tenant_of(submit, session.identity)
         if render is not None and not submit.was_accepted:
-            why = lives.renderings.why_full(render, tenant)
+            why = self._renderings.why_full(render, tenant)
             if why:
                 self._reject(session, submit.handle, Fault("overloaded", why))
                 return
         known_as = submission.fingerprint(submit)
         stream = Stream(submit.stream_id, Stage.RENDERING, submit, fingerprint=known_as)
         stream.params = submission.params(submit)
-        stream.arrived_at = lives.keeping.now
-        lives.streams.add(stream)
-        lives.readers.read(stream, session.identity, submit.handle, _position(submit))
+        stream.arrived_at = self._keeping.now
+        self._streams.add(stream)
+        self._readers.read(stream, session.identity, submit.handle, _position(submit))
         if render is None:
             self._set_out(stream, Rendered(0), card)
         else:
             stream.submit = structs.replace(submit, text=None, messages=())  # `render` has them
-            lives.renderings.ask(stream, render, tenant)
+            self._renderings.ask(stream, render, tenant)
 
     def _submit_again(
         self, session: Session[Receipt], submit: Submit, known: Stream, known_as: bytes
@@ -201,9 +214,9 @@ class FromClients:
         if known.fingerprint != known_as:
             self._reject(session, submit.handle, _CONFLICT)
             return
-        self._lives.readers.read(known, session.identity, submit.handle, _position(submit))
+        self._readers.read(known, session.identity, submit.handle, _position(submit))
         if known.stage in (Stage.RUNNING, Stage.ENDED):
-            self._lives.readers.accept(known)
+            self._readers.accept(known)
 
     def _set_out(self, stream: Stream, rendered: Rendered, card: ModelCard) -> None:
         """All its tokens are known: check the request as a whole, ask the core."""
@@ -229,23 +242,22 @@ class FromClients:
         self._lives.submit(stream)
 
     def _resume(self, session: Session[Receipt], resume: Resume) -> None:
-        lives = self._lives
-        stream = lives.streams.get(resume.stream_id)
+        stream = self._streams.get(resume.stream_id)
         if stream is None:
-            lives.readers.port(session.identity).state(UnknownStreams((resume.handle,)))
+            self._readers.port(session.identity).state(UnknownStreams((resume.handle,)))
             return
         position = Position(resume.num_chars, resume.num_tokens, resume.digest, resume.checksum)
         if stream.stage in (Stage.RUNNING, Stage.ENDED) and stream.registration is not None:
-            port = lives.readers.port(session.identity)
+            port = self._readers.port(session.identity)
             port.state(Accepted(resume.handle, stream.registration.prompt_ids))
             port.state_prompt(stream, resume.handle)
-        lives.readers.read(stream, session.identity, resume.handle, position)
+        self._readers.read(stream, session.identity, resume.handle, position)
 
     def _reject(
         self, session: Session[Receipt], handle: int, fault: Fault, *, is_leaving: bool = False
     ) -> None:
-        self._lives.counters.rejected(fault.code)
-        self._lives.readers.port(session.identity).state(Rejected(handle, fault, is_leaving))
+        self._counters.rejected(fault.code)
+        self._readers.port(session.identity).state(Rejected(handle, fault, is_leaving))
 
 
 def _read(submit: Submit) -> Submission | Fault:

@@ -42,12 +42,16 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.short import unpack_short
 from slipstream_ipc.trace import Span, Tracer
+from slipstream_worker.columns import StreamColumns
 from slipstream_worker.core_hop import CoreHop
+from slipstream_worker.counters import Counters
 from slipstream_worker.detokenizer import DetokenizerFactory
 from slipstream_worker.few_deltas import FEW
+from slipstream_worker.keeping import Keeping
 from slipstream_worker.lives import Lives
+from slipstream_worker.readers import Readers
 from slipstream_worker.registration import open_output
-from slipstream_worker.streams import Stage, Stream
+from slipstream_worker.streams import Stage, Stream, StreamTable
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +67,11 @@ class FromCore:
         self,
         core: CoreHop,
         lives: Lives,
+        streams: StreamTable,
+        columns: StreamColumns,
+        readers: Readers,
+        keeping: Keeping,
+        counters: Counters,
         detokenizers: DetokenizerFactory,
         *,
         tokenizer: str,
@@ -72,6 +81,11 @@ class FromCore:
         self._tracer = tracer
         self._core = core
         self._lives = lives
+        self._streams = streams
+        self._columns = columns
+        self._readers = readers
+        self._keeping = keeping
+        self._counters = counters
         self._detokenizers = detokenizers
         self._tokenizer = tokenizer
         self.card: ModelCard | None = None
@@ -85,7 +99,7 @@ class FromCore:
             case Step():
                 self._step(message)
             case Admitted():
-                stream = lives.streams.get(message.stream_id)
+                stream = self._streams.get(message.stream_id)
                 if stream is None:
                     self._core.state(Forget((message.stream_id,)))
                 else:
@@ -95,7 +109,7 @@ class FromCore:
             case Registered():
                 self._registered(message)
             case Refused():
-                stream = lives.streams.get(message.stream_id)
+                stream = self._streams.get(message.stream_id)
                 if stream is not None:
                     lives.refused(stream, message.fault)
             case Unknown():
@@ -103,7 +117,7 @@ class FromCore:
             case PromptScores():
                 self._prompt(message)
             case Forgotten():
-                lives.keeping.bury(message.stream_ids)
+                self._keeping.bury(message.stream_ids)
             case Suspects():
                 lives.suspect(message.incarnation, message.stream_ids)
             case SyncDone():
@@ -117,16 +131,16 @@ class FromCore:
     def _attached(self, welcome: Welcome) -> None:
         self.card = structs.replace(welcome.model, path=self._tokenizer)
         self._core.restart()
-        self._lives.streams.displace_all()
+        self._streams.displace_all()
         if not self.is_synced:
             # we attached fresh, perhaps not for the first time: the core replays everything
             self._core.is_fresh = True
             self._lives.clear()
             return
-        known = [stream for stream in self._lives.streams.all() if stream.output is not None]
+        known = [stream for stream in self._streams.all() if stream.output is not None]
         for cut in range(0, max(len(known), 1), _POSITIONS_A_MESSAGE):
             part = known[cut : cut + _POSITIONS_A_MESSAGE]
-            histories = [self._lives.columns.token_ids(stream) for stream in part]
+            histories = [self._columns.token_ids(stream) for stream in part]
             self._core.state(
                 Positions(
                     tuple(stream.stream_id for stream in part),
@@ -140,7 +154,7 @@ class FromCore:
         """A stream of the life before this one."""
         admit = message.registration
         lives = self._lives
-        if lives.streams.get(admit.stream_id) is not None:
+        if self._streams.get(admit.stream_id) is not None:
             return
         try:
             output = open_output(admit, self._detokenizers)
@@ -157,20 +171,20 @@ class FromCore:
     def _readmit(self, message: Unknown) -> None:
         """The core knows nothing of these: give it all we have of those that go on."""
         for stream_id in message.stream_ids:
-            stream = self._lives.streams.get(stream_id)
+            stream = self._streams.get(stream_id)
             if stream is not None and stream.stage is not Stage.ENDED:
                 self._core.state(self._lives.readmission(stream))
 
     def _prompt(self, message: PromptScores) -> None:
         """Some of the log-probabilities of a prompt; its reader gets them when they are whole."""
-        lives, stream = self._lives, self._lives.streams.get(message.stream_id)
-        if stream is None or not lives.columns.prompts.add_columns(
+        stream = self._streams.get(message.stream_id)
+        if stream is None or not self._columns.prompts.add_columns(
             stream.line, message.start, message.logprobs
         ):
             return
         reader = stream.reader
         if reader is not None and reader.is_listening:
-            lives.readers.port(reader.client).state_prompt(stream, reader.handle)
+            self._readers.port(reader.client).state_prompt(stream, reader.handle)
 
     def _step(self, step: Step) -> None:
         """New tokens of many streams: the hot path."""
@@ -183,10 +197,10 @@ class FromCore:
             return
         if step.counts or step.starts or step.logprobs is not None:
             check_step(step)
-        lives, columns = self._lives, self._lives.columns
+        lives, columns = self._lives, self._columns
         rows = u32(step.rows, "rows")
         token_ids = u32(step.token_ids, "token_ids", None if step.counts else len(rows))
-        lines = lives.streams.lines_of(rows)
+        lines = self._streams.lines_of(rows)
         counts = u32(step.counts).astype(np.int64) if step.counts else None
         if counts is not None:
             self._check_spans(lines, counts, u32(step.starts))
@@ -198,7 +212,7 @@ class FromCore:
             token_ids = token_ids[is_known if counts is None else np.repeat(is_known, counts)]
             lines = RowSet(lines.array[is_known])
             counts = counts if counts is None else counts[is_known]
-            lives.counters.num_overrun_tokens += num_tokens - len(token_ids)
+            self._counters.num_overrun_tokens += num_tokens - len(token_ids)
         if lives.replaying:
             lines, counts, token_ids = self._take_replayed(lines, counts, token_ids)
         if len(lines):
@@ -208,7 +222,7 @@ class FromCore:
             self._push(lines, counts, token_ids, np.flatnonzero(needs_care))
             if tracer is not None:
                 tracer.add(Span.DETOKENISE, begin_ns, monotonic_ns(), step.step)
-            lives.readers.has_news(lines.array)
+            self._readers.has_news(lines.array)
         self._core.checked(step.step)
 
     def _is_for_few(self, step: Step) -> bool:
@@ -226,12 +240,12 @@ class FromCore:
 
     def _step_few(self, step: Step, begin_ns: int) -> None:
         """The same the scalar way, see `few_deltas`."""
-        lives, columns, tracer = self._lives, self._lives.columns, self._tracer
-        lines = lives.streams.few_lines_of(unpack_short(step.rows))
+        columns, tracer = self._columns, self._tracer
+        lines = self._streams.few_lines_of(unpack_short(step.rows))
         ids = unpack_short(step.token_ids)
         if not all(lines):
             known = [(line, token_id) for line, token_id in zip(lines, ids, strict=True) if line]
-            lives.counters.num_overrun_tokens += len(ids) - len(known)
+            self._counters.num_overrun_tokens += len(ids) - len(known)
             lines, ids = [line for line, _ in known], tuple([token_id for _, token_id in known])
         care = columns.append_few(lines, ids)
         if tracer is not None:
@@ -240,10 +254,10 @@ class FromCore:
             self._push_one(lines[at], ids[at : at + 1])
         if tracer is not None:
             tracer.add(Span.DETOKENISE, begin_ns, monotonic_ns(), step.step)
-        lives.readers.has_news(lines)
+        self._readers.has_news(lines)
 
     def _push_one(self, line: int, token_ids: Sequence[int]) -> None:
-        stream = self._lives.columns.streams[line]
+        stream = self._columns.streams[line]
         assert stream is not None
         try:
             self._lives.push(stream, token_ids)
@@ -271,7 +285,7 @@ class FromCore:
         self, lines: RowSet, counts: Int64s | None, token_ids: UInt32s
     ) -> tuple[RowSet, Int64s | None, UInt32s]:
         """Take in the tokens of streams with a replayed end; what belongs to the others."""
-        streams = self._lives.columns.streams
+        streams = self._columns.streams
         if counts is None:
             counts = np.ones(len(lines), np.int64)
         ends = np.cumsum(counts).tolist()
@@ -290,7 +304,7 @@ class FromCore:
 
     def _check_spans(self, lines: RowSet, counts: Int64s, starts: UInt32s) -> None:
         """ProtocolError unless every span begins where our copy ends, and has tokens in it."""
-        have = self._lives.columns.ends(lines)
+        have = self._columns.ends(lines)
         wrong = np.flatnonzero(((lines.array > 0) & (starts != have)) | (counts == 0))
         if len(wrong):
             at = int(wrong[0])

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +35,9 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.statistics import WorkerGauges, WorkerNumbers
 from slipstream_worker.careful import push_carefully
-from slipstream_worker.clients import AUTO_ROOM, FrontAcceptor
 from slipstream_worker.columns import StreamColumns
 from slipstream_worker.core_hop import CoreHop
 from slipstream_worker.counters import Counters
-from slipstream_worker.detokenizer import DetokenizerFactory
 from slipstream_worker.keeping import ABORTED, Keeping
 from slipstream_worker.output import StreamOutput
 from slipstream_worker.readers import Readers
@@ -60,25 +57,27 @@ class Lives:
     def __init__(
         self,
         core: CoreHop,
-        front: FrontAcceptor,
+        streams: StreamTable,
         columns: StreamColumns,
-        detokenizers: DetokenizerFactory,
+        readers: Readers,
+        keeping: Keeping,
         renderings: Renderings[Stream],
-        grace_s: float,
-        stream_interval: int | Literal["auto"],
+        counters: Counters,
+        *,
+        least_interval: int = 1,
     ) -> None:
+        """`least_interval`: tokens to a delta, where a request asks for fewer."""
         self._core = core
-        self._least_interval = 1 if stream_interval == "auto" else stream_interval
+        self._streams = streams
+        self._columns = columns
+        self._readers = readers
+        self._keeping = keeping
+        self._renderings = renderings
+        self._counters = counters
+        self._least_interval = least_interval
         self._struck_by = -1  # incarnation of the core whose suspects have been struck
         self._num_ended = 0  # streams that are kept
-        self.columns = columns
-        self.counters = Counters()
-        self.streams = StreamTable()
-        self.renderings = renderings
         self.replaying: set[Stream] = set()  # whose replayed end is yet to be reached
-        self.keeping = Keeping(self.streams, grace_s)
-        room = AUTO_ROOM if stream_interval == "auto" else None
-        self.readers = Readers(front, columns, detokenizers, self.counters, self.keeping, room)
 
     # ---- a stream's stages ---------------------------------------------------------------
 
@@ -91,15 +90,15 @@ class Lives:
         stream.interval = max(admit.params.stream_interval, self._least_interval)
         stream.strikes = admit.strikes
         stream.struck_at = len(admit.output_ids) // 4
-        self.columns.open(stream, admit)
-        self.readers.opened(stream)
+        self._columns.open(stream, admit)
+        self._readers.opened(stream)
 
     def take_up(self, stream: Stream, admit: Admit, output: StreamOutput, row: int) -> None:
         """A life before this one knew the stream; who read it has yet to come back."""
-        self.streams.add(stream)
+        self._streams.add(stream)
         self.register(stream, admit, output)
-        self.streams.place(stream, row)
-        self.keeping.leave_after_grace(stream)
+        self._streams.place(stream, row)
+        self._keeping.leave_after_grace(stream)
 
     def submit(self, stream: Stream) -> None:
         """Have the core run a stream, unless the tokens it comes with have ended it already."""
@@ -109,31 +108,31 @@ class Lives:
         if stream.output.end is None:
             self._core.state(stream.registration)
         else:
-            self.readers.accept(stream)
+            self._readers.accept(stream)
             self._ended(stream)
 
     def admitted(self, stream: Stream, row: int) -> None:
         """The core runs a stream, or goes on with it after an attach."""
-        self.streams.place(stream, row)
+        self._streams.place(stream, row)
         if stream.stage is Stage.ENDED:
-            self.streams.silence(stream)
+            self._streams.silence(stream)
             self._tell_end(stream)  # it ended while the core did not hear
         elif stream.stage is Stage.SUBMITTED:
             stream.stage = Stage.RUNNING
             assert stream.registration is not None
             if not stream.registration.was_accepted:
-                self.counters.accepted(len(stream.registration.prompt_ids) // 4)
-            self.readers.accept(stream)
+                self._counters.accepted(len(stream.registration.prompt_ids) // 4)
+            self._readers.accept(stream)
 
     def readmission(self, stream: Stream) -> Admit:
         """The registration with which a core that lost a stream can go on with it."""
         assert stream.registration is not None
-        num_tokens = self.columns.num_tokens(stream)
+        num_tokens = self._columns.num_tokens(stream)
         return structs.replace(
             stream.registration,
-            output_ids=pack_u32(self.columns.token_ids(stream)),
-            logprobs=self.columns.logprobs.read(stream.line, stream.logprobs_from, num_tokens),
-            prompt_logprobs=self.columns.prompts.columns(stream.line),
+            output_ids=pack_u32(self._columns.token_ids(stream)),
+            logprobs=self._columns.logprobs.read(stream.line, stream.logprobs_from, num_tokens),
+            prompt_logprobs=self._columns.prompts.columns(stream.line),
             was_accepted=stream.stage is not Stage.SUBMITTED or stream.registration.was_accepted,
             strikes=stream.strikes,
         )
@@ -144,10 +143,10 @@ class Lives:
             return  # said again after an attach
         self._struck_by = incarnation
         for stream_id in stream_ids:
-            stream = self.streams.get(stream_id)
+            stream = self._streams.get(stream_id)
             if stream is None or stream.output is None or stream.output.end is not None:
                 continue
-            num_tokens = self.columns.num_tokens(stream)
+            num_tokens = self._columns.num_tokens(stream)
             has_progressed = num_tokens > stream.struck_at
             stream.strikes = 1 if has_progressed else stream.strikes + 1
             stream.struck_at = num_tokens
@@ -165,14 +164,14 @@ class Lives:
 
     def reject(self, stream: Stream, fault: Fault) -> None:
         """A stream is not taken."""
-        self.counters.rejected(fault.code)
-        self.readers.reject(stream, fault)
+        self._counters.rejected(fault.code)
+        self._readers.reject(stream, fault)
         self._remove(stream)
 
     def push(self, stream: Stream, token_ids: Sequence[int]) -> None:
         """New tokens of a running stream, which are in its history already; they may end it."""
         assert stream.output is not None
-        if stream.output.end is None and push_carefully(self.columns, stream, token_ids):
+        if stream.output.end is None and push_carefully(self._columns, stream, token_ids):
             self._ended(stream)
             self._tell_end(stream)
 
@@ -190,7 +189,7 @@ class Lives:
         token_ids = token_ids[: end.num_tokens - output.num_tokens]
         if output.end is None and len(token_ids):
             line = RowSet(np.array([stream.line]))
-            self.columns.append(line, np.array([len(token_ids)]), token_ids)
+            self._columns.append(line, np.array([len(token_ids)]), token_ids)
             if output.push(token_ids.tolist()):
                 self._ended(stream)
         if output.end is None and output.num_tokens >= end.num_tokens:
@@ -200,18 +199,18 @@ class Lives:
     def abort(self, stream: Stream) -> None:
         """End a stream at its reader's wish, wherever it is on its way."""
         if stream.stage is Stage.RENDERING:
-            self.keeping.aborted(stream.stream_id)
+            self._keeping.aborted(stream.stream_id)
             self.reject(stream, ABORTED)
         elif stream.output is not None and stream.output.end is None:
             if stream.stage is Stage.SUBMITTED:
-                self.readers.accept(stream)
+                self._readers.accept(stream)
             self._end(stream, "abort")
 
     def cancel(self, stream_id: bytes) -> CancelledState:
         """End the stream of this id, whichever client reads it; what it was found to be."""
-        stream = self.streams.get(stream_id)
+        stream = self._streams.get(stream_id)
         if stream is None:
-            return "ended" if self.keeping.has_been(stream_id) else "unknown"
+            return "ended" if self._keeping.has_been(stream_id) else "unknown"
         if stream.stage is Stage.ENDED:
             return "ended"
         self.abort(stream)
@@ -223,24 +222,24 @@ class Lives:
         if stream.stage in (Stage.RENDERING, Stage.SUBMITTED):
             self.reject(stream, fault)
         elif stream.output is not None and stream.output.end is None:
-            self.columns.slow_down(stream, self.columns.num_tokens(stream))
+            self._columns.slow_down(stream, self._columns.num_tokens(stream))
             stream.output.break_off(fault)
             self._ended(stream)
             self._tell_end(stream)
 
     def dismiss(self, client: bytes) -> None:
         """A client is gone for good, and with it what only it could read. Idempotent."""
-        for stream in self.readers.remove(client):
+        for stream in self._readers.remove(client):
             if stream.stage is Stage.RENDERING:
                 self._remove(stream)
                 continue
             if stream.stage is not Stage.ENDED:
                 self.abort(stream)
-            self.keeping.leave_at(stream, self.keeping.now)
+            self._keeping.leave_at(stream, self._keeping.now)
 
     def end_all(self, fault: Fault) -> None:
         """End whatever still goes on; what is held back is released first."""
-        for stream in self.streams.all():
+        for stream in self._streams.all():
             if stream.stage in (Stage.RENDERING, Stage.SUBMITTED):
                 self.reject(stream, fault)
             elif stream.output is not None and stream.output.end is None:
@@ -254,7 +253,7 @@ class Lives:
     def _finish(self, stream: Stream, reason: FinishReason, fault: Fault | None = None) -> None:
         """End a stream for a reason that its tokens do not imply, whatever its detokeniser does."""
         assert stream.output is not None
-        self.columns.slow_down(stream, self.columns.num_tokens(stream))
+        self._columns.slow_down(stream, self._columns.num_tokens(stream))
         try:
             stream.output.finish(reason, fault)
         except Exception as error:
@@ -266,19 +265,19 @@ class Lives:
         stream.stage = Stage.ENDED
         self._num_ended += 1
         self.replaying.discard(stream)
-        self.streams.silence(stream)
+        self._streams.silence(stream)
         assert stream.registration is not None
-        token_bytes = 16 + 8 * int(self.columns.widths[stream.line])
-        num_tokens = self.columns.num_tokens(stream)
+        token_bytes = 16 + 8 * int(self._columns.widths[stream.line])
+        num_tokens = self._columns.num_tokens(stream)
         if not stream.is_counted:
             assert stream.output is not None
             assert stream.output.end is not None
             end = stream.output.end
-            self.counters.finished(end.reason, max(0, num_tokens - end.num_tokens))
+            self._counters.finished(end.reason, max(0, num_tokens - end.num_tokens))
         held_bytes = len(stream.registration.prompt_ids) + token_bytes * num_tokens
-        held_bytes += self.columns.prompts.num_bytes(stream.line)
-        self.keeping.ended(stream, held_bytes)
-        self.readers.ended(stream)
+        held_bytes += self._columns.prompts.num_bytes(stream.line)
+        self._keeping.ended(stream, held_bytes)
+        self._readers.ended(stream)
 
     def _tell_end(self, stream: Stream) -> None:
         """Tell the core of an end that was named here."""
@@ -296,23 +295,23 @@ class Lives:
     @property
     def num_running(self) -> int:
         """Streams that have not ended."""
-        return len(self.streams) - self._num_ended
+        return len(self._streams) - self._num_ended
 
     def numbers(self) -> WorkerNumbers:
         """What was counted, as of now."""
-        return self.counters.numbers(
+        return self._counters.numbers(
             WorkerGauges(
                 num_streams=self.num_running,
                 num_kept_streams=self._num_ended,
-                num_clients=self.readers.num_clients,
+                num_clients=self._readers.num_clients,
             )
         )
 
     def beat(self) -> None:
         """Dismiss clients that stayed away, give up streams whose time has come."""
-        for client in self.readers.take_gone():
+        for client in self._readers.take_gone():
             self.dismiss(client)
-        gone = self.keeping.take_due()
+        gone = self._keeping.take_due()
         for stream in gone:
             if stream.stage is not Stage.ENDED:
                 self.abort(stream)
@@ -322,20 +321,20 @@ class Lives:
 
     def clear(self) -> None:
         """Forget everything: the core will tell it anew."""
-        for stream in self.streams.all():
-            self.columns.close(stream)
-        self.streams.clear()
+        for stream in self._streams.all():
+            self._columns.close(stream)
+        self._streams.clear()
         self.replaying.clear()
-        self.readers.clear()
-        self.keeping.clear()
+        self._readers.clear()
+        self._keeping.clear()
         self._num_ended = 0
 
     def _remove(self, stream: Stream) -> None:
-        self.renderings.withdraw(stream)
+        self._renderings.withdraw(stream)
         self.replaying.discard(stream)
-        self.readers.forget(stream)
-        self.keeping.removed(stream)
-        self.columns.close(stream)
-        if stream.stage is Stage.ENDED and self.streams.get(stream.stream_id) is stream:
+        self._readers.forget(stream)
+        self._keeping.removed(stream)
+        self._columns.close(stream)
+        if stream.stage is Stage.ENDED and self._streams.get(stream.stream_id) is stream:
             self._num_ended -= 1
-        self.streams.remove(stream)
+        self._streams.remove(stream)

@@ -31,6 +31,7 @@ import zmq
 
 from slipstream_ipc.child import PARENT_PID_VARIABLE, SILENT_S, STATUS_FD_VARIABLE
 from slipstream_ipc.messages import (
+    ErrorCode,
     Fault,
     FromPromptProcess,
     PromptReady,
@@ -276,13 +277,13 @@ class Prompts:
 
     def _refuse_all(self) -> Iterator[Rendered]:
         for key in list(self._waiting):
-            yield self._refuse(key, _NO_PROCESS)
+            yield self._refuse(key, _NO_PROCESS, "overloaded")  # it may be asked for again
 
-    def _refuse(self, key: int, why: str) -> Rendered:
+    def _refuse(self, key: int, why: str, code: ErrorCode = "engine") -> Rendered:
         del self._waiting[key]
         self._strikes.pop(key, None)
         self._long.discard(key)
-        return Rendered(key, fault=Fault("engine", why))
+        return Rendered(key, fault=Fault(code, why))
 
     def _send_long(self) -> None:
         """Have the next long one rendered, where none is."""

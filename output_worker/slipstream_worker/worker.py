@@ -25,16 +25,19 @@ from slipstream_ipc.messages import Fault, ModelCard, Rendered, Step
 from slipstream_ipc.recent import Recent
 from slipstream_ipc.statistics import WorkerNumbers
 from slipstream_ipc.trace import Span, Tracer
-from slipstream_worker.clients import FrontAcceptor
+from slipstream_worker.clients import AUTO_ROOM, FrontAcceptor
 from slipstream_worker.columns import StreamColumns
 from slipstream_worker.core_hop import CoreHop
+from slipstream_worker.counters import Counters
 from slipstream_worker.detokenizer import DetokenizerFactory
 from slipstream_worker.from_clients import FromClients
 from slipstream_worker.from_core import FromCore
+from slipstream_worker.keeping import Keeping
 from slipstream_worker.lives import Lives
 from slipstream_worker.prompts import PromptSource
+from slipstream_worker.readers import Readers
 from slipstream_worker.renderings import Renderings
-from slipstream_worker.streams import Stream
+from slipstream_worker.streams import Stream, StreamTable
 
 logger = logging.getLogger(__name__)
 
@@ -73,14 +76,52 @@ class Worker:
         self._front = front
         self._prompts = prompts
         poller.register(socket, zmq.POLLIN)
-        columns = StreamColumns(detokenizers.fast_table)
+        self.streams = StreamTable()
+        self.columns = StreamColumns(detokenizers.fast_table)
+        self.keeping = Keeping(self.streams, grace_s)
+        counters = Counters()
         renderings = Renderings[Stream](prompts)
-        self.lives = Lives(core, front, columns, detokenizers, renderings, grace_s, stream_interval)
+        self.readers = Readers(
+            front,
+            self.columns,
+            detokenizers,
+            counters,
+            self.keeping,
+            room=AUTO_ROOM if stream_interval == "auto" else None,
+        )
+        self.lives = Lives(
+            core,
+            self.streams,
+            self.columns,
+            self.readers,
+            self.keeping,
+            renderings,
+            counters,
+            least_interval=1 if stream_interval == "auto" else stream_interval,
+        )
         self._from_core = FromCore(
-            core, self.lives, detokenizers, tokenizer=tokenizer, tracer=tracer
+            core,
+            self.lives,
+            self.streams,
+            self.columns,
+            self.readers,
+            self.keeping,
+            counters,
+            detokenizers,
+            tokenizer=tokenizer,
+            tracer=tracer,
         )
         self._from_clients = FromClients(
-            front, self.lives, prompts, detokenizers, may_return=may_return
+            front,
+            self.lives,
+            self.streams,
+            self.readers,
+            self.keeping,
+            renderings,
+            counters,
+            prompts,
+            detokenizers,
+            may_return=may_return,
         )
 
     @property
@@ -94,7 +135,7 @@ class Worker:
         arrived: what our poller has just said is readable; None looks everywhere, which takes a
         system call for each socket.
         """
-        self.lives.keeping.now = now
+        self.keeping.now = now
         step_before = self._from_core.step
         if arrived is None or self._core.is_among(arrived):
             try:
@@ -118,9 +159,9 @@ class Worker:
         self._core.flush()
         tracer = self._tracer
         begin_ns = monotonic_ns() if tracer is not None else 0
-        if self.lives.readers.flush() and tracer is not None:
+        if self.readers.flush() and tracer is not None:
             tracer.add(Span.EMIT, begin_ns, monotonic_ns(), self._from_core.step)
-        self.lives.columns.settle()
+        self.columns.settle()
         if self._from_core.step != step_before:
             self._recent.add(now, monotonic())
 
@@ -145,7 +186,7 @@ class Worker:
     @property
     def has_unsent(self) -> bool:
         """Whether something waits to be sent to a client that is there."""
-        return self.lives.readers.has_unsent
+        return self.readers.has_unsent
 
     def beat(self, now: float) -> None:
         """What only the clock brings: signs of life, and what is to be forgotten."""
@@ -155,7 +196,7 @@ class Worker:
             if self.card is not None:
                 self._from_clients.rendered(answer, self.card)
         self._from_clients.beat()
-        self.lives.keeping.now = now
+        self.keeping.now = now
         self.lives.beat()
 
     def numbers(self) -> WorkerNumbers:

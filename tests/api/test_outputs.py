@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.batch import Batch, TokenLogprobs
-from slipstream.outputs import Completion, Delta, Logprob, join
+from slipstream.outputs import CompletionOutput, Delta, Logprob, RequestOutput, join
 from slipstream_ipc.columns import check_deltas, pack_f32, pack_u32
 from slipstream_ipc.messages import Deltas, End, LogprobColumns
 
@@ -121,10 +121,25 @@ def test_delta_shows_what_it_says() -> None:
 
 def test_completion_reads_like_its_delta() -> None:
     batch = Batch(message_of([(1, [(5, [(5, -1.0)], 1)])]), {0: End("stop", 1, stop_reason=5)})
-    completion = Completion("id", "label", "a", Delta("a", batch, 0), pack_u32(np.arange(3)))
+    completion = RequestOutput("id", "label", "a", Delta("a", batch, 0), pack_u32(np.arange(3)))
     assert completion.token_ids == [5]
     assert completion.num_tokens == 1
     assert completion.logprobs == [{5: Logprob(-1.0, 1, 5)}]
     assert (completion.finish_reason, completion.stop_reason) == ("stop", 5)
     assert completion.prompt_token_ids == [0, 1, 2]
     assert "text='a'" in repr(completion)
+
+
+def test_an_output_has_vllms_shape_whoever_asked() -> None:
+    batch = Batch(message_of([(1, [(5, [(5, -1.0)], 1)])]), {0: End("stop", 1, stop_reason=5)})
+    whole = Delta("a", batch, 0)
+    other = RequestOutput("2", "", "b", Delta("b", batch, 0), b"")
+    output = RequestOutput("1", "label", "a", whole, b"", (other,), prompt="say a")
+    assert (output.request_id, output.prompt, output.finished) == ("1", "say a", True)
+    first, second = output.outputs
+    assert (first.index, first.text, second.index, second.text) == (0, "a", 1, "b")
+    assert (first.token_ids, first.num_tokens, first.logprobs) == ([5], 1, whole.logprobs)
+    assert (first.finish_reason, first.stop_reason) == ("stop", 5)
+    assert first == CompletionOutput(0, "a", whole)
+    assert first != second
+    assert repr(first).startswith("CompletionOutput(index=0, text='a', token_ids=[5], logprobs=")

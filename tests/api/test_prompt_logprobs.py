@@ -24,7 +24,7 @@ from slipstream import (
     Stack,
     Streams,
 )
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream.outputs import PromptTokenLogprobs, TokenLogprobs
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.params import MAX_LOGPROB_BYTES, MAX_STOP_CHARS

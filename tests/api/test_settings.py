@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from slipstream import BadRequestError
-from slipstream.demo import MODEL_NAME, MODEL_PATH
+from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream.http.config import FrontConfig
 from slipstream.keys import make_folder
 from slipstream.options import add_settings, given_settings

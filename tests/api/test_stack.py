@@ -18,7 +18,7 @@ from tests.stacks import spareless_stack
 
 from slipstream import EngineError, SamplingParams, SlipstreamError, Stack
 from slipstream import stack as stack_module
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream.events import ProcessRestarted, SpareReady, StackFailed
 from slipstream.stack import StackError
 from slipstream.supervisor import GIVE_UP_S, STOP_S

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.cli import main
-from slipstream_bench.beside.beside import _with_shares
-from slipstream_bench.beside.beside_options import SITUATIONS
+from slipstream_bench.beside.beside import SITUATIONS, _with_shares
 from slipstream_bench.beside.situations import quota, spinners
 
 TINY = (

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from slipstream.demo import MODEL_NAME, MODEL_PATH
+from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream_bench.demo_model import corpus
 from slipstream_bench.demo_model.train import CHAT_TEMPLATE
 
@@ -67,11 +67,11 @@ def share_of_known_words(text: str, vocabulary: set[str]) -> float:
 
 def test_importing_the_package_loads_nothing_else() -> None:
     code = (
-        "import pathlib, sys, slipstream; before = set(sys.modules); import slipstream.demo; "
+        "import pathlib, sys, slipstream; before = set(sys.modules); import slipstream.demo_model; "
         "print(*(set(sys.modules) - before))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(run.stdout.split()) == {"slipstream.demo", "slipstream.demo_model"}
+    assert run.stdout.split() == ["slipstream.demo_model"]
 
 
 def test_folder_is_small_and_complete() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -183,6 +184,11 @@ def test_the_largest_load_fits_the_reference_card() -> None:
 
 def names_of(part: str) -> list[str]:
     return [section.name for section in PARTS[part]]
+
+
+@pytest.mark.parametrize("module", sorted({one.module for part in PARTS.values() for one in part}))
+def test_every_section_has_its_module(module: str) -> None:
+    assert callable(import_module(f"slipstream_bench.gpu_check.{module}").run)
 
 
 def test_a_part_has_five_minutes() -> None:

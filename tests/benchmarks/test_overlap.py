@@ -15,7 +15,7 @@ from slipstream.errors import EngineError
 from slipstream_bench.common.live_streams import LiveStreams, Window, random_prompts
 from slipstream_bench.overlap import arrivals, delta_latency, stops
 from slipstream_bench.overlap.arrivals_client import Arrival
-from slipstream_bench.overlap.watched_core import Record, WatchedRunner
+from slipstream_bench.overlap.watched_core import Record, RecordedRunner
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.simulated import load_simulated
 from slipstream_core.scheduler import NewRequest, Scheduler
@@ -99,7 +99,7 @@ def test_the_record_says_how_many_outputs_were_computed_of_each_request():
     config = CoreConfig(
         model="simulated:step_ms=0,vocab_size=50", address="ipc:///nowhere", max_num_seqs=4
     )
-    runner = WatchedRunner(load_simulated(config))
+    runner = RecordedRunner(load_simulated(config))
     tokens = PagedLog(np.uint32)
     scheduler = Scheduler(
         tokens=tokens,

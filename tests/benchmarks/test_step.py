@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from slipstream.cli import main
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream_bench.step import model_parts
 from slipstream_bench.step.core_parts import DEVICE, PARTS, CoreParts
 from slipstream_core.runner import torch_runner

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from tests.docs.pages import PAGES, ROOT
 
+import slipstream
+from slipstream import SamplingParams
 from slipstream.cli import _parser
+from slipstream.http import metrics, openapi
 
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
 PEERS = sorted(ROOT.glob("*/**/peers/README.md"))
@@ -154,3 +157,39 @@ def test_tests_that_hold_the_promises_are_there() -> None:
     assert len(names) > 10
     every = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     assert not [name for name in names if f"def test_{name}(" not in every]
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+def test_every_http_path_is_in_the_guide() -> None:
+    named = set(re.findall(r"`(/[\w./]*)", TEXTS["docs/http.md"]))
+    paths = {path.partition("{")[0] for path in openapi.ENDPOINTS}
+    assert not {path for path in paths if path not in named and f"{path}ID" not in named} - {
+        "/v1/models/"
+    }
+    keyless = re.findall(r"^\| (`/.*?) \| \w+ \| no \|", TEXTS["docs/http.md"], re.MULTILINE)
+    said = {path for cell in keyless for path in re.findall(r"`([^`]+)`", cell)}
+    assert said == {path for path, each in openapi.ENDPOINTS.items() if not each.has_key}
+
+
+def test_every_metric_is_in_the_guide_and_no_other() -> None:
+    [table] = re.findall(
+        r"^## Metrics$.*?(^\|.*?)\n\n", TEXTS["docs/deploying.md"], re.MULTILINE | re.DOTALL
+    )
+    cells = re.findall(r"^\| (`.*?) \|", str(table), re.MULTILINE)
+    assert sorted(name for cell in cells for name in re.findall(r"`(\w+)`", cell)) == sorted(
+        family.name for family in metrics._FAMILIES
+    )
+
+
+def test_every_sampling_parameter_is_in_the_guide() -> None:
+    [section] = re.findall(
+        r"^## Sampling parameters$.*?^## ", TEXTS["docs/python.md"], re.MULTILINE | re.DOTALL
+    )
+    assert set(SamplingParams.__struct_fields__) <= set(re.findall(r"`(\w+)`", section))
+
+
+def test_every_error_is_in_the_guide() -> None:
+    named = set(re.findall(r"`(\w+Error)`", TEXTS["docs/python.md"]))
+    assert {name for name in slipstream.__all__ if name.endswith("Error")} <= named

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -363,6 +364,15 @@ class CoreBox:
         while not condition():
             patience.check()
             self.step()
+
+    def take_in(self, num: int) -> None:
+        """Have the core hear of `num` streams, in however many messages they arrive, before it
+        computes anything.
+        """
+        core = self.core
+        assert core is not None
+        with patch.object(core.engine, "_may_launch", return_value=False):
+            self.until(lambda: core.desk.num_streams == num)
 
     def survives_until(self, condition: Callable[[], bool]) -> bool:
         """Step until `condition`, or until the device is gone; the core is killed then."""

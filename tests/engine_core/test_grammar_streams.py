@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 from tokenizers import Tokenizer
 
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream_core.grammar.trial import GrammarTrial
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, End, SamplingParams, StructuredOutputs, Withdraw

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.patience import PATIENCE_S
 
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream_core.grammar.library import GrammarError, Vocabulary
 from slipstream_core.grammar.trial import GrammarTrial
 from slipstream_ipc.messages import StructuredOutputs

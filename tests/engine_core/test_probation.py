@@ -48,6 +48,7 @@ def test_a_step_that_fails_once_costs_nobody_anything(make_core, undisturbed) ->
     box = make_core()
     worker = box.worker()
     held = admit_all(worker)
+    box.take_in(len(held))
     failed: list[list[bytes]] = []
 
     def fails(ids: list[bytes]) -> bool:
@@ -67,6 +68,7 @@ def test_whoever_is_tried_again_is_alone(make_core) -> None:
     box = make_core()
     worker = box.worker()
     held = admit_all(worker)
+    box.take_in(len(held))
     box.until(lambda: all(len(it.token_ids) > 3 for it in held))
     begun = len(box.runner.launched)
     box.runner.fails = lambda ids: len(box.runner.launched) == begun + 1
@@ -135,6 +137,7 @@ def test_suspects_are_told_until_they_are_here_again(make_core) -> None:
     box = make_core()
     worker = box.worker()
     held = [worker.admit(p, 200) for p in PROMPTS]
+    box.take_in(len(held))
     box.until(lambda: all(len(it.token_ids) > 2 for it in held))
     box.runner.dies = lambda ids: True
     assert not box.survives_until(lambda: False)
@@ -192,13 +195,16 @@ def test_deaths_without_any_progress_end_nobody_who_lives_alone(make_core, undis
     box = make_core()
     worker = box.worker()
     held = admit_all(worker, 3)
+    box.take_in(len(held))  # else the first to arrive would have a step to itself, and a token
     box.runner.dies = lambda ids: len(ids) > 1
     assert not box.survives_until(lambda: False)
     box.start(died_within=True)
+    box.take_in(len(held))
     box.runner.dies = lambda ids: len(ids) > 1
     assert not box.survives_until(lambda: False)
     assert not any(it.token_ids for it in held)
     box.start(died_within=True)
+    box.take_in(len(held))
     box.until(lambda: all(it.is_over for it in held))
     assert all(it.is_whole for it in held)
     first = box.runner.launched[: len(held)]

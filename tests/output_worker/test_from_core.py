@@ -9,9 +9,12 @@ import pytest
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, End, ModelCard, Registered, SamplingParams, Step, Welcome
 from slipstream_worker.columns import StreamColumns
+from slipstream_worker.counters import Counters
 from slipstream_worker.from_core import FromCore
+from slipstream_worker.keeping import Keeping
 from slipstream_worker.lives import Lives
-from slipstream_worker.streams import Stage, Stream
+from slipstream_worker.readers import Readers
+from slipstream_worker.streams import Stage, Stream, StreamTable
 
 CARD = ModelCard("m", "/nowhere", vocab_size=1000, max_model_len=99, eos_token_ids=())
 ROW = 3
@@ -31,9 +34,12 @@ class Told:
 
     def __init__(self) -> None:
         anybody: Any = Anybody()
-        columns = StreamColumns(None)
-        self.lives = Lives(anybody, anybody, columns, anybody, anybody, 60.0, "auto")
-        self.from_core = FromCore(anybody, self.lives, anybody, tokenizer="t")
+        self.streams, self.columns, counters = StreamTable(), StreamColumns(None), Counters()
+        self.keeping = Keeping(self.streams, 60.0)
+        readers = Readers(anybody, self.columns, anybody, counters, self.keeping, room=None)
+        kept = self.streams, self.columns, readers, self.keeping
+        self.lives = Lives(anybody, *kept, anybody, counters)
+        self.from_core = FromCore(anybody, self.lives, *kept, counters, anybody, tokenizer="t")
 
     def registered(self, end: End) -> Stream:
         admit = Admit(
@@ -50,7 +56,7 @@ class Told:
             fingerprint=b"f" * 16,
         )
         self.from_core.handle(Registered(ROW, admit, end, True))
-        stream = self.lives.streams.get(admit.stream_id)
+        stream = self.streams.get(admit.stream_id)
         assert stream is not None
         return stream
 
@@ -80,7 +86,7 @@ def test_a_replayed_end_comes_behind_its_tokens(told: Told) -> None:
     assert not told.is_quick
     told.step(6)
     assert stream.stage is Stage.ENDED
-    assert told.lives.columns.token_ids(stream).tolist() == [5, 6]
+    assert told.columns.token_ids(stream).tolist() == [5, 6]
     assert told.is_quick
 
 
@@ -100,10 +106,10 @@ def test_a_new_attach_begins_with_nothing(told: Told) -> None:
 
 def test_streams_are_cancelled_whichever_client_reads_them() -> None:
     told = Told()
-    told.lives.streams.add(running := Stream(b"r" * 16, Stage.RENDERING))
-    told.lives.streams.add(ended := Stream(b"e" * 16, Stage.ENDED))
-    told.lives.keeping.bury([b"f" * 16])
+    told.streams.add(running := Stream(b"r" * 16, Stage.RENDERING))
+    told.streams.add(ended := Stream(b"e" * 16, Stage.ENDED))
+    told.keeping.bury([b"f" * 16])
     asked = (ended.stream_id, running.stream_id, b"?" * 16, b"f" * 16)
     assert [told.lives.cancel(each) for each in asked] == ["ended", "running", "unknown", "ended"]
-    assert told.lives.streams.get(running.stream_id) is None
-    assert told.lives.streams.get(ended.stream_id) is ended
+    assert told.streams.get(running.stream_id) is None
+    assert told.streams.get(ended.stream_id) is ended

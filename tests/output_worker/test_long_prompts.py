@@ -12,6 +12,7 @@ import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.output_worker.played_prompts import PlayedPrompts
 
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import ChatMessage, PromptReady, Render, Rendered
@@ -111,42 +112,8 @@ def test_a_thread_answers_all_in_their_order() -> None:
 # ---- with a child that tests play --------------------------------------------------------------
 
 
-class Mortal:
-    """A process that can be killed, as `Popen` shows it."""
-
-    returncode: int | None = None
-    pid = 0
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-    def kill(self) -> None:
-        self.returncode = -9
-
-    def terminate(self) -> None:
-        return
-
-    def wait(self, _timeout: float | None = None) -> int:
-        return 0
-
-
-class Played:
-    """Prompts, and the socket of their child."""
-
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], patch: pytest.MonkeyPatch, path: Path
-    ) -> None:
-        self.children: list[Mortal] = []
-        self.now = 0.0
-        patch.setattr(Prompts, "_start", lambda _: self._start())
-        self.prompts = Prompts(context, f"ipc://{path}/prompts", {})
-        self.socket = context.socket(zmq.PAIR)
-        self.socket.connect(f"ipc://{path}/prompts")
-        self.answer(PromptReady("", ""))
-
-    def _start(self) -> Mortal:
-        self.children.append(Mortal())
-        return self.children[-1]
+class Played(PlayedPrompts):
+    """One that says what its child was asked."""
 
     def answer(self, *answers: Rendered | PromptReady) -> None:
         for answer in answers:
@@ -172,7 +139,7 @@ class Played:
         self.now += STEADY_S  # so that the next one is started at once
         self.children[-1].kill()
         refused = [answer.key for answer in self.prompts.beat(self.now)]
-        self.answer(PromptReady("", ""))
+        self.answer(PromptReady("", "", pid=self.children[-1].pid))
         return refused
 
 
@@ -180,9 +147,9 @@ class Played:
 def played(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Played]:
     with zmq.Context() as context:
         found = Played(context, monkeypatch, tmp_path)
+        found.answer(PromptReady("", "", pid=found.children[-1].pid))
         yield found
-        found.socket.close(linger=0)
-        found.prompts.close()
+        found.close()
 
 
 def long(times: int) -> Render:
@@ -254,7 +221,7 @@ def test_what_is_withdrawn_while_there_is_no_child_is_not_asked_again(played: Pl
     assert list(played.prompts.beat(played.now)) == []
     assert withdraw(keys[0])
     assert withdraw(keys[2])
-    played.answer(PromptReady("", ""))
+    played.answer(PromptReady("", "", pid=played.children[-1].pid))
     assert played.asked(1) == [keys[1]]
     played.answer(Rendered(keys[1]))
 
@@ -272,7 +239,7 @@ def test_what_waits_for_a_child_is_not_to_blame_for_its_death(played: Played) ->
 
 
 def test_a_short_prompt_overtakes_a_long_one(tmp_path: Path) -> None:
-    from slipstream.demo import MODEL_PATH
+    from slipstream.demo_model import MODEL_PATH
 
     options: dict[str, Any] = {"tokenizer": str(MODEL_PATH), "cache_dir": str(tmp_path)}
     with zmq.Context() as context:

@@ -97,6 +97,6 @@ def test_a_cache_that_cannot_be_written_is_no_fault_of_the_tokenizer(
 
 @pytest.fixture
 def demo_folder() -> str:
-    from slipstream.demo import MODEL_PATH
+    from slipstream.demo_model import MODEL_PATH
 
     return str(MODEL_PATH)

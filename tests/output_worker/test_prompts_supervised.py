@@ -17,9 +17,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
+from tests.output_worker.played_prompts import PlayedPrompts
 from tests.patience import PATIENCE_S, Patience
 
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream_ipc.child import SILENT_S
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import PromptBeat, PromptReady, Render, Rendered
@@ -39,44 +40,8 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
         yield found
 
 
-class Child:
-    """A process, as `Popen` shows it."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-    def kill(self) -> None:
-        self.returncode = -9
-
-    def terminate(self) -> None:
-        return
-
-    def wait(self, _timeout: float | None = None) -> int:
-        return 0
-
-
-class Played:
-    """Prompts, their children, and a clock."""
-
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], patch: pytest.MonkeyPatch, path: Path
-    ) -> None:
-        self.children: list[Child] = []
-        self.now = 0.0
-        patch.setattr(Prompts, "_start", lambda _: self._start())
-        self.prompts = Prompts(
-            context, f"ipc://{path}/p", {}, hang_timeout_s=HANG_TIMEOUT_S, wait_s=WAIT_S
-        )
-        self.socket = context.socket(zmq.PAIR)
-        self.socket.connect(f"ipc://{path}/p")
-
-    def _start(self) -> Child:
-        self.children.append(Child(len(self.children) + 1))
-        return self.children[-1]
+class Played(PlayedPrompts):
+    """One that speaks for its children, four beats a second."""
 
     def say(self, what: PromptReady | PromptBeat | Rendered) -> None:
         if isinstance(what, PromptReady) and not what.pid:
@@ -99,10 +64,9 @@ class Played:
 def played(
     context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Played]:
-    found = Played(context, monkeypatch, tmp_path)
+    found = Played(context, monkeypatch, tmp_path, hang_timeout_s=HANG_TIMEOUT_S, wait_s=WAIT_S)
     yield found
-    found.socket.close(linger=0)
-    found.prompts.close()
+    found.close()
 
 
 def test_a_child_that_beats_no_more_is_replaced(played: Played) -> None:
@@ -177,7 +141,7 @@ def test_a_successor_with_no_tokenizer_or_another_is_tried_again_with_pauses(
     (answer,) = refused
     assert answer.key == key
     assert answer.fault is not None
-    assert answer.fault.code == "engine"
+    assert answer.fault.code == "overloaded"  # over HTTP 503: later it may be answered
     later = played.prompts.ask(Render(0, "asked while there is none"))
     assert [answer.key for answer in played.pass_time(0.25)] == [later]
     num = len(played.children)
@@ -341,7 +305,7 @@ def test_a_tokenizer_that_is_gone_is_waited_for_and_prompts_are_refused_as_ours(
     real.wait_for("restarting")
     fault = real.answer(real.ask("a prompt")).fault
     assert fault is not None
-    assert fault.code == "engine"
+    assert fault.code == "overloaded"
     assert real.prompts.condition(time.monotonic()) == "restarting"
     kept.rename(real.model / "tokenizer.json")
     real.wait_for("ready")

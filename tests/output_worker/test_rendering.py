@@ -35,7 +35,7 @@ HI = (ChatMessage("user", "hi"),)
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    from slipstream.demo import MODEL_PATH
+    from slipstream.demo_model import MODEL_PATH
 
     loaded = AutoTokenizer.from_pretrained(MODEL_PATH)
     loaded.chat_template = TEMPLATE

@@ -19,7 +19,7 @@ import zmq
 from msgspec import structs
 from tests.patience import PATIENCE_S, Patience
 
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream.prompt_pieces import PromptPieces
 from slipstream_core.assembly import Core, assemble_core
 from slipstream_core.config import CoreConfig
@@ -413,7 +413,7 @@ class MiniStack:
         assert self.worker is not None
         scheduler = self.core.scheduler
         return {
-            "worker streams": len(self.worker.lives.streams),
+            "worker streams": len(self.worker.streams),
             "core streams": self.core.desk.num_streams,
             "running": scheduler.num_running,
             "waiting": scheduler.num_waiting,

@@ -152,9 +152,9 @@ def catch_up(stack: Any, it: Any, num_tokens: int) -> list[int]:
         handle(message)
 
     worker._from_core.handle = note
-    lives, known = worker.lives, worker.lives.streams.get(it.stream_id)
+    known = worker.streams.get(it.stream_id)
     stack.until(
-        lambda: known.output.end is not None or lives.columns.num_tokens(known) >= num_tokens
+        lambda: known.output.end is not None or worker.columns.num_tokens(known) >= num_tokens
     )
     worker._from_core.handle = handle
     assert len(widest) > 1

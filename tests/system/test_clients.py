@@ -235,7 +235,7 @@ def test_what_is_forgotten_or_never_was_is_unknown(make_stack) -> None:
     client = Client(stack)
     it = client.submit(PROMPTS[0], "0a" * 16, max_tokens=20)
     finish(stack, [it])
-    stack.until(lambda: stack.worker.lives.readers.num_clients == 1)
+    stack.until(lambda: stack.worker.readers.num_clients == 1)
     for _ in range(5):
         stack.step()
     stack.pass_time(1.1)
@@ -391,7 +391,7 @@ def test_a_client_that_acknowledges_nothing_costs_a_bounded_number_of_answers(
         return any(isinstance(body, Reattach) for body in heard)
 
     stack.until(hear)
-    port = stack.worker.lives.readers._clients[b"deaf"]
+    port = stack.worker.readers._clients[b"deaf"]
     assert not port._states
     finish(stack, [stream])
     assert (stream.text, stream.token_ids) == (plain.text, plain.token_ids)

@@ -65,7 +65,7 @@ def test_generation_ends_when_its_client_has_left_vllm_54947_sglang_36333_36876(
     other = stays.submit(PROMPTS[0], max_tokens=20)
     stack.until(lambda: other.is_over)
     assert other.end.reason == "length"
-    stack.until(lambda: stack.worker.lives.readers.num_clients == 1)
+    stack.until(lambda: stack.worker.readers.num_clients == 1)
 
 
 def test_no_slot_is_lost_to_those_who_left_sglang_34894(make_stack, expected) -> None:
@@ -88,7 +88,7 @@ def test_no_slot_is_lost_to_those_who_left_sglang_34894(make_stack, expected) ->
         for _ in range(20):
             stack.step()
     stack.until(stack.holds_nothing)
-    assert stack.worker.lives.columns.tokens.num_pages_used == 0
+    assert stack.worker.columns.tokens.num_pages_used == 0
     client = stack.client()
     streams = [client.submit(p, max_tokens=40) for p in PROMPTS[:4]]
     stack.until(lambda: stack.core.scheduler.num_running == 4)
@@ -138,7 +138,7 @@ def test_requests_that_are_never_dispatched_leak_nothing_sglang_28380(make_stack
     for _ in range(10):
         stack.step()
     assert stack.holds_nothing()
-    assert stack.worker.lives.columns.tokens.num_pages_used == 0
+    assert stack.worker.columns.tokens.num_pages_used == 0
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_an_abort_always_has_an_end_for_who_waits_for_it(make_stack, moment) -> 
     stack.until(
         {
             "rendering": lambda: stack.held["worker streams"] == 1,
-            "submitted": lambda: len(stack.worker.lives.streams) == 1,
+            "submitted": lambda: len(stack.worker.streams) == 1,
             "waiting": lambda: stack.held["waiting"] == 1,
             "prefill": lambda: stack.held["running"] == 1,
         }.get(moment, lambda: len(it.token_ids) > 3)
@@ -190,7 +190,7 @@ def test_an_abort_always_has_an_end_for_who_waits_for_it(make_stack, moment) -> 
     begin = stack.core.engine._collected_step
     stack.until(lambda: not any(stack.held[kind] for kind in ("running", "waiting", "blocks")))
     assert stack.core.engine._collected_step - begin < 200
-    port = stack.worker.lives.readers.port(client.hop._identity)
+    port = stack.worker.readers.port(client.hop._identity)
     stack.until(lambda: port.session.link.num_unacked == 0 and not port.has_unsent)
     stack.step()
     stack.pass_time(61.0)
@@ -276,7 +276,7 @@ def test_a_reader_that_does_not_read_costs_bounded_memory(
     b = [quick.submit(p, **params) for p in PROMPTS]
     stack.until(lambda: all(len(s.token_ids) > 3 for s in a + b))
     slow.is_reading = False
-    front, sizes = stack.worker.lives.readers._front, []
+    front, sizes = stack.worker.readers._front, []
     send = front.send
 
     def weigh(session, body, receipt):
@@ -288,7 +288,7 @@ def test_a_reader_that_does_not_read_costs_bounded_memory(
     monkeypatch.setattr(front, "send", weigh)
     stack.until(lambda: all(s.is_over for s in b))
     stack.until(lambda: stack.core.scheduler.num_running == 0)
-    port = stack.worker.lives.readers.port(slow.hop._identity)
+    port = stack.worker.readers.port(slow.hop._identity)
     assert len(sizes) <= WINDOW
     assert sum(sizes) < WINDOW * MESSAGE_BUDGET_BYTES
     assert len(port._states) == 0

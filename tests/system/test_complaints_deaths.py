@@ -104,8 +104,8 @@ def test_text_is_the_same_whatever_was_held_back_at_a_death(make_stack, tokenize
         client = stack.client()
         it = client.submit(list(PROMPT), max_tokens=len(ids), stop=("<END>",))
         stack.until(lambda it=it: it.accepted > 0)
-        stream = stack.worker.lives.streams.get(it.stream_id)
-        columns = stack.worker.lives.columns
+        stream = stack.worker.streams.get(it.stream_id)
+        columns = stack.worker.columns
         stack.until(lambda c=columns, s=stream, num=num_seen: c.num_tokens(s) >= num)
         if died.startswith("core"):
             stack.kill_core()

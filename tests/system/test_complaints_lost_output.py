@@ -262,7 +262,7 @@ def test_the_place_of_an_ended_stream_is_clean_for_the_next_one_sglang_12205(
         for prompt, num, text in ((5, 3, tokenizer.decode([50]) + "\ufffd"), (6, 2, "é")):
             it = client.submit([prompt], max_tokens=num, stop=("zz",) if prompt == 5 else ())
             stack.until(lambda it=it: it.accepted > 0)
-            stream = stack.worker.lives.streams.get(it.stream_id)
+            stream = stack.worker.streams.get(it.stream_id)
             rows.append(stream.row)
             lines.append(stream.line)
             stack.until(lambda it=it: it.is_over)

@@ -23,7 +23,7 @@ from tests.stacks import spareless_stack
 from tests.system.pickles import payloads
 
 from slipstream import Stack
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream.events import Event, ProcessEnded, ProcessRestarted, SpareReady
 from slipstream_bench.common import process_census
 from slipstream_ipc.messages import Status

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 from tests.system.scripted import EOS, FILLER, Watch, catch_up, play, shown
 
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream_worker.detokenizer import WindowDetokenizerFactory
 from slipstream_worker.window_detokenizer import WindowDetokenizer
 

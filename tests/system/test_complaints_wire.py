@@ -194,8 +194,8 @@ def test_a_message_that_waits_to_be_read_is_never_changed_vllm_24655_50053(
     streams = [client.submit([5, 6 + n], max_tokens=most, logprobs=20) for n in range(num)]
     stack.until(lambda: all(len(s.token_ids) > 2 for s in streams))
     if hop == "worker to client":
-        sender, receiver = stack.worker.lives.readers._front._codec, client.hop._codec
-        link = stack.worker.lives.readers.port(client.hop._identity).session.link
+        sender, receiver = stack.worker.readers._front._codec, client.hop._codec
+        link = stack.worker.readers.port(client.hop._identity).session.link
     else:
         sender, receiver = stack.core.desk._acceptor._codec, stack.worker._core._attacher._codec
         [link] = [session.link for session in stack.core.desk._acceptor.sessions]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream_ipc.messages import Resume
 
 SLOW_CHAIN = f"simulated:step_ms=20,prefill_us=0,tokenizer={MODEL_PATH},mode=chain"
@@ -48,7 +48,7 @@ def test_worker_killed_before_its_client_heard_of_acceptance(make_stack, expecte
     streams = [client.submit(p, max_tokens=20) for p in PROMPTS]
     client.step()
     client.is_reading = False
-    stack.until(lambda: len(stack.worker.lives.streams) == len(PROMPTS))
+    stack.until(lambda: len(stack.worker.streams) == len(PROMPTS))
     worker, stack.worker = stack.worker, None
     stack.until(lambda: stack.core.desk.num_streams == len(PROMPTS))
     stack.worker = worker
@@ -111,7 +111,7 @@ def test_a_client_that_attaches_anew_is_sent_nothing_before_it_says_where_it_is(
     stack.until(lambda: len(it.token_ids) > 5)
     # what is under way is lost with the old socket
     client.is_reading = False
-    link = stack.worker.lives.readers.port(client.hop._identity).session.link
+    link = stack.worker.readers.port(client.hop._identity).session.link
     stack.until(lambda: link.num_unacked >= 2)
     client.hop.attach(stack.now())
     for _ in range(30):

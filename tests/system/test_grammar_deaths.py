@@ -16,7 +16,7 @@ from tests.patience import PATIENCE_S
 
 from slipstream import BadRequestError, SamplingParams, Stack, StructuredOutputs
 from slipstream.client import Client
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 
 MODEL = f"simulated:step_ms=5,tokenizer={MODEL_PATH},mode=chain"
 END = 1  # the simulated model has no end of its own

@@ -18,7 +18,7 @@ from tests.stacks import spareless_stack
 
 from slipstream import SamplingParams, SlipstreamError, Stack, StructuredOutputs
 from slipstream import stack as stack_module
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream.events import ProcessRestarted, SupervisorConfig
 from slipstream.plan import plan_stack
 from slipstream_core.in_flight import read_note

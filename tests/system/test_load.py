@@ -7,7 +7,7 @@ import pytest
 from tests.stacks import spareless_stack
 
 import slipstream
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream_core.runner.simulated_text import SimulatedText, parse_simulated
 
 PROMPTS = [

@@ -55,7 +55,7 @@ def test_streams_whose_client_left_while_the_core_was_out_of_reach(make_stack) -
     core, stack.core = stack.core, None
     stack.worker._core.attach(stack.now())
     client.goodbye()
-    stack.until(lambda: not len(stack.worker.lives.streams))
+    stack.until(lambda: not len(stack.worker.streams))
     stack.core = core
     stack.until(stack.holds_nothing)
 
@@ -72,7 +72,7 @@ def test_streams_aborted_while_their_client_attached_anew(make_stack) -> None:
     stack.until(lambda: stack.core.scheduler.num_running == 0)
     stack.pass_time(6.0)
     stack.until(stack.holds_nothing)
-    assert stack.worker.lives.readers.num_clients == 1
+    assert stack.worker.readers.num_clients == 1
 
 
 def test_an_end_whose_acknowledgement_was_lost(make_stack) -> None:
@@ -90,7 +90,7 @@ def test_an_end_whose_acknowledgement_was_lost(make_stack) -> None:
     stack.until(lambda: client.hop.is_attached)
     stack.pass_time(6.0)
     stack.until(stack.holds_nothing)
-    assert stack.worker.lives.readers.num_clients == 1
+    assert stack.worker.readers.num_clients == 1
 
 
 def test_a_reader_that_takes_longer_than_the_grace_time_gets_all(make_stack, expected) -> None:

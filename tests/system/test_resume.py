@@ -72,9 +72,9 @@ def test_logprobs_survive_the_death_of_the_core_and_then_of_the_worker(
 
 def num_in_worker(stack, it) -> int:
     """Tokens of a stream that the worker has."""
-    lives = stack.worker.lives
-    stream = lives.streams.get(it.stream_id)
-    return 0 if stream is None or not stream.line else lives.columns.num_tokens(stream)
+    worker = stack.worker
+    stream = worker.streams.get(it.stream_id)
+    return 0 if stream is None or not stream.line else worker.columns.num_tokens(stream)
 
 
 def resubmit(stack, client, streams) -> None:
@@ -210,7 +210,7 @@ def test_front_dies_after_final_ack_last_event_id_gets_tail(make_stack, expected
         return it.is_over
 
     stack.until(note)
-    link = stack.worker.lives.readers.port(front.hop._identity).session.link
+    link = stack.worker.readers.port(front.hop._identity).session.link
     stack.until(lambda: link.num_unacked == 0)
     front.is_reading = False
     for num_chars, num_tokens in dict.fromkeys(positions):
@@ -270,7 +270,7 @@ def test_only_so_many_ids_outlive_a_worker(make_stack, monkeypatch) -> None:
     stack.kill_worker()
     stack.start_worker()
     stack.until(lambda: stack.worker._from_core.is_synced)
-    known = [stack.worker.lives.keeping.has_been(it.stream_id) for it in streams]
+    known = [stack.worker.keeping.has_been(it.stream_id) for it in streams]
     assert known == [False, False, True, True, True]
 
 
@@ -283,8 +283,8 @@ def test_ended_streams_are_let_go_of_where_they_take_too_much_memory(
     for _ in range(20):
         it = client.submit(PROMPTS[0], max_tokens=20)
         stack.until(lambda it=it: it.is_over)
-    stack.until(lambda: len(stack.worker.lives.streams) < 12)
-    assert stack.worker.lives.keeping._ended_bytes <= 4000
+    stack.until(lambda: len(stack.worker.streams) < 12)
+    assert stack.worker.keeping._ended_bytes <= 4000
     last = client.take_over(it)
     stack.until(lambda: last.is_over)
     assert last.text == it.text
@@ -302,8 +302,8 @@ def test_buffered_text_is_flushed_before_the_end_reaches_the_client(
 
     def num_made() -> int:
         nonlocal stream
-        stream = stack.worker.lives.streams.get(it.stream_id)
-        return 0 if stream is None else stack.worker.lives.columns.num_tokens(stream)
+        stream = stack.worker.streams.get(it.stream_id)
+        return 0 if stream is None else stack.worker.columns.num_tokens(stream)
 
     stack.until(lambda: num_made() > 30)
     assert it.num_deltas <= 1, "the first tokens alone have left"
@@ -315,7 +315,7 @@ def test_buffered_text_is_flushed_before_the_end_reaches_the_client(
         stack.worker.end_drain()
     else:  # the core ends the stream, as it does where a forward pass raises
         row = stack.core.desk._streams.get(it.stream_id).row
-        stack.core.desk.end_by_fault([row], "a test's fault")
+        stack.core.lives.end_by_fault([row], "a test's fault")
     stack.until(lambda: it.is_over)
     assert len(it.token_ids) > 30
     assert it.token_ids == plain.token_ids[: len(it.token_ids)]
@@ -347,11 +347,11 @@ def test_only_what_makes_no_progress_over_three_deaths_is_failed(make_stack) -> 
     stack.core, core = None, stack.core  # it computes nothing more
     for incarnation in (1, 1, 2, 2):  # said again after an attach, a death counts once
         worker._from_core.handle(Suspects(incarnation, (stuck.stream_id, b"nobody's")))
-    stream = worker.lives.streams.get(stuck.stream_id)
+    stream = worker.streams.get(stuck.stream_id)
     assert stream.strikes == 2
     assert worker.lives.readmission(stream).strikes == 2
     stack.core = core
-    stack.until(lambda: worker.lives.columns.num_tokens(stream) > stream.struck_at)
+    stack.until(lambda: worker.columns.num_tokens(stream) > stream.struck_at)
     worker._from_core.handle(Suspects(3, (stuck.stream_id,)))
     assert stream.strikes == 1, "it had made progress"
     stack.core = None

@@ -91,7 +91,7 @@ def test_auto_sends_first_tokens_and_ends_to_a_reader_that_has_no_room(make_stac
     second = client.submit(PROMPTS[1], max_tokens=2)
     client.step()
     client.is_reading = False
-    link = stack.worker.lives.readers.port(client.hop._identity).session.link
+    link = stack.worker.readers.port(client.hop._identity).session.link
     stack.until(lambda: stack.core.desk.num_streams == 2 and link.num_unacked >= 2)
     # tokens of the first stream pile up, the second one's Accepted, first token and end do not
     for _ in range(300):
@@ -132,7 +132,7 @@ def test_what_is_aborted_while_it_is_tokenised_is_not_begun_again(make_stack) ->
     stack.prompts.is_held = True
     it = client.submit(PROMPTS[0], max_tokens=5)
     stays = client.submit(PROMPTS[1], max_tokens=5)
-    stack.until(lambda: len(stack.worker.lives.streams) == 2)
+    stack.until(lambda: len(stack.worker.streams) == 2)
     client.abort(it)
     stack.until(lambda: it.is_over)
     assert (it.fault.code, it.accepted) == ("bad_request", 0)
@@ -142,7 +142,7 @@ def test_what_is_aborted_while_it_is_tokenised_is_not_begun_again(make_stack) ->
     again = [late, foreign, resumed]
     stack.until(lambda: all(one.is_over for one in again))
     assert [one.fault for one in again] == [it.fault] * 3
-    assert len(stack.worker.lives.streams) == 1
+    assert len(stack.worker.streams) == 1
     stack.prompts.is_held = False
     stack.until(lambda: stays.is_over)
     assert stays.end.reason == "length"
@@ -156,15 +156,15 @@ def test_an_abort_whose_answer_is_lost_is_answered_after_the_attach(make_stack) 
     client = stack.client()
     stack.prompts.is_held = True
     it = client.submit(PROMPTS[0], max_tokens=5)
-    stack.until(lambda: len(stack.worker.lives.streams) == 1)
+    stack.until(lambda: len(stack.worker.streams) == 1)
     client.abort(it)
     client.is_reading = False  # it was sent, nothing is heard
     assert client.hop.send(client._waiting.pop(), None)
     for _ in range(1000):
         stack.step()
-        if not len(stack.worker.lives.streams):
+        if not len(stack.worker.streams):
             break
-    assert not len(stack.worker.lives.streams)
+    assert not len(stack.worker.streams)
     client.hop.attach(stack.now())
     client.is_reading = True
     stack.prompts.is_held = False
@@ -181,7 +181,7 @@ def test_a_client_that_says_goodbye_leaves_nothing_behind(make_stack) -> None:
     stack.until(lambda: any(s.text for s in streams))
     client.goodbye()
     stack.until(stack.holds_nothing)
-    assert stack.worker.lives.readers.num_clients == 0
+    assert stack.worker.readers.num_clients == 0
 
 
 def test_a_client_that_vanishes_is_cancelled_after_the_grace_time(make_stack) -> None:
@@ -200,7 +200,7 @@ def test_a_client_that_vanishes_is_cancelled_after_the_grace_time(make_stack) ->
             stack.step()
     stack.until(stack.holds_nothing)
     assert other.end.reason == "length"
-    assert stack.worker.lives.readers.num_clients == 1
+    assert stack.worker.readers.num_clients == 1
 
 
 class Fragile(DetokenizerFactory):
@@ -376,21 +376,21 @@ def test_whose_client_leaves_gives_its_place_to_others(make_stack, monkeypatch) 
     leaver, other = stack.client(), stack.client()
     stack.prompts.is_held = True
     kept, aborted = (leaver.submit(prompt, max_tokens=5) for prompt in ("a" * 20, "b" * 20))
-    stack.until(lambda: len(stack.worker.lives.streams) == 2)
+    stack.until(lambda: len(stack.worker.streams) == 2)
     refused = leaver.submit("c", max_tokens=5)
     stack.until(lambda: refused.is_over)
     assert refused.fault.code == "overloaded"
     first = other.submit("d" * 20, max_tokens=5)  # there is room for another's
-    stack.until(lambda: len(stack.worker.lives.streams) == 3)
+    stack.until(lambda: len(stack.worker.streams) == 3)
     refused = other.submit("e", max_tokens=5)
     stack.until(lambda: refused.is_over)
     assert refused.fault.code == "overloaded"
     leaver.abort(aborted)
     stack.until(lambda: aborted.is_over)
     leaver.goodbye()
-    stack.until(lambda: len(stack.worker.lives.streams) == 1)
+    stack.until(lambda: len(stack.worker.streams) == 1)
     second = other.submit("f" * 20, max_tokens=5)
-    stack.until(lambda: len(stack.worker.lives.streams) == 2)
+    stack.until(lambda: len(stack.worker.streams) == 2)
     stack.prompts.is_held = False
     stack.until(lambda: first.is_over and second.is_over)
     assert (first.fault, second.fault, kept.end) == (None, None, None)
@@ -402,7 +402,7 @@ def test_one_prompt_of_several_streams_is_tokenised_once(make_stack, expected) -
     client, other = stack.client(), stack.client()
     stack.prompts.is_held = True
     streams = [each.submit(PROMPTS[0], max_tokens=5) for each in (client, client, other)]
-    stack.until(lambda: len(stack.worker.lives.streams) == 3)
+    stack.until(lambda: len(stack.worker.streams) == 3)
     client.abort(streams[0])
     stack.until(lambda: streams[0].is_over)
     assert len(stack.prompts.asked) == 1

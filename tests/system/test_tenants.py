@@ -46,8 +46,8 @@ def test_whom_a_stream_is_for_outlives_everybody(make_stack) -> None:
     stack.until(lambda: tenants() == expected)
     stack.kill_worker()
     stack.start_worker()
-    stack.until(lambda: len(stack.worker.lives.streams) == 3)
-    found = sorted(it.registration.tenant for it in stack.worker.lives.streams.all())
+    stack.until(lambda: len(stack.worker.streams) == 3)
+    found = sorted(it.registration.tenant for it in stack.worker.streams.all())
     assert found == expected
 
 
@@ -66,7 +66,7 @@ def test_a_client_that_lives_and_acknowledges_nothing_is_dismissed(make_stack) -
         each for each in stack.worker._front.sessions if each.identity == bad.hop._identity
     ]
     assert session.link.num_unacked
-    assert len(stack.worker.lives.streams) == 5
+    assert len(stack.worker.streams) == 5
     for _ in range(20):  # it answers each ping
         stack.pass_time(1.0)
         for _ in range(3):
@@ -83,4 +83,4 @@ def test_a_client_that_lives_and_acknowledges_nothing_is_dismissed(make_stack) -
     later = good.submit("and this", max_tokens=20)
     stack.until(lambda: later.is_over)
     assert later.end.reason == "length"
-    stack.until(lambda: not any(stack.worker.lives.streams.get(it.stream_id) for it in streams))
+    stack.until(lambda: not any(stack.worker.streams.get(it.stream_id) for it in streams))

@@ -62,14 +62,14 @@ def streams(stack: Any) -> Any:
 
 
 def num_tokens(stack: Any) -> int:
-    return max(stack.worker.lives.columns.num_tokens(s) for s in stack.worker.lives.streams.all())
+    return max(stack.worker.columns.num_tokens(s) for s in stack.worker.streams.all())
 
 
 def test_client_and_worker_die(stack: Any, streams: Any) -> None:
     silence(stack, stack.clients[0])
     stack.kill_worker()
     stack.start_worker()
-    stack.until(lambda: len(stack.worker.lives.streams) == len(PROMPTS))
+    stack.until(lambda: len(stack.worker.streams) == len(PROMPTS))
     let_pass(stack, GRACE_S / 2)
     assert stack.worker.num_running == len(PROMPTS)  # it may come back still
     assert num_tokens(stack) < 400
@@ -92,7 +92,7 @@ def test_a_client_that_attaches_anew_and_never_asks(stack: Any, streams: Any) ->
     client.hop.attach(stack.now())
     let_pass(stack, GRACE_S + LEAST_UNREAD_S)
     stack.until(is_given_up(stack))
-    assert stack.worker.lives.readers.num_clients == 1
+    assert stack.worker.readers.num_clients == 1
 
 
 @pytest.mark.parametrize("is_new_worker", [False, True])
@@ -109,7 +109,7 @@ def test_a_reader_that_is_told_it_diverged(stack: Any, streams: Any, is_new_work
     assert {it.fault.code for it in streams} == {"diverged"}
     let_pass(stack, GRACE_S + LEAST_UNREAD_S)
     stack.until(is_given_up(stack))
-    assert stack.worker.lives.readers.num_clients == 1
+    assert stack.worker.readers.num_clients == 1
 
 
 def test_a_resubmission_that_diverges(stack: Any, streams: Any) -> None:
@@ -124,7 +124,7 @@ def test_a_resubmission_that_diverges(stack: Any, streams: Any) -> None:
     assert {it.fault.code for it in streams} == {"diverged"}
     let_pass(stack, GRACE_S + LEAST_UNREAD_S)
     stack.until(is_given_up(stack))
-    assert stack.worker.lives.readers.num_clients == 1
+    assert stack.worker.readers.num_clients == 1
 
 
 def test_somebody_else_may_come_to_read_within_the_grace_time(stack: Any, streams: Any) -> None:
@@ -132,14 +132,14 @@ def test_somebody_else_may_come_to_read_within_the_grace_time(stack: Any, stream
     silence(stack, stack.clients[0])
     stack.kill_worker()
     stack.start_worker()
-    stack.until(lambda: len(stack.worker.lives.streams) == len(PROMPTS))
+    stack.until(lambda: len(stack.worker.streams) == len(PROMPTS))
     let_pass(stack, GRACE_S / 2)
     other = stack.client()
     stack.until(lambda: other.hop.is_attached)
     taken = other.take_over(it, len(it.text), len(it.token_ids))
     stack.until(lambda: taken.accepted > 0)
     let_pass(stack, GRACE_S)
-    stack.until(lambda: len(stack.worker.lives.streams) == 1)
+    stack.until(lambda: len(stack.worker.streams) == 1)
     assert not taken.is_over
 
 
@@ -153,8 +153,8 @@ def has_a_deadline(worker: Any, stream: Stream) -> bool:
     reader = stream.reader
     if reader is None or not reader.is_listening:
         return False
-    session = worker.lives.readers.port(reader.client).session
-    vanished = [session for _, session in worker.lives.readers._vanished]
+    session = worker.readers.port(reader.client).session
+    vanished = [session for _, session in worker.readers._vanished]
     return session.is_open or session in vanished or session in worker._front._lost
 
 
@@ -262,7 +262,7 @@ class Unread(RuleBasedStateMachine):
     @invariant()
     def every_live_stream_has_a_reader_or_a_deadline(self) -> None:
         worker = self.stack.worker
-        for stream in worker.lives.streams.all():
+        for stream in worker.streams.all():
             assert has_a_deadline(worker, stream)
 
 

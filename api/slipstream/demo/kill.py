@@ -34,7 +34,7 @@ from slipstream.demo.screen import Pane, View
 from slipstream.errors import EngineError, SlipstreamError, wrong_option
 from slipstream.events import ProcessEnded, ProcessRestarted, ProcessStarted, SpareReady
 from slipstream.log_level import log_level
-from slipstream.outputs import Completion
+from slipstream.outputs import RequestOutput
 from slipstream.stack import Stack
 from slipstream_ipc.messages import Fault, SamplingParams
 
@@ -170,7 +170,7 @@ class _Show:
         self,
         stack: Stack,
         client: Client,
-        expected: Sequence[Completion],
+        expected: Sequence[RequestOutput],
         num_streams: int,
         *,
         is_drawn: bool,

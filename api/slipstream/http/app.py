@@ -192,7 +192,9 @@ class App:
     def _tell_metrics(self, request: Request, exchange: Exchange) -> None:
         model_name = "" if self._io.model is None else self._io.model.name
         accept = request.headers.get(b"accept", b"").decode("latin-1")
-        exchange.respond(self._metrics.response(self.statistics, model_name, accept))
+        exchange.respond(
+            self._metrics.response(self.statistics, model_name, accept, self.processes)
+        )
 
     def _ready(self, _request: Request, exchange: Exchange) -> None:
         if self.is_draining:

@@ -14,9 +14,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from slipstream.cli_parser import Parser
+from slipstream.errors import wrong_option
 from slipstream.log_level import log_level
-from slipstream.options import Parser
-from slipstream.settings import wrong_option
 from slipstream_bench.chaos.chaos_report import json_of, lines_of
 from slipstream_bench.chaos.chaos_run import Options, chaos
 from slipstream_bench.chaos.schedule import KILLED, LIMITED, Blows, Place

@@ -13,8 +13,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from slipstream.demo import MODEL_PATH
 from slipstream.demo.gaps import Span
+from slipstream.demo_model import MODEL_PATH
 from slipstream.plan import SIMULATED
 from slipstream.stack import Stack
 from slipstream_bench.chaos.chaos_report import ChaosResult, count

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from slipstream.async_client import AsyncClient
-from slipstream.outputs import Completion
+from slipstream.outputs import RequestOutput
 from slipstream.stack import Stack
 from slipstream_bench.chaos.chaos_workload import ChaosRequest
 from slipstream_bench.chaos.compare import Answer
@@ -42,7 +42,7 @@ async def _all(
         return await asyncio.gather(*(one(client, request) for request in requests))
 
 
-def _answer(done: Completion) -> Answer:
+def _answer(done: RequestOutput) -> Answer:
     logprobs = done.logprobs
     return Answer(
         done.text,

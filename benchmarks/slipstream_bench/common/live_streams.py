@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -117,12 +116,7 @@ class LiveStreams:
     def __enter__(self) -> LiveStreams:
         return self
 
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._io.close()
 
     def wait_until_running(self, settle_s: float) -> None:

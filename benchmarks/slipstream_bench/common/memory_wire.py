@@ -81,11 +81,12 @@ class MemorySocket:
         self._peer._inbox += (self._route, data)
         self._context.tap(self, len(data))
 
-    def recv(self, _flags: int = 0) -> bytes:
-        """From the router. Raises zmq.Again."""
+    def recv(self, _flags: int = 0, *, copy: bool = True) -> bytes | zmq.Frame:
+        """One part: from the router, or the route of a dealer. Raises zmq.Again."""
         if not self._inbox:
             _again()
-        return self._inbox.popleft()
+        part = self._inbox.popleft()
+        return part if copy else zmq.Frame(part)
 
     def send_multipart(self, parts: Sequence[bytes], _flags: int = 0) -> None:
         """To the dealer of a route."""
@@ -96,15 +97,13 @@ class MemorySocket:
         peer._inbox.append(data)
         self._context.tap(self, len(data))
 
-    def recv_multipart(self, _flags: int = 0) -> list[bytes]:
-        """From any dealer: its route, and what it sent. Raises zmq.Again."""
-        if not self._inbox:
-            _again()
-        return [self._inbox.popleft(), self._inbox.popleft()]
-
     def get_monitor_socket(self, _events: int) -> MemorySocket:
         """Nothing ever happens to a connection here."""
         return MemorySocket(self._context, is_router=True)
+
+    def recv_multipart(self, _flags: int = 0) -> list[bytes]:
+        """An event of a monitor: there is none. Raises zmq.Again."""
+        _again()
 
     def disable_monitor(self) -> None:
         """Stop monitoring."""

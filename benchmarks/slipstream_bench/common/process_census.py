@@ -1,9 +1,7 @@
-"""Which processes belong to a run, and what they hold, from Linux's /proc.
+"""Which processes belong to a run, and what they hold.
 
-Owns: a mark in the environment that every process of a run inherits, and reading memory and file
-descriptors. Does not know: what the processes do.
-
-The mark finds processes that nobody is the parent of any more: what a run leaves behind.
+A mark in the environment is inherited by every process of a run. It finds those whose parent is
+gone: what a run leaves behind.
 """
 
 from __future__ import annotations
@@ -14,10 +12,10 @@ import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import psutil
 from msgspec import Struct
 
 MARK_VARIABLE = "SLIPSTREAM_RUN_MARK"
-_PROC = Path("/proc")
 
 
 class Holding(Struct, frozen=True):
@@ -49,38 +47,29 @@ def marked() -> Iterator[str]:
 
 def marked_pids(mark: str) -> dict[int, str]:
     """Living processes that carry the mark, and their command lines."""
-    wanted = f"{MARK_VARIABLE}={mark}".encode()
     found: dict[int, str] = {}
-    for folder in _PROC.glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
-            if wanted not in (folder / "environ").read_bytes().split(b"\0"):
-                continue
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            found[int(folder.name)] = command.strip()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile, or is another user's
+            if process.environ().get(MARK_VARIABLE) == mark:
+                found[process.pid] = " ".join(process.cmdline())
     found.pop(os.getpid(), None)
     return found
 
 
 def descendants(pid: int) -> set[int]:
     """The process and all that descend from it."""
-    children: dict[int, list[int]] = {}
-    for folder in _PROC.glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            children.setdefault(int(fields[1]), []).append(int(folder.name))
-    tree = [pid]
-    for one in tree:
-        tree += children.get(one, ())
-    return set(tree)
+    try:
+        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+    except psutil.Error:
+        return {pid}
 
 
 def commands(pids: Iterable[int]) -> dict[int, str]:
     """The command lines of those that live."""
     found: dict[int, str] = {}
     for pid in pids:
-        with contextlib.suppress(OSError):
-            command = (_PROC / str(pid) / "cmdline").read_bytes()
-            found[pid] = command.replace(b"\0", b" ").decode().strip()
+        with contextlib.suppress(psutil.Error):
+            found[pid] = " ".join(psutil.Process(pid).cmdline())
     return found
 
 
@@ -93,9 +82,9 @@ def strays(mark: str) -> dict[int, str]:
 def holding(pid: int) -> Holding | None:
     """What it holds; None where it has ended."""
     try:
-        status = (_PROC / str(pid) / "status").read_text()
-        num_fds = sum(1 for _ in (_PROC / str(pid) / "fd").iterdir())
-    except OSError:
+        status = Path("/proc", str(pid), "status").read_text()  # psutil tells no anonymous memory
+        num_fds = psutil.Process(pid).num_fds()
+    except (OSError, psutil.Error):
         return None
     kib = {
         name: int(rest.split()[0])
@@ -118,27 +107,21 @@ def tree_pids(root: int, names: dict[int, str]) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     for pid in sorted(descendants(root)):
-        name = names.get(pid)
-        if name is None:
-            name = f"{names.get(_parent_of(pid), 'unknown')}: {_module_of(pid)}"
+        name = names.get(pid) or _name_of(pid, names)
         while name in found:
             name += "'"
         found[name] = pid
     return found
 
 
-def _parent_of(pid: int) -> int:
+def _name_of(pid: int, names: dict[int, str]) -> str:
     try:
-        return int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
-
-
-def _module_of(pid: int) -> str:
-    try:
-        words = (_PROC / str(pid) / "cmdline").read_bytes().decode().split("\0")
-    except OSError:
-        return "ended"
+        process = psutil.Process(pid)
+        words, parent = process.cmdline(), process.ppid()
+    except psutil.Error:
+        return "unknown: ended"
     if "-m" in words[:-1]:
-        return words[words.index("-m") + 1].rpartition(".")[2]
-    return " ".join(words[:3]).strip() or "unnamed"
+        module = words[words.index("-m") + 1].rpartition(".")[2]
+    else:
+        module = " ".join(words[:3]).strip() or "unnamed"
+    return f"{names.get(parent, 'unknown')}: {module}"

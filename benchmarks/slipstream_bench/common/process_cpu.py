@@ -1,17 +1,18 @@
-"""What a process, or it and its descendants, have used of the CPU, from Linux's /proc.
+"""What a process, or it and its descendants, have used of the CPU.
 
-Owns: reading it. Of a tree, what children that ended have used stays in the sum, where they were
-waited for (the kernel adds it to their parent's); it counts in ticks of mostly 10 ms. Of one
-process alone it is what the scheduler has counted for its living threads, in nanoseconds.
+A tree's sum keeps what children that ended have used, once they are waited for; it counts in ticks
+of mostly 10 ms. Of one process alone it is what the scheduler has counted for its living threads,
+in nanoseconds.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 from pathlib import Path
 
-from slipstream.errors import BadRequestError
-from slipstream.settings import wrong_option
+import psutil
+
+from slipstream.errors import BadRequestError, wrong_option
 
 _PROC = Path("/proc")
 
@@ -19,24 +20,17 @@ _PROC = Path("/proc")
 def tree_cpu_s(pid: int) -> float:
     """User and system time of the process tree so far, in seconds.
 
-    Raises: BadRequestError where there is no such process, or no /proc.
+    Raises: BadRequestError where there is no such process.
     """
-    children: dict[int, list[int]] = {}
-    ticks: dict[int, int] = {}
-    for folder in _PROC.glob("[0-9]*"):
-        try:
-            # the second field, the name in brackets, may hold anything; the rest are numbers
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it ended meanwhile
-            continue
-        children.setdefault(int(fields[1]), []).append(int(folder.name))
-        ticks[int(folder.name)] = sum(map(int, fields[11:15]))  # utime stime cutime cstime
-    if pid not in ticks:
-        raise _no_process(pid)
-    tree = [pid]
-    for one in tree:
-        tree += children.get(one, ())
-    return sum(ticks[one] for one in tree) / os.sysconf("SC_CLK_TCK")
+    try:
+        root = psutil.Process(pid)
+        used_s = sum(root.cpu_times()[:4])  # user, system, and those of children waited for
+        for child in root.children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it ended meanwhile
+                used_s += sum(child.cpu_times()[:4])
+    except psutil.Error:
+        raise _no_process(pid) from None
+    return float(used_s)
 
 
 def process_cpu_s(pid: int) -> float:

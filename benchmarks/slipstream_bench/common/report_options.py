@@ -22,8 +22,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from slipstream.options import Parser
-from slipstream.settings import wrong_option
+from slipstream.cli_parser import Parser
+from slipstream.errors import wrong_option
 from slipstream_bench.common.pictures import check_plots
 from slipstream_bench.common.tables import Row, table, write_json
 

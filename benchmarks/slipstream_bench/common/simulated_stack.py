@@ -27,7 +27,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream.errors import EngineError
 from slipstream.log_level import log_level
 from slipstream.plan import plan_stack

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
 
@@ -40,12 +39,7 @@ class CpuSamples:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._is_over.set()
         self._thread.join()
 

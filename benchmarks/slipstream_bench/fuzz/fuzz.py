@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from slipstream.options import Parser
-from slipstream.settings import wrong_option
+from slipstream.cli_parser import Parser
+from slipstream.errors import wrong_option
 from slipstream_bench.fuzz.fuzz_result import FuzzResult, nothing_yet
 from slipstream_ipc.whole_file import write_whole
 

@@ -20,7 +20,7 @@ from typing import Any
 import zmq
 from tokenizers import Tokenizer
 
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream_core.assembly import assemble_core
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.load import load_runner
@@ -111,8 +111,8 @@ class FuzzStack:
         """
         scheduler = self.core.scheduler
         return {
-            "worker_streams": len(self.worker.lives.streams),
-            "worker_clients": self.worker.lives.readers.num_clients,
+            "worker_streams": len(self.worker.streams),
+            "worker_clients": self.worker.readers.num_clients,
             "core_streams": self.core.desk.num_streams,
             "running": scheduler.num_running,
             "waiting": scheduler.num_waiting,

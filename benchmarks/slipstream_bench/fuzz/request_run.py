@@ -14,6 +14,8 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import os
 import tempfile
@@ -66,8 +68,8 @@ class RequestFuzzResult(Struct, frozen=True, kw_only=True):
     log-probabilities. outcomes: of hostile streams, by finish reason or error. longest_wait:
     steps that an honest stream was passed over, at most, and what ran then. slowest: the longest
     turn of worker and core, ms of CPU, and the kinds of the requests that ran. held: what worker
-    and core still held at the end of a part, at most. own_bytes: anonymous memory of this process
-    after a tenth of the part that was run last, and at its end.
+    and core still held at the end of a part, at most. own_bytes: anonymous memory of this process,
+    without what its allocator keeps, after a tenth of the part that was run last, and at its end.
     """
 
     commit: str | None
@@ -261,7 +263,7 @@ class _Run:
                 hostile.start(request)
                 index += 1
                 if index == warm:
-                    self._own_bytes = _own_bytes()
+                    self._own_bytes = own_bytes()
                 if index % _SAVE_EVERY == 0:  # those that run yet are done again, if it comes to it
                     oldest = min((each.index for each in hostile.running), default=index)
                     on_progress(self._result(oldest))
@@ -332,7 +334,7 @@ class _Run:
             differences=(*begin.differences, *honest.differences)[:10],
             num_errors=begin.num_errors + log.num_errors,
             errors=(*begin.errors, *log.errors)[:10],
-            own_bytes=(self._own_bytes, _own_bytes()),
+            own_bytes=(self._own_bytes, own_bytes()),
             held={} if held is None else {k: max(n, begin.held.get(k, 0)) for k, n in held.items()},
         )
 
@@ -341,8 +343,13 @@ def _told(requests: list[HostileRequest]) -> tuple[str, ...]:
     return tuple(f"{each.index} ({', '.join(each.kinds)})" for each in requests)
 
 
-def _own_bytes() -> int:
+def own_bytes() -> int:
+    """Anonymous memory of this process without what its allocator keeps of what was freed, which
+    is most of what a run seems to grow by.
+    """
     gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # another allocator than glibc's
+        ctypes.CDLL(None).malloc_trim(0)
     held = process_census.holding(os.getpid())
     assert held is not None
     return held.own_bytes

@@ -23,6 +23,12 @@ from slipstream_ipc.messages import SamplingParams, StructuredOutputs
 MOST_ANSWERS = 8  # to a prompt; more say nothing new of one
 
 
+# Masks of hostile grammars are most of a run's CPU. Compiling and the first states are tried by
+# every such request; one in eight goes on for as long, and with as many answers, as others do.
+_LONG_GRAMMARS = 1 / 8
+_SHORT_TOKENS = (1, 2, 4)
+
+
 class HostileRequest(Struct, frozen=True):
     """One. kinds: what it asks for; answers: streams of it; reads: tokens after which each is
     ended by its reader, None for none.
@@ -56,9 +62,14 @@ def hostile_request(seed: int, index: int, bounds: Bounds) -> HostileRequest:
     kinds = random.sample(sorted(_KINDS), random.choice((1, 1, 2, 3, len(_KINDS))))
     for kind in kinds:
         options |= _KINDS[kind](random, bounds)
+    answers = random.choice((1, 1, 1, 2, MOST_ANSWERS))
     if options.get("structured_outputs") is not None:
         options.pop("min_tokens", None)
-    answers = random.choice((1, 1, 1, 2, MOST_ANSWERS))
+        if random.random() >= _LONG_GRAMMARS:
+            answers = min(answers, 2)
+            wanted = options["max_tokens"]
+            most = random.choice(_SHORT_TOKENS)
+            options["max_tokens"] = most if wanted is None else min(wanted, most)
     reads = random.choice((None, None, None, 0, 1, 5))
     return HostileRequest(
         index, tuple(sorted(kinds)), prompt, SamplingParams(**options), answers, reads

@@ -18,10 +18,11 @@ import gc
 
 import numpy as np
 
-from slipstream.settings import wrong_option
+from slipstream.cli_parser import Parser
+from slipstream.errors import wrong_option
 from slipstream_bench.common.measures import Row
 from slipstream_bench.common.pictures import grouped_bars
-from slipstream_bench.common.report_options import check_common
+from slipstream_bench.common.report_options import add_common, check_common
 from slipstream_bench.common.tables import median_rows, table, write_json
 from slipstream_bench.gc_pauses.shape_measure import (
     COMPARED,
@@ -49,6 +50,24 @@ product: Slipstream's own path, core to client, in columns too. It does more tha
 ends, cursors, acknowledgements, reports), so compare its collections, not its speed.
 is_frozen: whether what was loaded is kept from the collector (gc.freeze), as the product keeps it.
 tracked_net: containers made less those freed, which is what brings collections about."""
+
+
+def add_options(parser: Parser) -> None:
+    """The benchmark's options."""
+    group = parser.add_argument_group("what is measured")
+    group.add_argument(
+        "--batch", type=int, metavar="N", default=1024, help="requests; default: %(default)s"
+    )
+    group.add_argument(
+        "--step-ms",
+        type=float,
+        metavar="X",
+        default=2.0,
+        help="the device's time for a step, simulated; default: %(default)s",
+    )
+    group.add_argument("--steps", type=int, metavar="N", help="default: 1000, with --quick 200")
+    add_common(parser, runs=3)
+    parser.set_defaults(run=bench_gc)
 
 
 def bench_gc(arguments: argparse.Namespace) -> int:

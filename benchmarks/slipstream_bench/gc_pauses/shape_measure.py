@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream_bench.common.collection_watch import CollectionWatch
 from slipstream_bench.common.measures import Row
 from slipstream_bench.common.variants import params_of

@@ -9,8 +9,7 @@ from slipstream_bench.gpu_check.gpu_report import Report
 from slipstream_bench.gpu_check.models import shape_name
 from slipstream_bench.gpu_check.on_device import OnDevice
 from slipstream_bench.gpu_check.setting import Setting
-from slipstream_bench.interval.interval import measure_load
-from slipstream_bench.interval.interval_options import Interval
+from slipstream_bench.interval.interval import Interval, measure_load
 
 _OF_SERVERS: tuple[tuple[Interval, tuple[Interval, ...]], ...] = (
     (1, (1, 10)),

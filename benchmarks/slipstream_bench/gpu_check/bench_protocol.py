@@ -6,8 +6,7 @@ from slipstream_bench.gpu_check.gpu_report import Report
 from slipstream_bench.gpu_check.models import shape_name
 from slipstream_bench.gpu_check.on_device import OnDevice
 from slipstream_bench.gpu_check.setting import Setting
-from slipstream_bench.protocol.protocol import TRANSPORTS, measure_transport
-from slipstream_bench.protocol.protocol_options import Load
+from slipstream_bench.protocol.protocol import TRANSPORTS, Load, measure_transport
 
 _INPUT_LEN = 170  # the benchmark's own
 _NOT_HERE = ("benchmark", "is_simulated", "step_ms", "transport", "logprobs", "tokens_counted_by")

@@ -46,7 +46,7 @@ PARTS: dict[str, tuple[Section, ...]] = {
         Section(f"decode {_SMALL}", "decode", 60, _SMALL),
         Section(f"decode {_MIDDLE}", "decode", 65, _MIDDLE),
         Section(f"decode {_LARGE}", "decode", 80, _LARGE),
-        Section("overlap", "overlap", 40, _SMALL),
+        Section("overlap", "device_overlap", 40, _SMALL),
     ),
     "prefill": (
         _ENVIRONMENT,

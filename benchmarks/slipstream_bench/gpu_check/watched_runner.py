@@ -9,18 +9,17 @@ from __future__ import annotations
 import time
 from collections import deque
 
+from slipstream_bench.common.runner_shell import RunnerShell
 from slipstream_bench.gpu_check.device_use import DeviceUse
 from slipstream_bench.gpu_check.drive import Ended
-from slipstream_core.runner.plan import Int32s, Runner, StepPlan, StepResult
+from slipstream_core.runner.plan import Runner, StepPlan, StepResult
 
 
-class WatchedRunner:
-    """Implements Runner by another."""
+class WatchedRunner(RunnerShell):
+    """Knows when its steps were collected, and measures the device's use in one span of them."""
 
     def __init__(self, runner: Runner) -> None:
-        self.runner = runner
-        self.info = runner.info
-        self.num_blocks = runner.num_blocks
+        super().__init__(runner)
         self._launched: deque[StepPlan] = deque()
         self.watch(0)
 
@@ -49,10 +48,6 @@ class WatchedRunner:
         self._launched.append(plan)
         self.runner.launch(plan)
 
-    def sample(self, plan: StepPlan, masks: Int32s) -> None:
-        """Let a launched plan that awaits masks be sampled."""
-        self.runner.sample(plan, masks)
-
     def collect(self) -> StepResult:
         """The oldest launched step's result; waits for it. Raises StepFailed."""
         plan = self._launched.popleft()
@@ -67,19 +62,3 @@ class WatchedRunner:
             elif self._span_begin is not None and now - self._span_begin > self._span_s:
                 self.finish()
         return result
-
-    def done(self) -> bool:
-        """Whether collect() would return without waiting."""
-        return self.runner.done()
-
-    def fileno(self) -> int | None:
-        """A descriptor that is readable while a finished step waits to be collected, if any."""
-        return self.runner.fileno()
-
-    def done_at(self) -> float | None:
-        """time.monotonic() at which the oldest step will be done, where that is known."""
-        return self.runner.done_at()
-
-    def close(self) -> None:
-        """Stop the device."""
-        self.runner.close()

@@ -19,7 +19,8 @@ import numpy as np
 import uvloop
 
 from slipstream.async_client import AsyncClient
-from slipstream.options import Parser, access_of, address_of, trace_of
+from slipstream.cli_parser import Parser
+from slipstream.options import access_of, address_of, trace_of
 from slipstream_bench.common.load.random_load import (
     RandomLoad,
     Size,

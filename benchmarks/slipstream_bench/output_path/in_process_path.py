@@ -140,7 +140,7 @@ class OutputPath:
         sampled = core.scheduler.complete(plan, ids)
         if logprobs is not None:
             core.logprobs.append(sampled.rows, logprobs, sampled.index)
-        core.desk.mark(sampled.rows)
+        core.lives.mark(sampled.rows)
         watch.lap("collect")
         core.desk.publish(plan.step)
         watch.lap("publish")

@@ -18,8 +18,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from slipstream.errors import SlipstreamError
-from slipstream.settings import wrong_option
+from slipstream.errors import SlipstreamError, wrong_option
 from slipstream_bench.common.measures import Row
 from slipstream_ipc.messages import Fault
 

@@ -139,7 +139,7 @@ class _Lockstep:
             sampled = core.scheduler.complete(plan, result.token_ids)
             if result.logprobs is not None:
                 core.logprobs.append(sampled.rows, result.logprobs, sampled.index)
-            desk.mark(sampled.rows)
+            core.lives.mark(sampled.rows)
             self._step = plan.step
         while desk.publish(self._step):
             pass

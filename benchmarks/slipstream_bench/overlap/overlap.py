@@ -13,12 +13,19 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
+from slipstream.cli_parser import Parser
 from slipstream_bench.common.pictures import grouped_bars
 from slipstream_bench.common.report_options import tell
 from slipstream_bench.common.simulated_stack import note
 from slipstream_bench.common.tables import Row, median_rows, table, write_json
 from slipstream_bench.overlap import arrivals, delta_latency, stops
-from slipstream_bench.overlap.overlap_options import OTHERS, VARIANTS, Form, checked
+from slipstream_bench.overlap.overlap_options import (
+    OTHERS,
+    VARIANTS,
+    Form,
+    add_overlap_options,
+    checked,
+)
 from slipstream_bench.overlap.points import measure_points, num_points
 
 _BY = ("mode", "batch", "step_ms", "variant")
@@ -34,6 +41,12 @@ _COLUMNS = (
     "client_cpu_us_per_token",
     "runs",
 )
+
+
+def add_options(parser: Parser) -> None:
+    """The benchmark's options."""
+    add_overlap_options(parser)
+    parser.set_defaults(run=bench_overlap)
 
 
 def bench_overlap(arguments: argparse.Namespace) -> int:

@@ -10,8 +10,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeVar, get_args
 
-from slipstream.options import Parser
-from slipstream.settings import wrong_option
+from slipstream.cli_parser import Parser
+from slipstream.errors import wrong_option
 from slipstream_bench.common.report_options import add_common, check_common
 from slipstream_bench.common.variants import Variant
 
@@ -39,7 +39,7 @@ _FULL = Form((1, 32, 256, 1024), (5.0, 10.0, 19.0), VARIANTS, MODES, 0.5, 2.5)
 _QUICK = Form((32, 1024), (5.0,), ("plain", "stop2_logprobs5"), ("in_loop", "worker"), 0.3, 1.0)
 
 
-def add_options(parser: Parser) -> None:
+def add_overlap_options(parser: Parser) -> None:
     """The benchmark's options."""
     group = parser.add_argument_group("what is measured")
     for name, parse in (
@@ -69,7 +69,6 @@ def add_options(parser: Parser) -> None:
         "--latency", action="store_true", help="from a token's id on the host to its delta"
     )
     add_common(parser, runs=3)
-    parser.set_defaults(run=_run)
 
 
 def checked(arguments: argparse.Namespace) -> Form:
@@ -122,9 +121,3 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    from slipstream_bench.overlap.overlap import bench_overlap
-
-    return bench_overlap(arguments)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream.errors import EngineError
 from slipstream_bench.common.live_streams import CLIENT, LiveStreams, Window, random_prompts
 from slipstream_bench.common.simulated_stack import (

@@ -10,21 +10,19 @@ The runner is to be simulated, and seeds are to be small integers, all different
 
 from __future__ import annotations
 
-import gc
 import time
-from pathlib import Path
+from functools import partial
 
-import msgspec
 import numpy as np
-import zmq
 from msgspec import Struct
 
+from slipstream_bench.common.core_process import run_core
+from slipstream_bench.common.runner_shell import RunnerShell
 from slipstream_core.assembly import assemble_core
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.plan import Int32s, StepPlan, StepResult
+from slipstream_core.runner.plan import StepPlan, StepResult
 from slipstream_core.runner.simulated import SimulatedRunner, load_simulated
-from slipstream_ipc.child import report, start_child
-from slipstream_ipc.messages import Status
+from slipstream_ipc.child import start_child
 
 _MAX_SEED = 2**20
 
@@ -62,29 +60,17 @@ class Record(Struct):
 def main() -> int:
     """Run until SIGTERM, write the record; exit code 0."""
     config, stop = start_child("watched core", WatchedConfig)
-    context = zmq.Context()
-    poller = zmq.Poller()
-    poller.register(stop.fileno(), zmq.POLLIN)
-    runner = WatchedRunner(load_simulated(config.core))
-    core = assemble_core(config.core, runner, context, poller)
-    gc.collect()
-    gc.freeze()
-    report(Status(ready=True))
-    while not stop.is_set:
-        core.engine.run_once()
-    Path(config.record).write_bytes(msgspec.json.encode(runner.record()))
-    core.close()
-    context.destroy(linger=0)
-    return 0
+    runner = RecordedRunner(load_simulated(config.core))
+    assemble = partial(assemble_core, config.core, runner)
+    return run_core(stop, assemble, runner.record, config.record)
 
 
-class WatchedRunner:
-    """Implements Runner by a simulated one."""
+class RecordedRunner(RunnerShell):
+    """Records its steps."""
 
     def __init__(self, runner: SimulatedRunner) -> None:
-        self._runner = runner
-        self.info = runner.info
-        self.num_blocks = runner.num_blocks
+        super().__init__(runner)
+        self._simulated = runner
         self._record = Record([], [], [], [], [], [], [], [])
         self._computed = np.zeros(64, np.int64)
 
@@ -100,7 +86,7 @@ class WatchedRunner:
 
     def launch(self, plan: StepPlan) -> None:
         """Enqueue a step. Returns at once."""
-        record, runner = self._record, self._runner
+        record, runner = self._record, self._simulated
         record.launched_s.append(time.monotonic())
         runner.launch(plan)
         outputs = (plan.kv_lens - plan.prompt_lens)[plan.samples] + 1
@@ -111,33 +97,13 @@ class WatchedRunner:
         if len(outputs):
             self._note(plan.seeds, outputs)
 
-    def sample(self, plan: StepPlan, masks: Int32s) -> None:
-        """Let a launched plan that awaits masks be sampled."""
-        self._runner.sample(plan, masks)
-
     def collect(self) -> StepResult:
         """The oldest step's result; waits for it. Raises StepFailed."""
-        done_s = self._runner.done_at()
-        result = self._runner.collect()
+        done_s = self.runner.done_at()
+        result = self.runner.collect()
         self._record.collected_s.append(time.monotonic())
         self._record.done_s.append(0.0 if done_s is None else done_s)
         return result
-
-    def done(self) -> bool:
-        """Whether collect() would return without waiting."""
-        return self._runner.done()
-
-    def fileno(self) -> int | None:
-        """A descriptor that is readable while a finished step waits to be collected, if any."""
-        return self._runner.fileno()
-
-    def done_at(self) -> float | None:
-        """time.monotonic() at which the oldest step will be done."""
-        return self._runner.done_at()
-
-    def close(self) -> None:
-        """Forget steps that nobody collected."""
-        self._runner.close()
 
     def _note(self, seeds: np.ndarray[tuple[int], np.dtype[np.int64]], outputs: object) -> None:
         largest = int(seeds.max())

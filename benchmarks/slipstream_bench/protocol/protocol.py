@@ -18,13 +18,15 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import uvloop
 from tqdm import tqdm
 
 from slipstream.async_client import AsyncClient
-from slipstream.errors import EngineError
+from slipstream.cli_parser import Parser
+from slipstream.errors import EngineError, wrong_option
 from slipstream_bench.common.live_streams import CLIENT, random_prompts
 from slipstream_bench.common.load.datasets import Request
 from slipstream_bench.common.load.native_target import NativeTarget
@@ -32,6 +34,7 @@ from slipstream_bench.common.load.openai_target import Asking
 from slipstream_bench.common.load.run_load import run_load
 from slipstream_bench.common.measures import Timeline, summary
 from slipstream_bench.common.pictures import grouped_bars
+from slipstream_bench.common.report_options import add_common, check_common
 from slipstream_bench.common.simulated_stack import (
     WORKER,
     Device,
@@ -44,7 +47,6 @@ from slipstream_bench.common.simulated_stack import (
 from slipstream_bench.common.steady import CpuSamples, Steady, steady
 from slipstream_bench.common.tables import Row, median_rows, table, write_json
 from slipstream_bench.protocol.cumulative import SentSteps
-from slipstream_bench.protocol.protocol_options import FULL, Load, checked
 from slipstream_ipc.messages import Fault
 
 TRANSPORTS = ("cumulative", "delta")
@@ -71,6 +73,54 @@ _LINES = {
     "worker_cpu_us_per_token": "worker CPU, us/token",
     "client_cpu_us_per_token": "client CPU, us/token",
 }
+
+
+class Load(NamedTuple):
+    """Requests that run all at once."""
+
+    batch: int
+    output_len: int  # tokens of an answer
+    step_ms: float
+
+
+FULL = Load(64, 2048, 10.0)
+_QUICK = Load(64, 320, 5.0)
+_LARGEST = Load(1024, 3900, 1000.0)
+_SMALLEST = Load(1, 8, 1.0)
+
+
+def add_options(parser: Parser) -> None:
+    """The benchmark's options."""
+    group = parser.add_argument_group("load")
+    for name, kind, meaning in (
+        ("batch", int, "requests, which run all at once"),
+        ("output_len", int, "tokens of an answer"),
+        ("step_ms", float, "milliseconds of a step"),
+    ):
+        full, quick = getattr(FULL, name), getattr(_QUICK, name)
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=kind,
+            metavar="N",
+            help=f"{meaning}; default: {full:g}, with --quick {quick:g}",
+        )
+    add_common(parser, runs=3)
+    parser.set_defaults(run=bench_protocol)
+
+
+def checked(arguments: argparse.Namespace) -> Load:
+    """What is to be measured. Raises: BadRequestError."""
+    check_common(arguments)
+    load = _QUICK if arguments.quick else FULL
+    for name in Load._fields:
+        value = getattr(arguments, name)
+        smallest, largest = getattr(_SMALLEST, name), getattr(_LARGEST, name)
+        if value is None:
+            continue
+        if not smallest <= value <= largest:
+            raise wrong_option(name, value, f"a number in [{smallest:g}, {largest:g}]")
+        load = load._replace(**{name: value})
+    return load
 
 
 def bench_protocol(arguments: argparse.Namespace) -> int:

@@ -29,8 +29,8 @@ import uvloop
 from tqdm import tqdm
 
 from slipstream.async_client import AsyncClient
-from slipstream.options import Parser
-from slipstream.settings import wrong_option
+from slipstream.cli_parser import Parser
+from slipstream.errors import wrong_option
 from slipstream_bench.common.load.datasets import Request, random_requests, requests_from
 from slipstream_bench.common.load.http_stream import HttpClient
 from slipstream_bench.common.load.native_target import NativeTarget

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from slipstream.options import Parser
-from slipstream.settings import wrong_option
+from slipstream.cli_parser import Parser
+from slipstream.errors import wrong_option
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
 _DEFAULT_REQUESTS = 64

@@ -20,10 +20,10 @@ from msgspec import Struct
 from tqdm import tqdm
 
 from slipstream.async_client import AsyncClient
+from slipstream.cli_parser import Parser
+from slipstream.errors import wrong_option
 from slipstream.events import SpareReady
 from slipstream.log_level import log_level
-from slipstream.options import Parser
-from slipstream.settings import wrong_option
 from slipstream.stack import Stack
 from slipstream_bench.common import process_census
 from slipstream_bench.common.process_census import Holding

@@ -144,7 +144,7 @@ class CoreParts:
         result = self._runner.collect()
         at = [clock()]
         sampled = scheduler.complete(plan, result.token_ids)
-        desk.mark(sampled.rows)
+        core.lives.mark(sampled.rows)
         desk.collected(plan.step)
         at.append(clock())
         desk.publish(plan.step)

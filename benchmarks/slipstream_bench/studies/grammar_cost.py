@@ -15,7 +15,7 @@ import threading
 import time
 
 import slipstream
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream_ipc.messages import StructuredOutputs
 
 _SIMULATED = f"simulated:step_ms=10,prefill_us=0,tokenizer={MODEL_PATH}"

@@ -12,8 +12,9 @@ import asyncio
 import uvloop
 
 from slipstream.async_client import AsyncClient
-from slipstream.options import Parser, access_of, address_of, trace_of
-from slipstream.settings import wrong_option
+from slipstream.cli_parser import Parser
+from slipstream.errors import wrong_option
+from slipstream.options import access_of, address_of, trace_of
 from slipstream_bench.common.load.random_load import (
     Prompt,
     RandomLoad,

@@ -18,7 +18,7 @@ import pytest
 from tests.api.conftest import FakeWorker
 from tests.patience import PATIENCE_S
 
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream.http.config import FrontConfig, Limits
 from slipstream_ipc.messages import Status
 from slipstream_ipc.sockets import private_directory

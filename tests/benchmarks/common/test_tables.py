@@ -7,11 +7,11 @@ import importlib.util
 import json
 
 import pytest
-
-from slipstream.errors import BadRequestError
-from slipstream.options import Parser
-from slipstream_bench.common.pictures import check_plots, grouped_bars, lines
 from slipstream_bench.common.report_options import add_common, check_common, tell
+
+from slipstream.cli_parser import Parser
+from slipstream.errors import BadRequestError
+from slipstream_bench.common.pictures import check_plots, grouped_bars, lines
 from slipstream_bench.common.tables import median_rows, table, write_json
 from slipstream_bench.common.variants import (
     INTERVAL,

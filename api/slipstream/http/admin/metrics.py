@@ -41,6 +41,7 @@ PREFIX = "slipstream:"
 _PLAIN = b"text/plain; version=0.0.4; charset=utf-8"
 _OPEN = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
 _LES = (*map(str, BOUNDS_S), "+Inf")
+_UP = "process_up"
 _NO_COUNTS = (0,) * len(_LES)
 
 
@@ -209,7 +210,7 @@ def _of_all() -> Iterator[_Family]:
     )
     yield _Family(
         _Gauge,
-        "process_up",
+        _UP,
         "Whether it is ready and shows signs of life.",
         None,
         lambda p: float(p.state == "ready"),
@@ -253,11 +254,18 @@ class Metrics:
         self._rendered: dict[bytes, bytes] = {}  # of these statistics, by content type
         self.statistics = Statistics()
         self.model_name = ""
+        self.states: dict[str, str] = {}
 
-    def response(self, statistics: Statistics, model_name: str, accept: str) -> Response:
-        """In the format that `accept`, a request's header, asks for: OpenMetrics if it is named."""
-        if statistics is not self.statistics or model_name != self.model_name:
-            self.statistics, self.model_name = statistics, model_name
+    def response(
+        self, statistics: Statistics, model_name: str, accept: str, states: dict[str, str]
+    ) -> Response:
+        """In the format that `accept`, a request's header, asks for: OpenMetrics if it is named.
+
+        states: of processes by name, those without statistics too.
+        """
+        is_new = statistics is not self.statistics
+        if is_new or model_name != self.model_name or states != self.states:
+            self.statistics, self.model_name, self.states = statistics, model_name, states
             self._rendered.clear()
         is_open = _OPEN.partition(b";")[0].decode() in accept
         content_type = _OPEN if is_open else _PLAIN
@@ -288,6 +296,11 @@ class _Collector(Collector):
             metric: Any = family.kind(PREFIX + family.name, family.help, labels=labels)
             for name, process in metrics.statistics.processes.items():
                 _add(metric, family, [metrics.model_name, name], process)
+            told = metrics.statistics.processes
+            if told and family.name == _UP:  # the prompt process tells nothing else
+                for name in metrics.states.keys() - told.keys():
+                    process = ProcessStatistics(state=metrics.states[name])
+                    _add(metric, family, [metrics.model_name, name], process)
             yield metric
 
 

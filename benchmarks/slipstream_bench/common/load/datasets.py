@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from slipstream.settings import wrong_option
+from slipstream.errors import wrong_option
 
 _FIRST_ID = 100
 _COMMON = (

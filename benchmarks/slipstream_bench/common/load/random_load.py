@@ -22,9 +22,10 @@ import numpy.typing as npt
 from msgspec import structs
 
 from slipstream.async_client import AsyncClient
-from slipstream.options import Parser, add_connection, add_settings
+from slipstream.cli_parser import Parser
+from slipstream.errors import wrong_option
+from slipstream.options import add_connection, add_settings
 from slipstream.plan import SIMULATED
-from slipstream.settings import wrong_option
 from slipstream_bench.common.measures import Row, Timeline
 from slipstream_bench.common.variants import VARIANTS, params_of
 from slipstream_ipc.messages import ModelCard

@@ -13,7 +13,7 @@ from tests.api.http.openai.test_openapi import DOCUMENT, schema_of
 from tests.stacks import spareless_stack
 
 from slipstream import Stack
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TURNS = [{"role": "user", "content": "hi"}]

@@ -27,7 +27,7 @@ from transformers import AutoTokenizer
 
 from slipstream import BadRequestError, Client, ConnectionLostError, Stack
 from slipstream.client_io import ClientIO
-from slipstream.demo import MODEL_PATH
+from slipstream.demo_model import MODEL_PATH
 from slipstream.http.errors import ApiError
 from slipstream.http.exchange import Request
 from slipstream.http.openai.tokenizing import LEAST_IDS, detokenize, tokenize

@@ -1,0 +1,42 @@
+"""A runner around another one, for those that watch what passes between engine and runner."""
+
+from __future__ import annotations
+
+from slipstream_core.runner.plan import Int32s, Runner, StepPlan, StepResult
+
+
+class RunnerShell:
+    """Implements Runner by another, call by call."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.info = runner.info
+        self.num_blocks = runner.num_blocks
+
+    def launch(self, plan: StepPlan) -> None:
+        """Enqueue a step. Returns at once."""
+        self.runner.launch(plan)
+
+    def sample(self, plan: StepPlan, masks: Int32s) -> None:
+        """Let a launched plan that awaits masks be sampled."""
+        self.runner.sample(plan, masks)
+
+    def collect(self) -> StepResult:
+        """The oldest launched step's result; waits for it. Raises StepFailed."""
+        return self.runner.collect()
+
+    def done(self) -> bool:
+        """Whether collect() would return without waiting."""
+        return self.runner.done()
+
+    def fileno(self) -> int | None:
+        """A descriptor that is readable while a finished step waits to be collected, if any."""
+        return self.runner.fileno()
+
+    def done_at(self) -> float | None:
+        """time.monotonic() at which the oldest step will be done, where that is known."""
+        return self.runner.done_at()
+
+    def close(self) -> None:
+        """Stop the device."""
+        self.runner.close()

@@ -1,0 +1,56 @@
+"""Prompts whose prompt process is played by a test, and its clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import zmq
+
+from slipstream_worker.prompts import Prompts
+
+
+class Child:
+    """A process, as `Popen` shows it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def kill(self) -> None:
+        self.returncode = -9
+
+    def terminate(self) -> None:
+        return
+
+    def wait(self, _timeout: float | None = None) -> int:
+        return 0
+
+
+class PlayedPrompts:
+    """Prompts, their children so far, and the socket of the newest."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        patch: pytest.MonkeyPatch,
+        path: Path,
+        **options: float,
+    ) -> None:
+        self.children: list[Child] = []
+        self.now = 0.0
+        patch.setattr(Prompts, "_start", lambda _: self._start())
+        self.prompts = Prompts(context, f"ipc://{path}/p", {}, **options)
+        self.socket = context.socket(zmq.PAIR)
+        self.socket.connect(f"ipc://{path}/p")
+
+    def _start(self) -> Child:
+        self.children.append(Child(len(self.children) + 1))
+        return self.children[-1]
+
+    def close(self) -> None:
+        self.socket.close(linger=0)
+        self.prompts.close()
