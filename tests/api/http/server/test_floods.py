@@ -1,0 +1,46 @@
+"""Many clients that mean no good, beside a stream that goes on."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import psutil
+import pytest
+from tests.api.conftest import Entry, deltas
+from tests.api.http.conftest import Front, Raw
+
+from slipstream.http.config import Limits
+from slipstream_ipc.messages import End
+
+MALFORMED = [b"nonsense\r\n\r\n", b"\x16\x03\x01\0\0", b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100]
+MIB = 2**20
+
+
+@pytest.mark.slow
+def test_malformed_requests_and_half_heads_harm_no_stream(worker):
+    front = Front(worker.address, limits=Limits(linger_s=0.1))
+    try:
+        with ExitStack() as stack:
+            stream = stack.enter_context(Raw(front.port))
+            stream.post("/v1/completions", {"prompt": "x", "stream": True})
+            handle = worker.expect_and_accept()
+            worker.send(deltas(Entry(handle, "a")))
+            stream.read_until(b"\r\n\r\n")
+            assert stream.read_event()["choices"][0]["text"] == "a"
+            for _ in range(1000):
+                half = stack.enter_context(Raw(front.port))
+                half.send("GET /version HTTP/1.1\r\nX: ")
+            before = psutil.Process(front.process.pid).memory_info().rss
+            for number in range(1, 4001):
+                with Raw(front.port) as raw:
+                    raw.send(MALFORMED[number % len(MALFORMED)])
+                    assert raw.read().status == 400
+                if number % 100 == 0:
+                    worker.send(deltas(Entry(handle, "b", number // 100)))
+                    assert stream.read_event()["choices"][0]["text"] == "b"
+            assert psutil.Process(front.process.pid).memory_info().rss - before < 16 * MIB
+            worker.send(deltas(Entry(handle, "", 41, end=End("stop", 41))))
+            assert stream.read_event()["choices"][0]["finish_reason"] == "stop"
+    finally:
+        log = front.stop()
+    assert log == ""
