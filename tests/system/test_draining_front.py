@@ -170,7 +170,11 @@ def test_a_front_that_dies_while_it_drains_has_a_successor_that_says_so():
         while not isinstance(found.stack.next_event(PATIENCE_S), ProcessRestarted):
             pass
         patience = Patience()
-        while found.health()["status"] != "draining":
+        while True:  # until it knows of the others, a front answers 503
+            with found.connect() as raw:
+                answer = raw.get("/health")
+            if (answer.status, answer.json["status"]) == (200, "draining"):
+                break
             patience.check()
         with found.connect() as raw:
             assert raw.get("/ready").status == 503
