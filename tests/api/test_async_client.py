@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 import uvloop
-from tests.api.conftest import Entry, FakeWorker, deltas, end_of
-from tests.patience import PATIENCE_S
+from tests.helpers.fake_worker import Entry, FakeWorker, deltas, end_of
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.played_answers import away, echo
 
 from slipstream import (
     AsyncClient,
@@ -37,8 +38,6 @@ from slipstream_ipc.messages import (
     UnknownStreams,
 )
 
-Found = TypeVar("Found")
-
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], Any]:
@@ -51,23 +50,8 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], 
     return run
 
 
-def away(call: Callable[..., Found], *arguments: Any) -> Awaitable[Found]:
-    """Wait for the worker without holding up the event loop."""
-    return asyncio.to_thread(call, *arguments)
-
-
 async def read(stream: AsyncStream) -> str:
     return "".join([delta.text async for delta in stream])
-
-
-def echo(worker: FakeWorker, body: Any) -> None:
-    """A script: say the prompt, a character at a time."""
-    if isinstance(body, Submit):
-        worker.accept_from_script(body)
-        text = body.text or ""
-        for at, char in enumerate(text):
-            end = end_of(text) if at == len(text) - 1 else None
-            worker.post(deltas(Entry(body.handle, char, at, end=end)))
 
 
 def test_stream_generate_and_model(worker: FakeWorker, run: Any) -> None:

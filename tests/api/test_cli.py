@@ -11,8 +11,8 @@ import sys
 import threading
 
 import pytest
-from tests.patience import PATIENCE_S
-from tests.stacks import spareless_stack
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client
 from slipstream.cli import main

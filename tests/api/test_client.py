@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from tests.api.conftest import Entry, FakeWorker, deltas, end_of
-from tests.patience import PATIENCE_S, Patience
+from tests.helpers.fake_worker import Entry, FakeWorker, deltas, end_of
+from tests.helpers.patience import PATIENCE_S, Patience
+from tests.helpers.played_answers import answer
 
 from slipstream import (
     BadRequestError,
@@ -62,14 +63,6 @@ def start(client: Client, worker: FakeWorker, **options: Any) -> tuple[Stream, i
     """A stream that was accepted, and its handle."""
     stream = client.stream("once", **options)
     return stream, worker.expect_and_accept()
-
-
-def answer(worker: FakeWorker, submit: Submit, text: str, size: int = 3) -> None:
-    """From a script: accept, and stream `text` in entries of `size` characters."""
-    worker.accept_from_script(submit)
-    for at in range(0, len(text), size):
-        end = end_of(text) if at + size >= len(text) else None
-        worker.post(deltas(Entry(submit.handle, text[at : at + size], at, end=end)))
 
 
 # ---- what a stream yields ------------------------------------------------------------------

@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from tests.ports import free_port
-from tests.stacks import spareless_stack
+from tests.helpers.ports import free_port
+from tests.helpers.stacks import spareless_stack
 
 from slipstream import BadRequestError, Client, SlipstreamError
 from slipstream.cli import main

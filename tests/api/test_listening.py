@@ -11,7 +11,7 @@ import threading
 from contextlib import closing
 
 import pytest
-from tests.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S
 
 from slipstream import listening
 from slipstream.listening import LISTENERS_VARIABLE, Listeners, Shares, Taker

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from tests.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S
 
 from slipstream import LLM, BadRequestError, ChatMessage, ClosedError, SamplingParams
 from slipstream.stack import StackError

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import uvloop
-from tests.api.conftest import Entry, FakeWorker, deltas, end_of
-from tests.patience import PATIENCE_S
+from tests.helpers.fake_worker import Entry, FakeWorker, deltas, end_of
+from tests.helpers.patience import PATIENCE_S
 
 from slipstream.errors import ClosedError, ConnectionLostError, OverloadedError
 from slipstream.loop_io import LoopIO

@@ -13,8 +13,8 @@ import pytest
 import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.api.conftest import Entry, FakeWorker, deltas, end_of
-from tests.api.test_async_client import away, echo
+from tests.helpers.fake_worker import Entry, FakeWorker, deltas, end_of
+from tests.helpers.played_answers import away, echo
 
 from slipstream import AsyncClient, BadRequestError, Client, OverloadedError
 from slipstream.errors import EngineError

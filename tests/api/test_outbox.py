@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from tests.api.conftest import Entry, deltas
+from tests.helpers.fake_worker import Entry, deltas
 
 from slipstream.errors import StreamLostError
 from slipstream.outbox import Outbox

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from tests.stacks import spareless_stack
+from tests.helpers.stacks import spareless_stack
 from transformers import AutoModelForCausalLM
 
 from slipstream import (

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.patience import PATIENCE_S
-from tests.stacks import spareless_stack
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.stacks import spareless_stack
 
 from slipstream_ipc import messages, params, structured, template, token_rules
 from slipstream_ipc.codec import client_codec, front_codec

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.api.conftest import FakeWorker
-from tests.api.test_client import answer
+from tests.helpers.fake_worker import FakeWorker
+from tests.helpers.played_answers import answer
 
 from slipstream import LLM, AsyncClient, BadRequestError, Client, SamplingParams
 from slipstream_ipc.errors import BadRequest

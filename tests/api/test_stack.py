@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.patience import PATIENCE_S
-from tests.stacks import spareless_stack
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.stacks import spareless_stack
 
 from slipstream import EngineError, SamplingParams, SlipstreamError, Stack
 from slipstream import stack as stack_module

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.api.conftest import Entry, deltas, end_of
+from tests.helpers.fake_worker import Entry, deltas, end_of
 
 from slipstream.errors import StreamLostError, SupersededError, UnknownStreamError
 from slipstream.requests import new_submit

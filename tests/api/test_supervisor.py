@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from tests.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S
 
 from slipstream.events import (
     Event,

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S
 
 from slipstream import BadRequestError
 from slipstream.cli import main

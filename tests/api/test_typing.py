@@ -10,7 +10,7 @@ from typing import get_type_hints
 
 import msgspec
 import pytest
-from tests.docs.pages import blocks
+from tests.helpers.pages import blocks
 
 from slipstream.settings import StackOptions, StackSettings
 from slipstream_ipc.messages import (

@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.api.conftest import Entry, deltas, end_of
-from tests.patience import PATIENCE_S
+from tests.helpers.fake_worker import Entry, deltas, end_of
+from tests.helpers.patience import PATIENCE_S
 
 from slipstream.batch import Batch
 from slipstream.client import Client, Stream

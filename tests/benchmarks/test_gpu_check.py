@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S
 
 from slipstream_bench.gpu_check import attention, decode, exactness, floor, sampling
 from slipstream_bench.gpu_check.__main__ import main

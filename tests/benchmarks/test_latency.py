@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.stacks import spareless_stack
+from tests.helpers.stacks import spareless_stack
 
 from slipstream.cli import main
 from slipstream_bench.latency.latency import PERCENTILES, _spread

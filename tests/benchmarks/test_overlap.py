@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.api.conftest import Entry, deltas, end_of
-from tests.patience import PATIENCE_S
+from tests.helpers.fake_worker import Entry, deltas, end_of
+from tests.helpers.patience import PATIENCE_S
 
 from slipstream.cli import main
 from slipstream.errors import EngineError

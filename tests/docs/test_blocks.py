@@ -17,9 +17,9 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
-from tests.docs.pages import ROOT, Block, blocks
-from tests.patience import PATIENCE_S
-from tests.ports import free_port
+from tests.helpers.pages import ROOT, Block, blocks
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.ports import free_port
 
 PYTHON = blocks("python")
 COMMANDS = [

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.docs.pages import PAGES, ROOT
+from tests.helpers.pages import PAGES, ROOT
 
 import slipstream
 from slipstream import SamplingParams

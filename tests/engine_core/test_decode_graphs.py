@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.engine_core.recording import OpRecorder
-from tests.engine_core.test_torch_runner import (
+from tests.helpers.op_recorder import OpRecorder
+from tests.helpers.torch_driver import (
     BLOCK,
     NUM_TOKENS,
     PROMPTS,

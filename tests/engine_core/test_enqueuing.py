@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S
 
 from slipstream_core.runner.enqueuing import EnqueuingDevice
 

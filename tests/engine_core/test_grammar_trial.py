@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S
 
 from slipstream.demo_model import MODEL_PATH
 from slipstream_core.grammar.library import GrammarError, Vocabulary

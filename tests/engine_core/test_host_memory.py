@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.engine_core.test_torch_runner import save_model
+from tests.helpers.torch_driver import save_model
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner import loader, prepare

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine_core.test_scheduler import Harness, Limits, prompt_of
+from tests.helpers.scheduler_harness import Harness, Limits, prompt_of
 
 from slipstream_core import logprob_room
 from slipstream_core.logprob_room import LogprobRoom, outputs_bytes, step_len

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.engine_core.test_torch_runner import save_model
+from tests.helpers.torch_driver import save_model
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner import loader

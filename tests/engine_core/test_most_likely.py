@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine_core.test_sampler import Row, plan_of
+from tests.helpers.sampling_plans import Row, plan_of
 
 from slipstream_core.runner import most_likely as module
 from slipstream_core.runner.candidates import candidates

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.engine_core.meta_card import (
+from tests.helpers.meta_card import (
     BLOCK,
     MAX_MODEL_LEN,
     META,
@@ -23,7 +23,7 @@ from tests.engine_core.meta_card import (
     meta_runner,
     step,
 )
-from tests.engine_core.test_rules import asked
+from tests.helpers.token_constraints import asked
 from transformers import LlamaConfig
 
 from slipstream_bench.models.tiny_models import ARCHITECTURES

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from msgspec import structs
-from tests.engine_core.conftest import columns
+from tests.helpers.core_box import columns
 
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import LogprobColumns, Registered

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine_core.meta_card import MAX_MODEL_LEN, meta_model, meta_runner
+from tests.helpers.meta_card import MAX_MODEL_LEN, meta_model, meta_runner
 from transformers import LlamaConfig, Phi3Config, Phi3ForCausalLM, Qwen3MoeConfig
 
 from slipstream_core.config import CoreConfig

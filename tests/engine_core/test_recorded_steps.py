@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.engine_core.recording import OpRecorder
-from tests.engine_core.test_rules import asked
-from tests.engine_core.test_torch_runner import BLOCK, VOCAB, prompts_of, save_model
+from tests.helpers.op_recorder import OpRecorder
+from tests.helpers.token_constraints import asked
+from tests.helpers.torch_driver import BLOCK, VOCAB, prompts_of, save_model
 
 from slipstream_core.columns import NewRequest
 from slipstream_core.runner.decode_graphs import DecodeGraphs

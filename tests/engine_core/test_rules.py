@@ -6,9 +6,7 @@ step are in the history only when the next one is planned already.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,10 +14,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine_core.test_sampler import Row, assert_follows, distribution, plan_of
+from tests.helpers.sampling_plans import Row, assert_follows, distribution, plan_of
+from tests.helpers.token_constraints import Asked, asked, expected_logits
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from slipstream_core.rule_columns import RuleColumns, TokenRules, token_rules
+from slipstream_core.rule_columns import RuleColumns, token_rules
 from slipstream_core.runner import penalties
 from slipstream_core.runner.penalties import Penalties, most_bytes
 from slipstream_core.runner.rule_keeper import RuleKeeper
@@ -32,44 +31,6 @@ torch.set_num_threads(1)  # threads that wait for one another crawl on a busy ma
 
 VOCAB = 23
 CPU = torch.device("cpu")
-
-Word = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What one request asks, and its prompt."""
-
-    prompt: Word = (1, 2, 3)
-    params: SamplingParams = field(default_factory=SamplingParams)
-    words: tuple[Word, ...] = ()
-
-    @property
-    def rules(self) -> TokenRules | None:
-        return token_rules(self.params, self.words)
-
-
-def asked(prompt: Word = (1, 2, 3), words: Sequence[Word] = (), **params: Any) -> Asked:
-    return Asked(prompt, SamplingParams(**params), tuple(words))
-
-
-def expected_logits(logits: Sequence[float], it: Asked, outputs: Sequence[int]) -> list[float]:
-    """One row's, token by token."""
-    params, found = it.params, []
-    for token_id, logit in enumerate(logits):
-        value = logit + (params.logit_bias or {}).get(token_id, 0.0)
-        if params.allowed_token_ids is not None and token_id not in params.allowed_token_ids:
-            value = -math.inf
-        for word in it.words:
-            if tuple([*outputs, token_id][-len(word) :]) == word:
-                value = -math.inf
-        if token_id in it.prompt or token_id in outputs:
-            r = params.repetition_penalty
-            value = value / r if value > 0 else value * r
-        num = list(outputs).count(token_id)
-        value -= params.frequency_penalty * num + params.presence_penalty * (num > 0)
-        found.append(value)
-    return found
 
 
 class Course:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.engine_core.test_rules import Asked, asked, expected_logits
-from tests.engine_core.test_sampler import Row, plan_of
-from tests.engine_core.test_torch_runner import BLOCK, VOCAB, prompts_of, save_model
+from tests.helpers.sampling_plans import Row, plan_of
+from tests.helpers.token_constraints import Asked, asked, expected_logits
+from tests.helpers.torch_driver import BLOCK, VOCAB, prompts_of, save_model
 from transformers import LlamaForCausalLM
 
 from slipstream_core.columns import NewRequest

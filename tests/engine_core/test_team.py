@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.patience import Patience
+from tests.helpers.patience import Patience
 
 from slipstream_core.runner.native.kernels import Kernels, kernels
 

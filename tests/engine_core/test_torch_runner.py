@@ -6,55 +6,38 @@ and keeps one step in flight.
 
 from __future__ import annotations
 
-import random
 import select
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from tests.patience import PATIENCE_S
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.torch_driver import (
+    BLOCK,
+    NUM_TOKENS,
+    PROMPTS,
+    VOCAB,
+    Driver,
+    Request,
+    generate,
+    save_model,
+)
+from transformers import LlamaForCausalLM
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.attention import cpu
 from slipstream_core.runner.graphs import HostRecorder
 from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.loader import LoadedModel, load_model
-from slipstream_core.runner.plan import StepFailed, StepPlan, StepResult
+from slipstream_core.runner.plan import StepFailed
 from slipstream_core.runner.prepare import load_runner
 from slipstream_core.runner.step_buffers import HostCopies
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_ipc.messages import SamplingDefaults
-
-VOCAB = 199
-BLOCK = 4
-
-
-def save_model(folder: Path, kind: str = "llama") -> Path:
-    settings: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "initializer_range": 0.15,  # wide, so that outputs are diverse
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    torch.manual_seed(0)
-    if kind == "llama":
-        LlamaForCausalLM(LlamaConfig(**settings)).save_pretrained(folder)
-    else:
-        MistralForCausalLM(MistralConfig(**settings, sliding_window=7)).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -82,173 +65,6 @@ def runner(llama_model: LoadedModel, request: pytest.FixtureRequest) -> Iterator
     )
     yield runner
     runner.close()
-
-
-@dataclass
-class Request:
-    prompt: list[int]
-    max_tokens: int
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    num_logprobs: int = -1
-    output: list[int] = field(default_factory=list)
-    logprobs: list[tuple[list[float], list[int], int]] = field(default_factory=list)
-    slot: int = -1
-    table: list[int] = field(default_factory=list)
-    num_computed: int = 0
-    num_launched: int = 0  # output tokens, sampled or being sampled
-
-    @property
-    def pending(self) -> int:
-        """Tokens known or about to be, and not yet computed."""
-        if self.num_launched == self.max_tokens:
-            return 0
-        return len(self.prompt) + self.num_launched - self.num_computed
-
-
-class Driver:
-    """Schedules toy steps onto a runner, `depth` of them in flight."""
-
-    def __init__(
-        self, runner: TorchRunner, *, budget: int = 16, depth: int = 1, seed: int = 0
-    ) -> None:
-        self.runner = runner
-        self.budget = budget
-        self.depth = depth
-        self.random = random.Random(seed)
-        self.free_blocks = list(range(1, runner.num_blocks))
-        self.random.shuffle(self.free_blocks)
-        self.in_flight: deque[list[Request]] = deque()
-        self.num_steps = 0
-        self.num_mixed = 0
-
-    def run(self, requests: Sequence[Request], arrivals_per_step: int = 2) -> None:
-        waiting, running = deque(requests), list[Request]()
-        slots = list(range(len(requests)))
-        self.random.shuffle(slots)
-        while waiting or any(r.pending for r in running) or self.in_flight:
-            for _ in range(min(arrivals_per_step, len(waiting))):
-                request = waiting.popleft()
-                request.slot = slots.pop()
-                running.append(request)
-            if any(r.pending for r in running):
-                self.launch(running)
-            if len(self.in_flight) > self.depth or not any(r.pending for r in running):
-                self.collect()
-
-    def launch(self, running: list[Request]) -> None:
-        left = self.budget
-        rows: list[tuple[Request, int]] = []
-        # decodes first; in shuffled order, so that lengths are not sorted by chance
-        for request in sorted(running, key=lambda r: (r.pending != 1, self.random.random())):
-            if count := min(left, request.pending):
-                rows.append((request, count))
-                left -= count
-        num_decodes = sum(request.pending == 1 for request, _ in rows)
-        self.num_mixed += 0 < num_decodes < len(rows)
-        self.runner.launch(self.plan(rows, num_decodes))
-
-    def plan(self, rows: list[tuple[Request, int]], num_decodes: int) -> StepPlan:
-        tokens: list[tuple[int, int, int, int]] = []  # id, gather slot, position, kv slot
-        sampled: list[Request] = []
-        for request, count in rows:
-            known = request.prompt + request.output
-            for position in range(request.num_computed, request.num_computed + count):
-                if position // BLOCK == len(request.table):
-                    request.table.append(self.free_blocks.pop())
-                here = position < len(known)
-                tokens.append(
-                    (
-                        known[position] if here else 0,
-                        -1 if here else request.slot,
-                        position,
-                        request.table[position // BLOCK] * BLOCK + position % BLOCK,
-                    )
-                )
-            request.num_computed += count
-            if not request.pending:
-                sampled.append(request)
-        samples = [request in sampled for request, _ in rows]
-        for request in sampled:
-            request.num_launched += 1
-        self.in_flight.append(sampled)
-        self.num_steps += 1
-        tables = [request.table for request, _ in rows]
-        columns = [np.array(column, np.int64) for column in zip(*tokens, strict=True)]
-        widest = max(map(len, tables))
-        return StepPlan(
-            step=self.num_steps,
-            num_decodes=num_decodes,
-            token_ids=columns[0],
-            gather_slots=columns[1],
-            positions=columns[2],
-            kv_slots=columns[3],
-            slots=np.array([request.slot for request, _ in rows], np.int64),
-            query_lens=np.array([count for _, count in rows], np.int32),
-            kv_lens=np.array([request.num_computed for request, _ in rows], np.int32),
-            prompt_lens=np.array([len(request.prompt) for request, _ in rows], np.int32),
-            block_tables=np.array([t + [0] * (widest - len(t)) for t in tables], np.int32),
-            samples=np.array(samples),
-            temperatures=np.array([r.temperature for r in sampled], np.float32),
-            top_ks=np.array([r.top_k for r in sampled], np.int32),
-            top_ps=np.array([r.top_p for r in sampled], np.float32),
-            min_ps=np.zeros(len(sampled), np.float32),
-            seeds=np.array([r.seed for r in sampled], np.int64),
-            num_logprobs=np.array([r.num_logprobs for r in sampled], np.int32),
-            masked_rows=np.empty(0, np.int64),
-            masked_ids=np.empty(0, np.int64),
-            all_greedy=all(r.temperature == 0 for r in sampled),
-            any_truncation=any(r.top_k > 0 or r.top_p < 1 for r in sampled),
-            max_logprobs=max((r.num_logprobs for r in sampled), default=-1),
-        )
-
-    def collect(self) -> StepResult:
-        sampled = self.in_flight.popleft()
-        result = self.runner.collect()
-        assert len(result.token_ids) == len(sampled)
-        for row, request in enumerate(sampled):
-            request.output.append(int(result.token_ids[row]))
-            if request.num_logprobs >= 0:
-                assert result.logprobs is not None
-                width = 1 + request.num_logprobs
-                request.logprobs.append(
-                    (
-                        result.logprobs.values[row, :width].tolist(),
-                        result.logprobs.ids[row, :width].tolist(),
-                        int(result.logprobs.ranks[row]),
-                    )
-                )
-        return result
-
-
-def prompts_of(*lengths: int, seed: int = 1) -> list[list[int]]:
-    rng = random.Random(seed)
-    return [[rng.randrange(3, VOCAB) for _ in range(n)] for n in lengths]
-
-
-def generate(folder: Path, prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
-    """What transformers says, one prompt at a time."""
-    torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
-    kind = MistralForCausalLM if "mistral" in folder.name else LlamaForCausalLM
-    model = kind.from_pretrained(folder, attn_implementation="eager").eval()
-    return [
-        model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            max_new_tokens=num_tokens,
-            min_new_tokens=num_tokens,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )[0, len(prompt) :].tolist()
-        for prompt in prompts
-    ]
-
-
-PROMPTS = prompts_of(5, 23, 1, 41, 12, 64, 3, 30)
-NUM_TOKENS = 20
 
 
 @pytest.fixture(scope="session")

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patience import PATIENCE_S, Patience
-from tests.ports import free_port
-from tests.stacks import spareless_stack
+from tests.helpers.patience import PATIENCE_S, Patience
+from tests.helpers.ports import free_port
+from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import zmq
-from tests.patience import Patience
+from tests.helpers.patience import Patience
 
 from slipstream_ipc.accept import Acceptor, Session
 from slipstream_ipc.attach import Attacher

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from tests.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S
 
 import slipstream_ipc.accept
 import slipstream_ipc.attach

@@ -12,8 +12,8 @@ import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.patience import PATIENCE_S, Patience
-from tests.ports import free_port
+from tests.helpers.patience import PATIENCE_S, Patience
+from tests.helpers.ports import free_port
 
 from slipstream_ipc import connections as module
 from slipstream_ipc.accept import Acceptor

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import zmq
-from tests.patience import PATIENCE_S
-from tests.ports import free_port
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.ports import free_port
 from zmq.utils import z85
 
 from slipstream_ipc.accept import Acceptor

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import zmq
-from tests.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S
 
 from slipstream_ipc.messages import (
     Abort,

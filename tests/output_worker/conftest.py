@@ -6,9 +6,13 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
+from tests.helpers.compiled_tables import BYTE_KINDS, Compiled, any_ids
 from tokenizers import Tokenizer
 
 from slipstream_bench.models.tokenizers_in_small import KINDS
+from slipstream_worker.compile_table import compile_table
+from slipstream_worker.decode_reference import DecodeReference
+from slipstream_worker.detokenizer import TableDetokenizerFactory
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +39,16 @@ def metaspace(tokenizer_of: Callable[[str], Tokenizer]) -> Tokenizer:
 @pytest.fixture(scope="session")
 def word_piece(tokenizer_of: Callable[[str], Tokenizer]) -> Tokenizer:
     return tokenizer_of("word_piece")
+
+
+@pytest.fixture(scope="session")
+def compiled(tokenizer_of: Callable[[str], Tokenizer]) -> Callable[[str], Compiled]:
+    @cache
+    def compile_kind(kind: str) -> Compiled:
+        tokenizer = tokenizer_of(kind)
+        table = compile_table(tokenizer)
+        ids = any_ids(table, has_bytes=kind in BYTE_KINDS)
+        factory, reference = TableDetokenizerFactory(table), DecodeReference(tokenizer)
+        return Compiled(tokenizer, table, factory, reference, ids)
+
+    return compile_kind

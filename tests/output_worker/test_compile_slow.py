@@ -15,7 +15,7 @@ import pytest
 import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S
 
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import PromptReady, Render, Rendered

@@ -13,9 +13,9 @@ from os.path import commonprefix
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.output_worker.test_detokenizer import BYTE_KINDS, KINDS, Compiled
-from tests.output_worker.test_detokenizer import compiled as compiled  # a fixture
+from tests.helpers.compiled_tables import BYTE_KINDS, KINDS, Compiled
 
+# a fixture
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, SamplingParams
 from slipstream_worker import deltas

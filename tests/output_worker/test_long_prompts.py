@@ -12,7 +12,7 @@ import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.output_worker.played_prompts import PlayedPrompts
+from tests.helpers.played_prompts import PlayedPrompts
 
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import ChatMessage, PromptReady, Render, Rendered

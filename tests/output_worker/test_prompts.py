@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from tests.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S
 
 from slipstream_ipc.messages import PromptReady, Render, Rendered
 from slipstream_worker.prompts import Prompts

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from tests.output_worker.played_prompts import PlayedPrompts
-from tests.patience import PATIENCE_S, Patience
+from tests.helpers.patience import PATIENCE_S, Patience
+from tests.helpers.played_prompts import PlayedPrompts
 
 from slipstream.demo_model import MODEL_PATH
 from slipstream_ipc.child import SILENT_S

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from tests.patience import PATIENCE_S, Patience
+from tests.helpers.patience import PATIENCE_S, Patience
 
 from slipstream.client_session import ClientSession
 from slipstream.errors import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.system.scripted import Watch, play
+from tests.helpers.scripted import Watch, play
 
 from slipstream_ipc.link import WINDOW
 from slipstream_ipc.messages.budgets import MESSAGE_BUDGET_BYTES

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.system.scripted import EOS, FILLER, play
+from tests.helpers.scripted import EOS, FILLER, play
 
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(6)]
 PROMPT = (5, 6, 7)

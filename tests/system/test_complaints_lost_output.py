@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from tests.system.scripted import EOS, Watch, catch_up, play, shown
+from tests.helpers.scripted import EOS, Watch, catch_up, play, shown
 
 from slipstream.batch import Batch
 from slipstream.outputs import Delta, join

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.system.scripted import play
+from tests.helpers.scripted import play
 
 from slipstream_core.runner.simulated import SimulatedRunner
 from slipstream_worker.stop_strings import StopStrings

@@ -18,9 +18,9 @@ import msgspec
 import psutil
 import pytest
 import zmq
-from tests.patience import PATIENCE_S, Patience
-from tests.stacks import spareless_stack
-from tests.system.pickles import payloads
+from tests.helpers.patience import PATIENCE_S, Patience
+from tests.helpers.pickles import payloads
+from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
 from slipstream.demo_model import MODEL_PATH

@@ -7,7 +7,7 @@ here a worker that fell behind is enough.
 from __future__ import annotations
 
 import pytest
-from tests.system.scripted import EOS, FILLER, Watch, catch_up, play, shown
+from tests.helpers.scripted import EOS, FILLER, Watch, catch_up, play, shown
 
 PROMPT = (5, 6, 7)
 BEFORE = 40  # tokens of filler: enough that the worker gets what follows in one step

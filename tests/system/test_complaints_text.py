@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from tests.system.scripted import EOS, FILLER, Watch, catch_up, play, shown
+from tests.helpers.scripted import EOS, FILLER, Watch, catch_up, play, shown
 
 from slipstream.demo_model import MODEL_PATH
 from slipstream_worker.detokenizer import WindowDetokenizerFactory

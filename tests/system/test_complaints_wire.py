@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import zmq
-from tests.patience import PATIENCE_S
-from tests.system.pickles import payloads
-from tests.system.scripted import Watch
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.pickles import payloads
+from tests.helpers.scripted import Watch
 
 import slipstream_ipc.attach
 from slipstream_ipc.attach import Attacher

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.api.http.conftest import JSON, Raw
-from tests.patience import PATIENCE_S, Patience
-from tests.stacks import spareless_stack
+from tests.helpers.http_front import JSON, Raw
+from tests.helpers.patience import PATIENCE_S, Patience
+from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
 from slipstream.events import ProcessRestarted, StackDraining

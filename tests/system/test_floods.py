@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.patience import PATIENCE_S
-from tests.ports import free_port
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.ports import free_port
 
 from slipstream import Client
 

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
-from tests.patience import PATIENCE_S
-from tests.stacks import spareless_stack
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack, StackError
 from slipstream.events import ProcessRestarted

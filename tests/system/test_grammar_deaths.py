@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from tests.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S
 
 from slipstream import BadRequestError, SamplingParams, Stack, StructuredOutputs
 from slipstream.client import Client

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.patience import PATIENCE_S, Patience
-from tests.stacks import spareless_stack
+from tests.helpers.patience import PATIENCE_S, Patience
+from tests.helpers.stacks import spareless_stack
 
 from slipstream import SamplingParams, SlipstreamError, Stack, StructuredOutputs
 from slipstream import stack as stack_module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.stacks import spareless_stack
+from tests.helpers.stacks import spareless_stack
 
 import slipstream
 from slipstream.demo_model import MODEL_PATH

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patience import PATIENCE_S
-from tests.stacks import spareless_stack
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.stacks import spareless_stack
 
 from slipstream import AsyncClient, Client, ConnectionLostError, Stack, Stream
 from slipstream.events import StackDraining

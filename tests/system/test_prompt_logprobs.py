@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from tests.system.conftest import CHAIN, MiniStack
+from tests.helpers.mini_stack import CHAIN, MiniStack
 
 from slipstream.prompt_pieces import prompt_logprobs_of
 

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import msgspec
 import psutil
 import pytest
-from tests.patience import PATIENCE_S
-from tests.stacks import spareless_stack
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.stacks import spareless_stack
 
 from slipstream import OverloadedError, SlipstreamError, Stack
 from slipstream.client import Client

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.patience import PATIENCE_S
-from tests.ports import free_port
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.ports import free_port
 
 from slipstream import Client, SlipstreamError
 from slipstream.keys import add_client, make_folder

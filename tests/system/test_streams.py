@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec import Raw, structs
-from tests.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S
 
 from slipstream_ipc.codec import encode_params
 from slipstream_ipc.messages import Frame, SamplingParams, Submit, Tokenize

@@ -17,8 +17,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-from tests.system.conftest import MODEL_PATH, MiniStack
+from tests.helpers.mini_stack import MiniStack
 
+from slipstream.demo_model import MODEL_PATH
 from slipstream_worker.keeping import LEAST_UNREAD_S
 from slipstream_worker.streams import Stage, Stream
 

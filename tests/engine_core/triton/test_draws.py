@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed; scripts/triton-te
 if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
     pytest.skip("needs a card, or TRITON_INTERPRET=1", allow_module_level=True)
 
-from tests.engine_core.test_sampler import Row, plan_of
+from tests.helpers.sampling_plans import Row, plan_of
 
 from slipstream_core.runner import sampler
 from slipstream_core.runner.noise import row_keys

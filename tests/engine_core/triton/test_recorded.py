@@ -14,14 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed; scripts/triton-te
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("runs a model on a CPU with TRITON_INTERPRET=1", allow_module_level=True)
 
-from tests.engine_core.test_torch_runner import (
-    BLOCK,
-    PROMPTS,
-    Driver,
-    Request,
-    generate,
-    save_model,
-)
+from tests.helpers.torch_driver import BLOCK, PROMPTS, Driver, Request, generate, save_model
 
 from slipstream_core.runner import decode_graphs, sampler
 from slipstream_core.runner.decode_graphs import DecodeGraphs, Kind

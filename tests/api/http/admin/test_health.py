@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.patience import Patience
+from tests.helpers.patience import Patience
 
 from slipstream import Stack
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests.patience import Patience
-from tests.stacks import spareless_stack
+from tests.helpers.patience import Patience
+from tests.helpers.stacks import spareless_stack
 
 from slipstream.http.admin.live import Live, percentile
 from slipstream_ipc.recent import Recent

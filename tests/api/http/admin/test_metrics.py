@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from tests.patience import Patience
-from tests.stacks import spareless_stack
+from tests.helpers.patience import Patience
+from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
 from slipstream.http.admin.metrics import Metrics

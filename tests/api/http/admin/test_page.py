@@ -6,7 +6,7 @@ import re
 from importlib.resources import files
 
 import pytest
-from tests.api.http.conftest import Front, Raw
+from tests.helpers.http_front import Front, Raw
 
 from slipstream.http.admin.static import is_one_of, page_handlers
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.api.conftest import Entry, FakeWorker, deltas
-from tests.api.http.conftest import JSON, Front, Raw
+from tests.helpers.fake_worker import Entry, FakeWorker, deltas
+from tests.helpers.http_front import JSON, Front, Raw
 
 from slipstream.http.openai.openapi import ENDPOINTS
 from slipstream_ipc.messages import End, Submit

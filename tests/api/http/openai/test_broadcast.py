@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.api.conftest import Entry, deltas, end_of
-from tests.api.http.openai.test_streaming import CARD, Wire
+from tests.helpers.fake_worker import Entry, deltas, end_of
+from tests.helpers.http_answer import CARD, Wire
 
 from slipstream.http.config import Limits
 from slipstream.http.exchange import Exchange, Request

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
-from tests.stacks import spareless_stack
+from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client, Stack
 from slipstream.http.openai.echo import _offsets

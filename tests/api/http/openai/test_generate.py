@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.api.conftest import Entry, FakeWorker, deltas
-from tests.api.http.conftest import Front, Raw, events_of
-from tests.patience import PATIENCE_S
-from tests.stacks import spareless_stack
+from tests.helpers.fake_worker import Entry, FakeWorker, deltas
+from tests.helpers.http_front import Front, Raw, events_of
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client, Stack
 from slipstream_ipc.codec import decode_params

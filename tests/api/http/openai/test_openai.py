@@ -11,9 +11,9 @@ import urllib.request
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from tests.api.http.conftest import Raw, events_of
-from tests.patience import PATIENCE_S
-from tests.stacks import spareless_stack
+from tests.helpers.http_front import Raw, events_of
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from tests.stacks import spareless_stack
+from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client, SamplingParams, Stack, StructuredOutputs
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import pytest
 from openapi_spec_validator import validate
-from tests.api.http.conftest import Raw, events_of
-from tests.stacks import spareless_stack
+from tests.helpers.http_front import Raw, events_of
+from tests.helpers.openapi import DOCUMENT, schema_of
+from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
 from slipstream.http.app import App
 from slipstream.http.auth import Keys
 from slipstream.http.config import Limits
-from slipstream.http.openai.openapi import document
 from slipstream.http.openai.vocabulary import TokenTexts
 
-DOCUMENT = json.loads(document())
 TURNS = [{"role": "user", "content": "hi"}]
 ASKS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": [[5, 6], [7]], "max_tokens": 3, "logprobs": 2, "n": 2},
@@ -58,16 +56,6 @@ def test_what_is_not_supported_says_so():
     assert shown["tool_choice"]["enum"] == ["none", "auto", None]
     assert shown["modalities"]["enum"] == [["text"], None]
     assert "enum" not in shown["temperature"]
-
-
-def schema_of(path: str, part: str) -> dict[str, Any]:
-    operation = DOCUMENT["paths"][path]["post"]
-    if part == "body":
-        found = operation["requestBody"]["content"]["application/json"]
-    else:
-        found = operation["responses"]["200"]["content"][part]
-    schema: dict[str, Any] = found["schema"]
-    return {**schema, "components": DOCUMENT["components"]}
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.api.conftest import Entry, deltas
-from tests.api.http.conftest import Front, Raw
-from tests.patience import Patience
-from tests.stacks import spareless_stack
+from tests.helpers.fake_worker import Entry, deltas
+from tests.helpers.http_front import Front, Raw
+from tests.helpers.patience import Patience
+from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
 from slipstream.http.config import Limits

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.api.conftest import Entry, deltas, end_of
-from tests.api.http.conftest import events_of
+from tests.helpers.fake_worker import Entry, end_of
+from tests.helpers.http_answer import CARD, Table, Wire
+from tests.helpers.http_front import events_of
 
 from slipstream.http.config import Limits
 from slipstream.http.exchange import Exchange, Request
@@ -18,14 +19,10 @@ from slipstream.http.openai.broadcast import FanOut
 from slipstream.http.openai.completions import ask_completion, read_completion
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.time_slice import Share
-from slipstream.http.wire import Response
 from slipstream.stream_state import StreamState
 from slipstream.stream_table import StreamTable
 from slipstream_ipc.columns import pack_f32, pack_u32
-from slipstream_ipc.messages import LogprobColumns, ModelCard, Superseded
-
-STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
-CARD = ModelCard("a model", "nowhere", 1000, 100, ())
+from slipstream_ipc.messages import LogprobColumns, Superseded
 
 
 class Engine:
@@ -71,70 +68,6 @@ def test_choices_that_another_front_goes_on_with_are_not_ended_by_this_one() -> 
         assert engine.submitted == ask.states
 
     asyncio.run(main())
-
-
-class Wire:
-    """In a connection's place. Takes `room` bytes, then pauses its exchange until there is more."""
-
-    def __init__(self) -> None:
-        self.room = 1 << 30
-        self.exchange: Exchange | None = None
-        self.writes: list[bytes] = []
-        self.is_dropped = False
-
-    def write(self, data: bytes) -> None:
-        """As a transport does: all of it, whatever the room."""
-        self.writes.append(data)
-        self.room -= len(data)
-        if self.room < 0 and self.exchange is not None and not self.exchange.is_paused:
-            self.exchange.pause(True)
-
-    def read(self, num_bytes: int) -> None:
-        """The client takes so much."""
-        assert self.exchange is not None
-        self.room = num_bytes
-        self.exchange.pause(False)
-
-    def respond(self, response: Response) -> None:
-        """The whole answer."""
-        self.exchange = None
-        self.write(b"HTTP/1.1 200 OK\r\n\r\n" + response.body)
-
-    def begin_stream(self) -> None:
-        """A head."""
-        assert self.exchange is not None
-        is_chunked = self.exchange.request.version != "1.0"
-        self.write(STREAM_HEAD + (b"Transfer-Encoding: chunked\r\n\r\n" if is_chunked else b"\r\n"))
-
-    def finish(self) -> None:
-        """The answer is complete."""
-        self.exchange = None
-
-    def abort(self) -> None:
-        """The client is given up."""
-        self.is_dropped = True
-        assert self.exchange is not None
-        self.exchange.leave()
-
-
-class Table:
-    """An engine that is a client's table of streams."""
-
-    def __init__(self) -> None:
-        self.streams, self.fan_out = StreamTable(), FanOut()
-
-    def submit(self, state: StreamState) -> None:
-        """Ask for the stream."""
-        self.streams.add(state)
-
-    def abandon(self, state: StreamState) -> None:
-        """End it."""
-        self.streams.give_up(state, None)
-
-    def say(self, *entries: Entry, logprobs: LogprobColumns | None = None) -> None:
-        """A message arrives."""
-        assert self.streams.deliver(deltas(*entries, logprobs=logprobs))
-        self.streams.wake()
 
 
 def streamed(

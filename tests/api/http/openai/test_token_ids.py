@@ -8,9 +8,9 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tests.api.http.conftest import Front, Raw
-from tests.api.http.openai.test_openapi import DOCUMENT, schema_of
-from tests.stacks import spareless_stack
+from tests.helpers.http_front import Front, Raw
+from tests.helpers.openapi import DOCUMENT, schema_of
+from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
 from slipstream.demo_model import MODEL_PATH

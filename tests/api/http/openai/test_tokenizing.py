@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 from openai import OpenAI
-from tests.api.conftest import FakeWorker
-from tests.api.http.conftest import Front, Raw
-from tests.patience import PATIENCE_S
-from tests.stacks import spareless_stack
+from tests.helpers.fake_worker import FakeWorker
+from tests.helpers.http_front import Front, Raw
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.stacks import spareless_stack
 from transformers import AutoTokenizer
 
 from slipstream import BadRequestError, Client, ConnectionLostError, Stack

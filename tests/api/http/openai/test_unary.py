@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.api.conftest import Entry, end_of
-from tests.api.http.openai.test_streaming import CARD, Table, Wire
-from tests.patience import Patience
+from tests.helpers.fake_worker import Entry, end_of
+from tests.helpers.http_answer import CARD, Table, Wire
+from tests.helpers.patience import Patience
 
 from slipstream import batch
 from slipstream.http import time_slice

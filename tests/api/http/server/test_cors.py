@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.api.conftest import Entry, FakeWorker, deltas
-from tests.api.http.conftest import Front, Raw
+from tests.helpers.fake_worker import Entry, FakeWorker, deltas
+from tests.helpers.http_front import Front, Raw
 
 from slipstream.errors import BadRequestError
 from slipstream.http.exchange import Request

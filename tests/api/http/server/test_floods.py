@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import psutil
 import pytest
-from tests.api.conftest import Entry, deltas
-from tests.api.http.conftest import Front, Raw
+from tests.helpers.fake_worker import Entry, deltas
+from tests.helpers.http_front import Front, Raw
 
 from slipstream.http.config import Limits
 from slipstream_ipc.messages import End

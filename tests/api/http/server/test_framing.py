@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from aiohttp import web
-from tests.api.conftest import Entry, deltas
-from tests.api.http.conftest import JSON, Raw
+from tests.helpers.fake_worker import Entry, deltas
+from tests.helpers.http_front import JSON, Raw
 
 from slipstream.http.server.connection import Connection
 from slipstream_ipc.messages import End

@@ -6,10 +6,10 @@ import select
 import socket
 
 import pytest
-from tests.api.conftest import Entry, FakeWorker, deltas
-from tests.api.http.conftest import JSON, Front, Raw, events_of
-from tests.patience import PATIENCE_S
-from tests.ports import free_port
+from tests.helpers.fake_worker import Entry, FakeWorker, deltas
+from tests.helpers.http_front import JSON, Front, Raw, events_of
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.ports import free_port
 
 from slipstream.http.config import Limits
 from slipstream_ipc.codec import decode_params

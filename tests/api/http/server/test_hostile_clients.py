@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.api.conftest import Entry, FakeWorker, deltas
-from tests.api.http.conftest import JSON, Front, Raw
-from tests.patience import PATIENCE_S, Patience
+from tests.helpers.fake_worker import Entry, FakeWorker, deltas
+from tests.helpers.http_front import JSON, Front, Raw
+from tests.helpers.patience import PATIENCE_S, Patience
 
 from slipstream.http.config import Limits
 from slipstream.http.openai.openapi import ENDPOINTS

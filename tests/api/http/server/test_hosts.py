@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.api.conftest import FakeWorker
-from tests.api.http.conftest import Front, Raw
+from tests.helpers.fake_worker import FakeWorker
+from tests.helpers.http_front import Front, Raw
 
 from slipstream.errors import BadRequestError
 from slipstream.http.exchange import Request

@@ -16,9 +16,9 @@ from typing import Any
 import openai
 import pytest
 import trustme
-from tests.api.conftest import Entry, FakeWorker, deltas
-from tests.api.http.conftest import Front, Raw
-from tests.patience import PATIENCE_S
+from tests.helpers.fake_worker import Entry, FakeWorker, deltas
+from tests.helpers.http_front import Front, Raw
+from tests.helpers.patience import PATIENCE_S
 
 from slipstream.errors import BadRequestError
 from slipstream.http.config import Limits

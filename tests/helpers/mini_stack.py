@@ -1,0 +1,426 @@
+"""Core, workers and clients in one thread, which die where a test wants it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import zmq
+from msgspec import structs
+from tests.helpers.patience import PATIENCE_S, Patience
+
+from slipstream.demo_model import MODEL_PATH
+from slipstream.prompt_pieces import PromptPieces
+from slipstream_core.assembly import Core, assemble_core
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner.load import load_runner
+from slipstream_ipc.attach import Attacher
+from slipstream_ipc.codec import client_codec, encode_params
+from slipstream_ipc.columns import check_deltas, pack_u32, u32
+from slipstream_ipc.log import history_digest
+from slipstream_ipc.messages import (
+    Abort,
+    Accepted,
+    ClientToWorker,
+    Deltas,
+    End,
+    Fault,
+    Goodbye,
+    OtherAnswer,
+    PromptLogprobs,
+    PromptReady,
+    Rejected,
+    Render,
+    Rendered,
+    Resume,
+    SamplingParams,
+    Submit,
+    Superseded,
+    UnknownStreams,
+    Welcome,
+    WorkerToClient,
+)
+from slipstream_worker.assembly import assemble_worker
+from slipstream_worker.config import WorkerConfig
+from slipstream_worker.detokenizer import DetokenizerFactory
+from slipstream_worker.worker import Worker
+
+MODEL = f"simulated:step_ms=0.2,prefill_us=0,tokenizer={MODEL_PATH}"
+
+
+CHAIN = MODEL + ",mode=chain"  # each token depends on all before it
+
+
+_LONGEST_TURN_S = 0.02
+
+
+class InstantPrompts:
+    """Renders in the same breath; holds prompts back while `is_held`."""
+
+    def __init__(self, tokenizer: object) -> None:
+        self._tokenizer = tokenizer
+        self.asked: list[Render] = []
+        self._key = 0
+        self.is_held = False
+
+    def ask(self, request: Render) -> int:
+        self._key += 1
+        self.asked.append(Render(self._key, request.text, request.messages))
+        return self._key
+
+    def withdraw(self, key: int) -> bool:
+        self.asked = [r for r in self.asked if r.key != key]
+        return True
+
+    def receive(self) -> list[Rendered | PromptReady]:
+        if self.is_held:
+            return []
+        asked, self.asked = self.asked, []
+        return [
+            Rendered(r.key, pack_u32(self._tokenizer.encode(r.text or "").ids))  # type: ignore[attr-defined]
+            for r in asked
+        ]
+
+    def beat(self, now: float) -> list[Rendered]:
+        return []
+
+
+@dataclass
+class Received:
+    """What a client has of one stream."""
+
+    stream_id: bytes
+    submit: Submit
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    logprobs: bytearray = field(default_factory=bytearray)  # f32, all that came with its tokens
+    num_deltas: int = 0
+    accepted: int = 0
+    end: End | None = None
+    fault: Fault | None = None
+    is_unknown: bool = False
+    is_aborted: bool = False
+    is_superseded: bool = False
+    wants_prompt: bool = False  # its log-probabilities, which are whole before any delta
+    prompt: PromptPieces = field(default_factory=PromptPieces)
+    prompt_len: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.end is not None or self.fault is not None
+
+
+class RawClient:
+    """Speaks the protocol by hand; asserts that nothing is doubled, lost or out of order."""
+
+    def __init__(self, stack: MiniStack) -> None:
+        self._stack = stack
+        self._poller = zmq.Poller()
+        self._waiting: list[ClientToWorker] = []
+        self.streams: dict[int, Received] = {}
+        self.is_reading = True
+        self.resubmits = True
+        self.hop: Attacher[ClientToWorker, WorkerToClient, None] = Attacher(
+            stack.context,
+            stack.client_address,
+            client_codec(),
+            self._poller,
+            identity=secrets.token_bytes(16),
+            now=stack.now(),
+            welcome_within_s=0.2,
+        )
+
+    def submit(
+        self, prompt: str | list[int], stream_id: bytes | None = None, **params: object
+    ) -> Received:
+        handle = len(self.streams)
+        submit = Submit(
+            handle,
+            secrets.token_bytes(16) if stream_id is None else stream_id,
+            encode_params(SamplingParams(**{"temperature": 0.0, **params})),  # type: ignore[arg-type]
+            text=prompt if isinstance(prompt, str) else None,
+            token_ids=b"" if isinstance(prompt, str) else pack_u32(prompt),
+        )
+        received = self.send_submit(submit)
+        received.wants_prompt = params.get("prompt_logprobs") is not None
+        return received
+
+    def send_submit(self, submit: Submit) -> Received:
+        received = self.streams[submit.handle] = Received(submit.stream_id, submit)
+        self._waiting.append(submit)
+        return received
+
+    def submit_together(
+        self, prompt: str | list[int], seeds: Sequence[int], **params: object
+    ) -> list[Received]:
+        """Answers to one prompt, asked for in one message, and again each by itself."""
+        streams = [self.submit(prompt, **params, seed=seed) for seed in seeds]
+        del self._waiting[-len(seeds) :]
+        others = tuple(
+            OtherAnswer(it.submit.handle, it.stream_id, seed)
+            for it, seed in zip(streams[1:], seeds[1:], strict=True)
+        )
+        self._waiting.append(structs.replace(streams[0].submit, others=others))
+        return streams
+
+    def resumption(self, it: Received) -> Resume:
+        digest = history_digest(np.array(it.token_ids, np.uint32))
+        handle = it.submit.handle
+        return Resume(handle, it.stream_id, len(it.text), len(it.token_ids), digest)
+
+    def take_over(self, it: Received, num_chars: int = 0, num_tokens: int = 0) -> Received:
+        """Read somebody else's stream from a position on, of which nothing is kept here."""
+        handle = len(self.streams)
+        taken = Received(it.stream_id, structs.replace(it.submit, handle=handle))
+        taken.text, taken.token_ids = it.text[:num_chars], it.token_ids[:num_tokens]
+        self.streams[handle] = taken
+        self._waiting.append(Resume(handle, it.stream_id, num_chars, num_tokens))
+        return taken
+
+    def abort(self, received: Received) -> None:
+        received.is_aborted = True
+        self._waiting.append(Abort(received.stream_id, received.submit.handle))
+
+    def goodbye(self) -> None:
+        assert self.hop.send(Goodbye(), None)
+        self.is_reading = False
+
+    def send(self, body: ClientToWorker) -> None:
+        self._waiting.append(body)
+
+    def step(self) -> None:
+        if not self.is_reading:
+            return
+        for body in self.hop.receive(self._stack.now()):
+            self._take(body)
+        while self._waiting and self.hop.send(self._waiting[0], None):
+            self._waiting.pop(0)
+        self.hop.beat(self._stack.now())
+
+    def _take(self, body: WorkerToClient) -> None:
+        match body:
+            case Welcome():
+                self._waiting = [b for b in self._waiting if not isinstance(b, Resume)]
+                for handle, it in self.streams.items():
+                    if it.is_over or it.is_superseded:
+                        continue
+                    if it.accepted:
+                        self._waiting.append(self.resumption(it))
+                    elif not self._is_waiting(it):
+                        self._waiting.append(it.submit)
+                    if it.is_aborted:
+                        self._waiting.append(Abort(it.stream_id, handle))
+            case Accepted():
+                self.streams[body.handle].accepted += 1
+                self.streams[body.handle].prompt_len = len(u32(body.prompt_ids))
+            case PromptLogprobs():
+                it = self.streams[body.handle]
+                assert it.accepted
+                assert it.prompt.take(body.start, body.logprobs, it.prompt_len - 1)
+            case Rejected():
+                assert not self.streams[body.handle].is_over
+                self.streams[body.handle].fault = body.fault
+            case UnknownStreams():
+                for handle in body.handles:
+                    self._lost(self.streams[handle])
+            case Superseded():
+                self.streams[body.handle].is_superseded = True
+            case Deltas():
+                self._take_deltas(body)
+            case other:
+                raise AssertionError(f"unexpected {other}")
+
+    def _is_waiting(self, it: Received) -> bool:
+        """Whether it is about to be asked for, alone or with others."""
+        submits = [body for body in self._waiting if isinstance(body, Submit)]
+        return any(
+            it.stream_id in (submit.stream_id, *(other.stream_id for other in submit.others))
+            for submit in submits
+        )
+
+    def _lost(self, it: Received) -> None:
+        """Nobody knows the stream any more: ask for it again, with what there is of it."""
+        it.is_unknown = True
+        if self.resubmits:
+            again = structs.replace(
+                it.submit,
+                was_accepted=True,
+                output_ids=pack_u32(it.token_ids),
+                num_chars=len(it.text),
+            )
+            self._waiting.append(again)
+
+    def _take_deltas(self, deltas: Deltas) -> None:
+        check_deltas(deltas)
+        num = len(deltas.texts)
+        counts = u32(deltas.counts).tolist() if deltas.counts else [1] * num
+        token_ids = u32(deltas.token_ids).tolist()
+        widths = [0] * num
+        ranks: list[int] = []
+        values, begin = b"", 0
+        if deltas.logprobs is not None:
+            columns = deltas.logprobs
+            values = columns.values
+            widths = u32(columns.widths).tolist() if columns.widths else [columns.width] * num
+            ranks = u32(columns.ranks).tolist()
+        touched = []
+        for i, handle in enumerate(u32(deltas.handles).tolist()):
+            it = self.streams[handle]
+            touched.append(it)
+            assert it.end is None, "something came after the end"
+            assert it.prompt.is_whole or not it.wants_prompt
+            assert u32(deltas.chars)[i] == len(it.text)
+            assert u32(deltas.tokens)[i] == len(it.token_ids)
+            it.text += deltas.texts[i]
+            it.token_ids += token_ids[: counts[i]]
+            del token_ids[: counts[i]]
+            if widths[i]:
+                it.ranks += ranks[: counts[i]]
+                del ranks[: counts[i]]
+                end = begin + 4 * counts[i] * widths[i]
+                it.logprobs += values[begin:end]
+                begin = end
+            it.num_deltas += 1
+        for i, end in zip(u32(deltas.ended).tolist(), deltas.ends, strict=True):
+            touched[i].end = end
+            assert end.num_tokens == len(touched[i].token_ids)
+
+
+class MiniStack:
+    """One core, one worker, any number of clients."""
+
+    def __init__(
+        self,
+        directory: Path,
+        model: str,
+        tokenizer: object,
+        detokenizers: DetokenizerFactory,
+        **settings: object,
+    ) -> None:
+        self.directory = directory
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.poller = zmq.Poller()
+        self.client_address = f"ipc://{directory}/client"
+        self.prompts = InstantPrompts(tokenizer)
+        self.detokenizers = detokenizers
+        self.clients: list[RawClient] = []
+        self._tokenizer = tokenizer
+        self._worker_settings = {
+            name: settings.pop(name)
+            for name in ("grace_s", "client_timeout_s", "stream_interval")
+            if name in settings
+        }
+        self._core_settings: dict[str, object] = {
+            "model": model,
+            "max_num_seqs": 64,
+            "max_model_len": 512,
+            **settings,
+        }
+        self._now_s = self._looked_s = time.monotonic()
+        self._incarnation = 0
+        self.core: Core | None = None
+        self.worker: Worker | None = None
+        self.start_core()
+        self.start_worker()
+
+    def now(self) -> float:
+        """The worker's and the clients' clock; it stands still where all of this one thread does,
+        so that nobody takes anybody for silent because the machine had other work."""
+        looked_s = time.monotonic()
+        self._now_s += min(looked_s - self._looked_s, _LONGEST_TURN_S)
+        self._looked_s = looked_s
+        return self._now_s
+
+    def start_core(self) -> None:
+        config = CoreConfig(address=f"ipc://{self.directory}/core", **self._core_settings)  # type: ignore[arg-type]
+        self.core = assemble_core(config, load_runner(config), self.context, self.poller)
+
+    def start_worker(self) -> None:
+        self._incarnation += 1
+        config = WorkerConfig(
+            tokenizer=str(MODEL_PATH),
+            client_address=self.client_address,
+            core_address=f"ipc://{self.directory}/core",
+            runtime_dir=str(self.directory),
+            cache_dir=str(self.directory),
+            incarnation=self._incarnation,
+            **self._worker_settings,  # type: ignore[arg-type]
+        )
+        self.worker = assemble_worker(
+            config, self.prompts, self.detokenizers, self.context, self.poller
+        )
+
+    def kill_core(self) -> None:
+        """As kill -9 does: everything it held is gone, its address is free."""
+        assert self.core is not None
+        self.core.close()
+        self.core = None
+
+    def kill_worker(self) -> None:
+        """As kill -9 does."""
+        assert self.worker is not None
+        self.worker.close()
+        self.prompts = InstantPrompts(self._tokenizer)
+        self.worker = None
+
+    def client(self) -> RawClient:
+        client = RawClient(self)
+        self.clients.append(client)
+        return client
+
+    def step(self) -> None:
+        if self.core is not None:
+            self.core.engine.run_once(wait=False)
+        if self.worker is not None:
+            now = self.now()
+            self.worker.run_once(now)
+            self.worker.beat(now)
+        for client in self.clients:
+            client.step()
+
+    def until(self, condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
+        """Step until `condition`, with a deadline."""
+        patience = Patience(within_s)
+        while not condition():
+            patience.check()
+            self.step()
+
+    def pass_time(self, seconds: float) -> None:
+        """The worker's and the clients' clocks jump."""
+        self._now_s += seconds
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.hop.close()
+        if self.worker is not None:
+            self.worker.close()
+        if self.core is not None:
+            self.core.close()
+        self.context.destroy(linger=0)
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Everything that the stack holds for streams; all zero where it has none."""
+        assert self.core is not None
+        assert self.worker is not None
+        scheduler = self.core.scheduler
+        return {
+            "worker streams": len(self.worker.streams),
+            "core streams": self.core.desk.num_streams,
+            "running": scheduler.num_running,
+            "waiting": scheduler.num_waiting,
+            "blocks": scheduler.num_blocks - 1 - scheduler.num_free_blocks,
+            "history pages": self.core.tokens.num_pages_used,
+        }
+
+    def holds_nothing(self) -> bool:
+        return not any(self.held.values())
+
+
+def texts(streams: list[Received]) -> list[tuple[str, list[int]]]:
+    return [(s.text, s.token_ids) for s in streams]

@@ -1,0 +1,247 @@
+"""A scheduler and a simulated model, stepped by a test."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner.plan import StepPlan
+from slipstream_core.runner.simulated import load_simulated
+from slipstream_core.scheduler import NewRequest, Sampled, Scheduler
+from slipstream_ipc.log import PagedLog
+
+VOCAB_SIZE = 40
+
+
+MAX_ROWS = 64
+
+
+@dataclass
+class Stream:
+    """What the harness remembers of a request."""
+
+    request: NewRequest
+    prompt: list[int]
+    want: list[int]
+
+
+@dataclass
+class Limits:
+    num_blocks: int = 40
+    block_size: int = 4
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 32
+    max_model_len: int = 64
+    max_unacked: int = 1000
+
+
+@dataclass
+class Harness:
+    """The engine's part: histories, acknowledgements, a device that lags by some steps."""
+
+    limits: Limits = field(default_factory=Limits)
+    mode: str = "chain"
+
+    def __post_init__(self) -> None:
+        limits = self.limits
+        model = f"simulated:step_ms=0,prefill_us=0,vocab_size={VOCAB_SIZE},mode={self.mode}"
+        self.runner = load_simulated(
+            CoreConfig(
+                model=model,
+                address="unused",
+                max_num_seqs=limits.max_num_seqs,
+                max_model_len=limits.max_model_len,
+                block_size=limits.block_size,
+                num_blocks=limits.num_blocks,
+            )
+        )
+        self.log = PagedLog(np.uint32, rows=2)
+        self.scheduler = Scheduler(tokens=self.log, **vars(limits))
+        self.acked = np.zeros(MAX_ROWS, np.int64)
+        self.streams: dict[int, Stream] = {}
+        self.launched: deque[StepPlan] = deque()
+        self.failing: set[int] = set()  # steps that the device will not do
+        self.num_faults = 0
+
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int = 8,
+        *,
+        outputs: int = 0,
+        row: int | None = None,
+        **params: Any,
+    ) -> int:
+        """Admit a request; `outputs` of its tokens are there already, as after a core's death."""
+        row = min(set(range(MAX_ROWS)) - self.streams.keys()) if row is None else row
+        fields = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": row} | params
+        request = NewRequest(row=row, prompt_len=len(prompt), max_tokens=max_tokens, **fields)
+        want = self.runner.text.expected_tokens(
+            prompt,
+            min(max_tokens, self.limits.max_model_len - len(prompt)),
+            seed=request.seed if request.temperature else 0,
+            min_tokens=request.min_tokens,
+            stop_token_ids=request.stop_token_ids,
+        )
+        self.log.open(row)
+        self.log.extend(row, np.array(prompt + want[: min(outputs, len(want) - 1)], np.uint32))
+        self.scheduler.add(request)
+        self.streams[row] = Stream(request, prompt, want)
+        return row
+
+    def forget(self, row: int) -> None:
+        del self.streams[row]
+        self.log.drop(row)
+        self.acked[row] = 0
+
+    def abort(self, row: int) -> None:
+        self.scheduler.remove(row)
+        self.forget(row)
+
+    def acknowledge(self, rows: list[int] | None = None) -> None:
+        for row in self.streams if rows is None else rows:
+            self.acked[row] = self.log.length(row)
+
+    def outputs(self, row: int) -> list[int]:
+        prompt_len = len(self.streams[row].prompt)
+        ids: list[int] = self.log.read(row, prompt_len, self.log.length(row)).tolist()
+        return ids
+
+    def launch(self, *, fails: bool = False) -> StepPlan | None:
+        """Launch a step. One that fails writes nothing, so those behind it compute from garbage."""
+        known = {row: self.log.length(row) for row in self.streams}
+        in_flight = [self.scheduler.rows_of(plan).tolist() for plan in self.launched]
+        is_taken = self.scheduler._in_flight.has_probation
+        plan = self.scheduler.schedule(self.acked)
+        if plan is not None:
+            assert not is_taken, "launched behind one on probation"
+            rows = self.scheduler.rows_of(plan).tolist()
+            if any(self.is_on_probation(row) for row in rows):
+                assert len(rows) == 1
+                assert not in_flight
+            self.check(plan, known)
+            if fails:
+                self.failing.add(plan.step)
+            else:
+                self.runner.launch(plan)
+            self.launched.append(plan)
+        return plan
+
+    def is_on_probation(self, row: int) -> bool:
+        return bool(self.scheduler._requests.on_probation[row])
+
+    def collect(self) -> Sampled | None:
+        """Take in the oldest step; who has ended must have what the model says.
+
+        None where it failed.
+        """
+        plan = self.launched.popleft()
+        if plan.step in self.failing:
+            self.fail(plan)
+            return None
+        sampled = self.scheduler.complete(plan, self.runner.collect().token_ids)
+        for row, token in zip(sampled.rows.tolist(), sampled.token_ids.tolist(), strict=True):
+            assert self.outputs(row)[-1] == token
+        for row in sampled.ended.tolist():
+            assert self.outputs(row) == self.streams[row].want
+            self.forget(row)
+        return sampled
+
+    def fail(self, plan: StepPlan) -> None:
+        """The oldest step failed: only who was alone in it goes, everybody else keeps all."""
+        rows = self.scheduler.rows_of(plan).tolist()
+        had = {row: self.outputs(row) for row in self.streams}
+        at_fault = self.scheduler.fail(plan).tolist()
+        assert len(at_fault) <= 1
+        assert not at_fault or at_fault == rows
+        for row in at_fault:
+            self.num_faults += 1
+            self.forget(row)
+        for row in self.streams:
+            assert self.outputs(row) == had[row]
+
+    def finish(self, ahead: int = 1) -> int:
+        """Run until nothing is left; returns the steps taken."""
+        steps = 0
+        while self.scheduler.has_work or self.launched:
+            self.acknowledge()
+            plan = self.launch()
+            steps += plan is not None
+            assert steps < 5_000, "somebody starves"
+            assert plan is not None or self.launched, "work is left, but nobody can run"
+            while len(self.launched) > (ahead if plan is not None else 0):
+                self.collect()
+        assert not self.streams
+        assert self.scheduler.num_free_blocks == self.limits.num_blocks - 1
+        return steps
+
+    def check(self, plan: StepPlan, host_lens: dict[int, int]) -> None:
+        """What must be true of any plan's columns."""
+        size = self.limits.block_size
+        num_requests, num_sampled = plan.num_requests, int(plan.samples.sum())
+        assert 0 < plan.num_tokens == plan.query_lens.sum() <= self.limits.max_num_batched_tokens
+        assert (plan.query_lens[: plan.num_decodes] == 1).all()
+        assert (plan.query_lens > 0).all()
+        assert len(set(plan.slots.tolist())) == num_requests
+        assert len(set(plan.kv_slots.tolist())) == plan.num_tokens
+        assert plan.slots.max() < self.limits.max_num_seqs
+        for column in (plan.query_lens, plan.kv_lens, plan.prompt_lens, plan.block_tables):
+            assert len(column) == num_requests
+            assert column.dtype == np.int32
+        for column in (plan.token_ids, plan.gather_slots, plan.positions, plan.kv_slots):
+            assert len(column) == plan.num_tokens
+            assert column.dtype == np.int64
+        sampling = (
+            plan.temperatures,
+            plan.top_ks,
+            plan.top_ps,
+            plan.min_ps,
+            plan.seeds,
+            plan.num_logprobs,
+        )
+        assert all(len(column) == num_sampled for column in sampling)
+        assert plan.all_greedy == (plan.temperatures == 0).all()
+        assert plan.max_logprobs == plan.num_logprobs.max(initial=-1)
+
+        owners = {stream.request.seed: stream for stream in self.streams.values()}
+        masked: list[tuple[int, int]] = []
+        end = nth = 0
+        for i in range(num_requests):
+            begin, end = end, end + int(plan.query_lens[i])
+            positions = plan.positions[begin:end]
+            kv_len = int(plan.kv_lens[i])
+            assert positions.tolist() == list(range(kv_len - len(positions), kv_len))
+            assert kv_len < self.limits.max_model_len
+            blocks = plan.block_tables[i][positions // size]
+            assert (blocks > 0).all()
+            assert (plan.kv_slots[begin:end] == blocks * size + positions % size).all()
+            gathered = plan.gather_slots[begin:end]
+            if (gathered >= 0).any():
+                assert i < plan.num_decodes
+                assert gathered.tolist() == [plan.slots[i]]
+            if plan.samples[i]:
+                # seeds are unique in every test that checks masks and history
+                stream = owners[int(plan.seeds[nth])]
+                row, request = stream.request.row, stream.request
+                outputs = kv_len - request.prompt_len
+                assert outputs < request.max_tokens
+                assert (gathered[-1] >= 0) == (kv_len > host_lens[row])
+                if gathered[-1] < 0:
+                    history = self.log.read(row, kv_len - len(positions), kv_len)
+                    assert plan.token_ids[begin:end].tolist() == history.tolist()
+                if request.worker_ends:
+                    behind = kv_len - max(int(self.acked[row]), request.prompt_len)
+                    assert behind < self.limits.max_unacked
+                if outputs < request.min_tokens:
+                    masked += [(nth, token) for token in request.stop_token_ids]
+                nth += 1
+        coordinates = zip(plan.masked_rows.tolist(), plan.masked_ids.tolist(), strict=True)
+        assert list(coordinates) == masked
+
+
+def prompt_of(length: int, salt: int = 0) -> list[int]:
+    return [(7 * i + 3 * salt + 1) % VOCAB_SIZE for i in range(length)]

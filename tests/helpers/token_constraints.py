@@ -1,0 +1,49 @@
+"""Requests with constraints on single tokens, and the logits that they are to see."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream_core.rule_columns import TokenRules, token_rules
+from slipstream_ipc.messages import SamplingParams
+
+Word = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one request asks, and its prompt."""
+
+    prompt: Word = (1, 2, 3)
+    params: SamplingParams = field(default_factory=SamplingParams)
+    words: tuple[Word, ...] = ()
+
+    @property
+    def rules(self) -> TokenRules | None:
+        return token_rules(self.params, self.words)
+
+
+def asked(prompt: Word = (1, 2, 3), words: Sequence[Word] = (), **params: Any) -> Asked:
+    return Asked(prompt, SamplingParams(**params), tuple(words))
+
+
+def expected_logits(logits: Sequence[float], it: Asked, outputs: Sequence[int]) -> list[float]:
+    """One row's, token by token."""
+    params, found = it.params, []
+    for token_id, logit in enumerate(logits):
+        value = logit + (params.logit_bias or {}).get(token_id, 0.0)
+        if params.allowed_token_ids is not None and token_id not in params.allowed_token_ids:
+            value = -math.inf
+        for word in it.words:
+            if tuple([*outputs, token_id][-len(word) :]) == word:
+                value = -math.inf
+        if token_id in it.prompt or token_id in outputs:
+            r = params.repetition_penalty
+            value = value / r if value > 0 else value * r
+        num = list(outputs).count(token_id)
+        value -= params.frequency_penalty * num + params.presence_penalty * (num > 0)
+        found.append(value)
+    return found
