@@ -15,8 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from slipstream.async_client import AsyncClient, AsyncStream
-    from slipstream.client import Client, Stream
+    from slipstream.client.async_client import AsyncClient, AsyncStream
+    from slipstream.client.client import Client, Stream
+    from slipstream.client.stream_many import AsyncStreams, Streams
     from slipstream.errors import (
         BadRequestError,
         ClosedError,
@@ -31,10 +32,9 @@ if TYPE_CHECKING:
         UnknownStreamError,
     )
     from slipstream.llm import LLM
-    from slipstream.many import AsyncStreams, Streams
     from slipstream.outputs import Completion, CompletionOutput, Delta, Logprob, RequestOutput
     from slipstream.requests import TextPrompt, TokensPrompt
-    from slipstream.stack import Stack, StackError
+    from slipstream.stack.stack import Stack, StackError
     from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams, StructuredOutputs
 
 __all__ = [
@@ -72,12 +72,12 @@ __all__ = [
 ]
 
 _MODULES = {
-    "AsyncClient": "slipstream.async_client",
-    "AsyncStream": "slipstream.async_client",
-    "AsyncStreams": "slipstream.many",
+    "AsyncClient": "slipstream.client.async_client",
+    "AsyncStream": "slipstream.client.async_client",
+    "AsyncStreams": "slipstream.client.stream_many",
     "BadRequestError": "slipstream.errors",
     "ChatMessage": "slipstream_ipc.messages",
-    "Client": "slipstream.client",
+    "Client": "slipstream.client.client",
     "ClosedError": "slipstream.errors",
     "Completion": "slipstream.outputs",
     "CompletionOutput": "slipstream.outputs",
@@ -93,11 +93,11 @@ _MODULES = {
     "RequestOutput": "slipstream.outputs",
     "SamplingParams": "slipstream_ipc.messages",
     "SlipstreamError": "slipstream.errors",
-    "Stack": "slipstream.stack",
-    "StackError": "slipstream.stack",
-    "Stream": "slipstream.client",
+    "Stack": "slipstream.stack.stack",
+    "StackError": "slipstream.stack.stack",
+    "Stream": "slipstream.client.client",
     "StreamLostError": "slipstream.errors",
-    "Streams": "slipstream.many",
+    "Streams": "slipstream.client.stream_many",
     "StructuredOutputs": "slipstream_ipc.messages",
     "SupersededError": "slipstream.errors",
     "TextPrompt": "slipstream.requests",

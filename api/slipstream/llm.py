@@ -26,8 +26,8 @@ from tqdm import tqdm
 from slipstream.errors import ClosedError, ConnectionLostError, bad_request
 from slipstream.outputs import RequestOutput
 from slipstream.requests import Conversation, Prompt, is_prompt_mapping
-from slipstream.settings import SHORT_LIVED
-from slipstream.stack import Stack, StackArguments, StackError
+from slipstream.stack.settings import SHORT_LIVED
+from slipstream.stack.stack import Stack, StackArguments, StackError
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import ChatMessage, SamplingParams
 

@@ -12,8 +12,16 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from slipstream.batch import Batch, Cut, Logprob, Position, Span, TokenLogprobs, columns_in_parts
-from slipstream.prompt_pieces import PromptPieces, PromptTokenLogprobs, prompt_logprobs_of
+from slipstream.delta_batch import (
+    Batch,
+    Cut,
+    Logprob,
+    Position,
+    Span,
+    TokenLogprobs,
+    columns_in_parts,
+)
+from slipstream.prompt_logprobs import PromptPieces, PromptTokenLogprobs, prompt_logprobs_of
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.messages import Deltas, End, FinishReason, LogprobColumns
 

@@ -22,7 +22,6 @@ import numpy.typing as npt
 from msgspec import Raw
 
 from slipstream.errors import bad_request
-from slipstream_ipc.codec import client_codec, encode_params
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
@@ -38,7 +37,9 @@ from slipstream_ipc.messages import (
     TemplateOptions,
 )
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
-from slipstream_ipc.params import (
+from slipstream_ipc.transport.codec import client_codec, encode_params
+from slipstream_ipc.validation.chat_template import template_message
+from slipstream_ipc.validation.sampling_params import (
     check_cache_salt,
     check_label,
     check_num_logprobs,
@@ -48,8 +49,7 @@ from slipstream_ipc.params import (
     params_from,
     token_ids_from,
 )
-from slipstream_ipc.structured import json_as_text
-from slipstream_ipc.template import template_message
+from slipstream_ipc.validation.structured_output import json_as_text
 
 
 class TextPrompt(TypedDict):

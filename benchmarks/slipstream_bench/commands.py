@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.cli_parser import Command, Parser, add_commands
+from slipstream.cli.parser import Command, Parser, add_commands
 
 BENCHMARKS = {
     "serve": ("a server under load, ours or any other", "serve.serve"),

@@ -25,14 +25,14 @@ from collections import deque
 
 import zmq
 
-from slipstream_core.counters import Counters
-from slipstream_core.desk import Desk
-from slipstream_core.grammar.rows import GrammarRows
-from slipstream_core.lives import Lives
-from slipstream_core.runner.plan import Runner, StepFailed, StepPlan
-from slipstream_core.scheduler import Scheduler
-from slipstream_ipc.logprob_log import LogprobLog
-from slipstream_ipc.trace import Span, Tracer
+from slipstream_core.engine_counters import Counters
+from slipstream_core.grammar.manager import GrammarRows
+from slipstream_core.scheduler.scheduler import Scheduler
+from slipstream_core.step.plan import Runner, StepFailed, StepPlan
+from slipstream_core.workers.handler import Desk
+from slipstream_core.workers.streams import Lives
+from slipstream_ipc.history.logprob_log import LogprobLog
+from slipstream_ipc.telemetry.trace import Span, Tracer
 
 logger = logging.getLogger(__name__)
 

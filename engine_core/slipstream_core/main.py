@@ -17,10 +17,11 @@ from functools import partial
 import msgspec
 import zmq
 
-from slipstream_core.assembly import Core, assemble_core
+from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.load import import_runner, load_runner
-from slipstream_ipc.child import (
+from slipstream_core.runner.factory import import_runner, load_runner
+from slipstream_ipc.messages import Status
+from slipstream_ipc.process import (
     Beats,
     Commands,
     StopSignal,
@@ -30,7 +31,6 @@ from slipstream_ipc.child import (
     start_child,
     wait_for_activation,
 )
-from slipstream_ipc.messages import Status
 
 logger = logging.getLogger(__name__)
 

@@ -1,10 +1,13 @@
 """Columns of messages: bytes to numpy views and back, every length checked in one place.
 
-Owns: what a well-formed column is. Does not know: sockets, streams.
+For a few entries, `pack_short` and `unpack_short` do the same for u32 columns with Python integers,
+as numpy's fixed cost would be more than all the rest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from struct import Struct, pack
 from typing import Any
 
 import numpy as np
@@ -126,3 +129,18 @@ def _view(column: bytes, dtype: np.dtype[Any], name: str, length: int | None) ->
     if length is not None and len(column) != length * dtype.itemsize:
         raise ProtocolError(f"{name}: {len(column) // dtype.itemsize} entries, expected {length}")
     return np.frombuffer(column, dtype)
+
+
+MOST_SHORT = 64  # entries
+_COLUMNS = [Struct(f"<{num}I") for num in range(MOST_SHORT + 1)]
+
+
+def pack_short(values: Sequence[int]) -> bytes:
+    """A u32 column of integers in [0, 2**32)."""
+    num = len(values)
+    return _COLUMNS[num].pack(*values) if num <= MOST_SHORT else pack(f"<{num}I", *values)
+
+
+def unpack_short(column: bytes) -> tuple[int, ...]:
+    """A u32 column's entries, at most MOST_SHORT: its length is to be a whole number of them."""
+    return _COLUMNS[len(column) >> 2].unpack(column)

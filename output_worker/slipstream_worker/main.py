@@ -18,7 +18,8 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from slipstream_ipc.child import (
+from slipstream_ipc.messages import PromptReady, Status
+from slipstream_ipc.process import (
     Activate,
     Beats,
     Commands,
@@ -28,11 +29,10 @@ from slipstream_ipc.child import (
     run_child,
     start_child,
 )
-from slipstream_ipc.connections import Connections, raise_file_limit
-from slipstream_ipc.messages import PromptReady, Status
-from slipstream_worker.assembly import assemble_worker, detokenizers_from
+from slipstream_ipc.transport.connections import Connections, raise_file_limit
+from slipstream_worker.build import assemble_worker, detokenizers_from
 from slipstream_worker.config import WorkerConfig
-from slipstream_worker.prompts import Prompts
+from slipstream_worker.tokenizer.client import Prompts
 from slipstream_worker.worker import Worker
 
 _BEAT_S = 0.25

@@ -22,22 +22,22 @@ from msgspec.structs import replace
 
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import Fault, ModelCard, Rendered, Step
-from slipstream_ipc.recent import Recent
-from slipstream_ipc.statistics import WorkerNumbers
-from slipstream_ipc.trace import Span, Tracer
-from slipstream_worker.clients import AUTO_ROOM, FrontAcceptor
-from slipstream_worker.columns import StreamColumns
-from slipstream_worker.core_hop import CoreHop
-from slipstream_worker.counters import Counters
-from slipstream_worker.detokenizer import DetokenizerFactory
-from slipstream_worker.from_clients import FromClients
-from slipstream_worker.from_core import FromCore
-from slipstream_worker.keeping import Keeping
-from slipstream_worker.lives import Lives
-from slipstream_worker.prompts import PromptSource
-from slipstream_worker.readers import Readers
-from slipstream_worker.renderings import Renderings
-from slipstream_worker.streams import Stream, StreamTable
+from slipstream_ipc.telemetry.statistics import WorkerNumbers
+from slipstream_ipc.telemetry.timeline import Recent
+from slipstream_ipc.telemetry.trace import Span, Tracer
+from slipstream_worker.clients.latency import Counters
+from slipstream_worker.clients.ports import AUTO_ROOM, FrontAcceptor
+from slipstream_worker.clients.readers import Readers
+from slipstream_worker.core_link import CoreHop
+from slipstream_worker.detokenizer.factory import DetokenizerFactory
+from slipstream_worker.lifecycle.client_messages import FromClients
+from slipstream_worker.lifecycle.core_messages import FromCore
+from slipstream_worker.lifecycle.lifecycle import Lives
+from slipstream_worker.streams.retention import Keeping
+from slipstream_worker.streams.stream import Stream, StreamTable
+from slipstream_worker.streams.stream_columns import StreamColumns
+from slipstream_worker.tokenizer.client import PromptSource
+from slipstream_worker.tokenizer.queue import Renderings
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.helpers.fake_worker import FakeWorker
 
-from slipstream_ipc.sockets import private_directory
+from slipstream_ipc.transport.sockets import private_directory
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from tests.helpers.patience import PATIENCE_S
 
 from slipstream import LLM, BadRequestError, ChatMessage, ClosedError, SamplingParams
-from slipstream.stack import StackError
+from slipstream.stack.stack import StackError
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8)
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.batch import Batch, TokenLogprobs
+from slipstream.delta_batch import Batch, TokenLogprobs
 from slipstream.outputs import CompletionOutput, Delta, Logprob, RequestOutput, join
 from slipstream_ipc.columns import check_deltas, pack_f32, pack_u32
 from slipstream_ipc.messages import Deltas, End, LogprobColumns

@@ -14,12 +14,18 @@ import pytest
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.stacks import spareless_stack
 
-from slipstream_ipc import messages, params, structured, template, token_rules
-from slipstream_ipc.codec import client_codec, front_codec
+from slipstream_ipc import messages
 from slipstream_ipc.columns import check_deltas, f32, u32
-from slipstream_ipc.link import WINDOW
-from slipstream_ipc.log import history_digest
+from slipstream_ipc.history.token_log import history_digest
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES, MAX_PARAMS_BYTES
+from slipstream_ipc.transport.codec import client_codec, front_codec
+from slipstream_ipc.transport.link import WINDOW
+from slipstream_ipc.validation import (
+    chat_template,
+    sampling_params,
+    structured_output,
+    token_constraints,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "PROTOCOL.md").read_text()
@@ -54,20 +60,20 @@ def test_numbers_are_those_of_the_code() -> None:
         (messages.MAX_OTHERS, "at most {} further answers"),
         (messages.MAX_CANCELLED, "end these streams (at most {})"),
         (MAX_PARAMS_BYTES // 2**20, "params {} MiB"),
-        (token_rules.MAX_LOGIT_BIASES, "integers to floats, at most {};"),
-        (token_rules.MAX_ALLOWED_TOKEN_IDS, "at most {} `allowed_token_ids`"),
-        (token_rules.MAX_BAD_WORDS, "and {} `bad_words`"),
-        (token_rules.MAX_BAD_WORD_CHARS, "`bad_words` of at most {} characters"),
-        (token_rules.MAX_BAD_WORD_TOKENS, "characters and {} tokens each"),
-        (structured.MAX_CHOICES, "array of 1 to {} strings"),
-        (structured.MAX_SCHEMA_BYTES // 1024, "text of at most {} KiB"),
-        (structured.MAX_REGEX_BYTES // 1024, "`regex` ({} KiB"),
-        (structured.MAX_GRAMMAR_BYTES // 1024, "`grammar` ({} KiB"),
-        (structured.MAX_CHOICE_BYTES // 1024, "strings, {} KiB in all"),
-        (params.MAX_LOGPROB_BYTES // 2**20, "may take {} MiB."),
-        (template.MAX_QUESTION_TOKENS, "A question may be about {} tokens"),
-        (template.MAX_SPELLED_TOKENS, "or {} with their spelling"),
-        (template.MAX_QUESTION_CHARS, "a Tokenize have {} characters"),
+        (token_constraints.MAX_LOGIT_BIASES, "integers to floats, at most {};"),
+        (token_constraints.MAX_ALLOWED_TOKEN_IDS, "at most {} `allowed_token_ids`"),
+        (token_constraints.MAX_BAD_WORDS, "and {} `bad_words`"),
+        (token_constraints.MAX_BAD_WORD_CHARS, "`bad_words` of at most {} characters"),
+        (token_constraints.MAX_BAD_WORD_TOKENS, "characters and {} tokens each"),
+        (structured_output.MAX_CHOICES, "array of 1 to {} strings"),
+        (structured_output.MAX_SCHEMA_BYTES // 1024, "text of at most {} KiB"),
+        (structured_output.MAX_REGEX_BYTES // 1024, "`regex` ({} KiB"),
+        (structured_output.MAX_GRAMMAR_BYTES // 1024, "`grammar` ({} KiB"),
+        (structured_output.MAX_CHOICE_BYTES // 1024, "strings, {} KiB in all"),
+        (sampling_params.MAX_LOGPROB_BYTES // 2**20, "may take {} MiB."),
+        (chat_template.MAX_QUESTION_TOKENS, "A question may be about {} tokens"),
+        (chat_template.MAX_SPELLED_TOKENS, "or {} with their spelling"),
+        (chat_template.MAX_QUESTION_CHARS, "a Tokenize have {} characters"),
     ):
         assert of.format(f"{number:,}") in page, of
 

@@ -78,7 +78,7 @@ def loaded(program: str) -> set[str]:
 def called(*arguments: str) -> str:
     """A program that runs the command line and outlives its end."""
     return (
-        "from contextlib import suppress\nfrom slipstream.cli import main\n"
+        "from contextlib import suppress\nfrom slipstream.cli.main import main\n"
         f"with suppress(SystemExit): main({list(arguments)})"
     )
 
@@ -91,34 +91,36 @@ def test_import_loads_nothing_but_itself() -> None:
 
 def test_a_client_needs_no_server() -> None:
     modules = loaded("from slipstream import AsyncClient, Client, Delta, SamplingParams")
-    assert "slipstream.client" in modules
-    assert not modules & (HEAVY | {"slipstream.stack", "slipstream.llm", "slipstream.settings"})
+    assert "slipstream.client.client" in modules
+    assert not modules & (
+        HEAVY | {"slipstream.stack.stack", "slipstream.llm", "slipstream.stack.settings"}
+    )
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])
 def test_the_command_line_loads_no_command_to_speak_of_itself(option: str) -> None:
     modules = loaded(called(option))
     own = {name for name in modules if name.startswith("slipstream.")}
-    assert own == {"slipstream.cli", "slipstream.cli_parser"}
+    assert own == {"slipstream.cli.main", "slipstream.cli.parser"}
     assert not modules & ALL_THAT_COSTS
 
 
 @pytest.mark.parametrize(
     ("arguments", "module"),
     [
-        (("keys", "--help"), "slipstream.keys"),
-        (("chat", "--help"), "slipstream.chat"),
+        (("keys", "--help"), "slipstream.cli.keys"),
+        (("chat", "--help"), "slipstream.cli.chat"),
         (("demo", "kill", "--help"), "slipstream.demo.kill"),
     ],
 )
 def test_a_command_loads_no_other(arguments: tuple[str, ...], module: str) -> None:
     commands = {
-        "slipstream.serve",
-        "slipstream.generate",
-        "slipstream.chat",
-        "slipstream.run_batch",
-        "slipstream.tracing.command",
-        "slipstream.keys",
+        "slipstream.cli.serve",
+        "slipstream.cli.generate",
+        "slipstream.cli.chat",
+        "slipstream.cli.run_batch",
+        "slipstream.cli.trace",
+        "slipstream.cli.keys",
         "slipstream.demo.kill",
         "slipstream.http.app",
     }

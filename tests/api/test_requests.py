@@ -17,11 +17,11 @@ from slipstream.requests import (
     new_submits,
     params_of_answers,
 )
-from slipstream_ipc.codec import decode_params
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams, Submit
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
-from slipstream_worker.registration import Submission
+from slipstream_ipc.transport.codec import decode_params
+from slipstream_worker.streams.registration import Submission
 
 PARAMS = SamplingParams()
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.helpers.pages import blocks
 
-from slipstream.settings import StackOptions, StackSettings
+from slipstream.stack.settings import StackOptions, StackSettings
 from slipstream_ipc.messages import (
     SamplingOptions,
     SamplingParams,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli import main
+from slipstream.cli.main import main
 from slipstream_bench.beside.beside import SITUATIONS, _with_shares
 from slipstream_bench.beside.situations import quota, spinners
 

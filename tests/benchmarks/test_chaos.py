@@ -17,7 +17,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from slipstream.cli import main
+from slipstream.cli.main import main
 from slipstream.demo.gaps import Span, longest_gap
 from slipstream.errors import StreamLostError
 from slipstream.requests import new_submit
@@ -33,10 +33,10 @@ from slipstream_bench.chaos.reference_model import TOLERANCE, margins_of
 from slipstream_bench.chaos.schedule import Blow, Blows, Round, make_schedule
 from slipstream_bench.chaos.volume import mounted
 from slipstream_bench.common import process_census
-from slipstream_core.runner.noise import exponential, row_keys
+from slipstream_core.runner.sampling.noise import exponential, row_keys
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Fault, ModelCard, SamplingParams
-from slipstream_worker.registration import register
+from slipstream_worker.streams.registration import register
 
 SHAPE = Shape(300, 20, 200, 4, has_http=True, vocab_size=4096, has_grammars=True)
 

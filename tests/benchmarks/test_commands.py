@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli import main
-from slipstream.cli_parser import installed_commands
+from slipstream.cli.main import main
+from slipstream.cli.parser import installed_commands
 from slipstream_bench import commands
 
 ROOT = Path(__file__).parents[2]
@@ -87,14 +87,14 @@ _PROGRAM = """
 import contextlib, io, sys
 installed, checkout = sys.argv[1:]
 sys.path = [installed, *(p for p in sys.path if not p.startswith(checkout) or ".venv" in p)]
-import slipstream.cli
+import slipstream.cli.main
 
-assert slipstream.cli.__file__.startswith(installed), slipstream.cli.__file__
+assert slipstream.cli.main.__file__.startswith(installed), slipstream.cli.main.__file__
 
 def ask(*words):
     told = io.StringIO()
     with contextlib.redirect_stdout(told), contextlib.suppress(SystemExit):
-        slipstream.cli.main([*words, "--help"])
+        slipstream.cli.main.main([*words, "--help"])
     assert told.getvalue().startswith("usage: "), words
     print("slipstream", *words)
     _, _, rest = told.getvalue().partition("\\npositional arguments:\\n")

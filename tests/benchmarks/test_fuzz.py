@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from slipstream.cli import main
+from slipstream.cli.main import main
 from slipstream_bench.fuzz import fuzz as fuzz_command
 from slipstream_bench.fuzz import fuzz_run, fuzz_stack
 from slipstream_bench.fuzz.attacker import KINDS
 from slipstream_bench.fuzz.client_attacker import ClientSpeech
 from slipstream_bench.fuzz.fuzz_run import FuzzFailed, fuzz
 from slipstream_bench.fuzz.worker_attacker import WorkerSpeech
-from slipstream_worker.registration import Submission
+from slipstream_worker.streams.registration import Submission
 
 MESSAGES = 20_000
 MIB = 2**20
@@ -100,7 +100,7 @@ def test_an_error_that_the_worker_survives_is_told(
             raise KeyError("made up")
         return Submission(submit)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("slipstream_worker.from_clients.Submission", failing)
+    monkeypatch.setattr("slipstream_worker.lifecycle.client_messages.Submission", failing)
     ErrorOnce.num = 0
     assert main(["bench", "fuzz", "--messages", "3000", "--seed", "2"]) == 1
     shown = capsys.readouterr().out

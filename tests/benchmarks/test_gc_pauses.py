@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from slipstream.cli import main
+from slipstream.cli.main import main
 from slipstream_bench.common.collection_watch import CollectionWatch
 from slipstream_bench.gc_pauses.shapes import Columns, Ints, ListsOfLists
 from slipstream_bench.output_path import workload

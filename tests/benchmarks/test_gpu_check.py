@@ -28,7 +28,7 @@ from slipstream_bench.gpu_check.gpu_stack import core_config
 from slipstream_bench.gpu_check.setting import GRACE_S, PARTS, SHAPES, Setting
 from slipstream_bench.gpu_check.work import work_of
 from slipstream_core.runner.memory import CardUse, cache_bytes
-from slipstream_core.runner.penalties import most_bytes
+from slipstream_core.runner.sampling.penalties import most_bytes
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "gpu-check"

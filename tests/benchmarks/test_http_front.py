@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from slipstream.cli import main
+from slipstream.cli.main import main
 from slipstream.errors import EngineError
 from slipstream_bench.http_front.event_reader import _read, read_streams
 from slipstream_bench.http_front.http_front import _bare, _chunk

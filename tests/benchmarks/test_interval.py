@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from slipstream.cli import main
+from slipstream.cli.main import main
 from slipstream.errors import BadRequestError
 from slipstream_bench.common.measures import Timeline
 from slipstream_bench.common.process_cpu import process_cpu_s

@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.helpers.stacks import spareless_stack
 
-from slipstream.cli import main
+from slipstream.cli.main import main
 from slipstream_bench.latency.latency import PERCENTILES, _spread
 
 STEP_MS = 5.0

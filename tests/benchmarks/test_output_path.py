@@ -12,7 +12,7 @@ import pytest
 import zmq
 from tokenizers import Tokenizer
 
-from slipstream.cli import main
+from slipstream.cli.main import main
 from slipstream.demo_model import MODEL_PATH
 from slipstream.errors import SlipstreamError
 from slipstream_bench.common.collection_watch import CollectionWatch

@@ -10,16 +10,16 @@ import pytest
 from tests.helpers.fake_worker import Entry, deltas, end_of
 from tests.helpers.patience import PATIENCE_S
 
-from slipstream.cli import main
+from slipstream.cli.main import main
 from slipstream.errors import EngineError
 from slipstream_bench.common.live_streams import LiveStreams, Window, random_prompts
 from slipstream_bench.overlap import arrivals, delta_latency, stops
 from slipstream_bench.overlap.arrivals_client import Arrival
 from slipstream_bench.overlap.watched_core import Record, RecordedRunner
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.simulated import load_simulated
-from slipstream_core.scheduler import NewRequest, Scheduler
-from slipstream_ipc.log import PagedLog
+from slipstream_core.runner.simulated.simulated_runner import load_simulated
+from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
+from slipstream_ipc.history.token_log import PagedLog
 from slipstream_ipc.messages import End, Fault, SamplingParams, Submit
 
 KEYS = {"mode", "batch", "step_ms", "variant", "tpot_ms", "efficiency", "device_idle_share"}

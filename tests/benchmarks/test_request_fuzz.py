@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slipstream.cli import main
+from slipstream.cli.main import main
 from slipstream_bench.fuzz import request_run
 from slipstream_bench.fuzz.request_run import (
     MOST_STEPS,
@@ -19,7 +19,7 @@ from slipstream_bench.fuzz.request_run import (
 )
 from slipstream_bench.fuzz.request_speech import KINDS, MOST_ANSWERS, Bounds, hostile_request
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.params import check_params
+from slipstream_ipc.validation.sampling_params import check_params
 
 MIB = 2**20
 BOUNDS = Bounds(4096, 512)

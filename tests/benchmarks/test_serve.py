@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.stacks import spareless_stack
 
-from slipstream.cli import main
+from slipstream.cli.main import main
 
 DONE = b"data: [DONE]\n\n"
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from slipstream.cli import main
+from slipstream.cli.main import main
 from slipstream_bench.common.process_census import Holding, holding
 from slipstream_bench.soak.soak import growths
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slipstream.cli import main
+from slipstream.cli.main import main
 from slipstream.demo_model import MODEL_PATH
 from slipstream_bench.step import model_parts
 from slipstream_bench.step.core_parts import DEVICE, PARTS, CoreParts

@@ -12,7 +12,7 @@ from tests.helpers.pages import PAGES, ROOT
 
 import slipstream
 from slipstream import SamplingParams
-from slipstream.cli import _parser
+from slipstream.cli.main import _parser
 from slipstream.http.admin import metrics
 from slipstream.http.openai import openapi
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from slipstream_core import port
+from slipstream_core.workers import sender
 from slipstream_ipc.messages import End, Forget, Registered, Step, Withdraw
 
 PROMPTS = [[n + 1, 5, 9 * n + 2, 7] for n in range(6)]
@@ -187,7 +187,7 @@ def test_an_end_that_comes_twice_stays_the_first(make_core) -> None:
 @pytest.mark.slow
 def test_a_catch_up_is_a_flow_beside_the_steps(make_core, undisturbed, monkeypatch) -> None:
     """A turn of the loop sends a bounded part of what a fresh worker lacks."""
-    monkeypatch.setattr(port, "_LOGPROB_TOKEN_BUDGET", 100)
+    monkeypatch.setattr(sender, "_LOGPROB_TOKEN_BUDGET", 100)
     box = make_core(max_model_len=512)
     worker = box.worker()
     held = [worker.admit([n + 1, 3], 200 if n % 2 else 500, logprobs=1) for n in range(14)]

@@ -9,9 +9,9 @@ from itertools import chain
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from slipstream_worker.decode_reference import DecodeReference
-from slipstream_worker.detokenizer import Detokenizer, TableDetokenizerFactory
-from slipstream_worker.token_table import TokenTable
+from slipstream_worker.detokenizer.factory import Detokenizer, TableDetokenizerFactory
+from slipstream_worker.detokenizer.reference import DecodeReference
+from slipstream_worker.detokenizer.table import TokenTable
 
 BYTE_KINDS = ["byte_level", "llama_2", "gemma"]
 

@@ -16,15 +16,13 @@ import zmq
 from msgspec import structs
 from tests.helpers.patience import PATIENCE_S, Patience
 
-from slipstream_core.assembly import Core, assemble_core
+from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.load import load_runner
-from slipstream_core.runner.plan import Runner, StepFailed, StepPlan, StepResult
-from slipstream_core.runner.simulated import SimulatedRunner
-from slipstream_ipc.attach import Attacher
-from slipstream_ipc.codec import worker_codec
+from slipstream_core.runner.factory import load_runner
+from slipstream_core.runner.simulated.simulated_runner import SimulatedRunner
+from slipstream_core.step.plan import Runner, StepFailed, StepPlan, StepResult
 from slipstream_ipc.columns import check_step, f32, pack_f32, pack_u32, pack_u64, u32
-from slipstream_ipc.log import history_digest
+from slipstream_ipc.history.token_log import history_digest
 from slipstream_ipc.messages import (
     Admit,
     Admitted,
@@ -45,6 +43,8 @@ from slipstream_ipc.messages import (
     Welcome,
     WorkerToCore,
 )
+from slipstream_ipc.transport.codec import worker_codec
+from slipstream_ipc.transport.dealer import Attacher
 
 VOCAB_SIZE = 997
 

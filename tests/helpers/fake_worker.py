@@ -15,8 +15,6 @@ from unittest.mock import patch
 import zmq
 from tests.helpers.patience import PATIENCE_S
 
-from slipstream_ipc.accept import Acceptor
-from slipstream_ipc.codec import front_codec
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import (
     Accepted,
@@ -33,8 +31,10 @@ from slipstream_ipc.messages import (
     Rejected,
     Submit,
 )
-from slipstream_ipc.sockets import bind_router
-from slipstream_worker.registration import answers_of
+from slipstream_ipc.transport.codec import front_codec
+from slipstream_ipc.transport.router import Acceptor
+from slipstream_ipc.transport.sockets import bind_router
+from slipstream_worker.streams.registration import answers_of
 
 MODEL = ModelCard("fake", "/nowhere", vocab_size=1000, max_model_len=2048, eos_token_ids=(2,))
 
@@ -96,7 +96,7 @@ class FakeWorker:
         self._bell, self._rope = socket.socketpair()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         # what a test says may run further ahead of its client than a worker's window allows
-        with patch("slipstream_ipc.sockets._PEER_HWM", 0):
+        with patch("slipstream_ipc.transport.sockets._PEER_HWM", 0):
             self._router = bind_router(self._context, address)
         self._acceptor: Acceptor[Any, Any, None] = Acceptor(
             self._router, front_codec(), window=1000

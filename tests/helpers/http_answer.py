@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.helpers.fake_worker import Entry, deltas
 
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.client.streams.stream_table import StreamTable
 from slipstream.http.exchange import Exchange
 from slipstream.http.openai.broadcast import FanOut
 from slipstream.http.wire import Response
-from slipstream.stream_state import StreamState
-from slipstream.stream_table import StreamTable
 from slipstream_ipc.messages import LogprobColumns, ModelCard
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"

@@ -20,18 +20,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from slipstream_core.runner.attention.fixed import DecodeColumns
+from slipstream_core.runner.attention.fixed_shape import DecodeColumns
+from slipstream_core.runner.attention.geometry import read_geometry
 from slipstream_core.runner.attention.interface import ATTENTION_NAME, AttentionParams, register
-from slipstream_core.runner.geometry import read_geometry
-from slipstream_core.runner.graphs import Work
-from slipstream_core.runner.kv_cache import LayerCache
-from slipstream_core.runner.loader import LoadedModel
-from slipstream_core.runner.plan import StepPlan
-from slipstream_core.runner.ropes import settle
-from slipstream_core.runner.step_buffers import Mark
+from slipstream_core.runner.attention.kv_cache import LayerCache
+from slipstream_core.runner.cuda.recorder import Work
+from slipstream_core.runner.model.loader import LoadedModel
+from slipstream_core.runner.model.rope import settle
+from slipstream_core.runner.sampling.truncation import Limits
+from slipstream_core.runner.staging import Mark, to_device
 from slipstream_core.runner.torch_runner import TorchRunner
-from slipstream_core.runner.truncation import Limits
-from slipstream_core.runner.upload import to_device
+from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.messages import SamplingDefaults
 
 META = torch.device("meta")

@@ -14,14 +14,12 @@ from msgspec import structs
 from tests.helpers.patience import PATIENCE_S, Patience
 
 from slipstream.demo_model import MODEL_PATH
-from slipstream.prompt_pieces import PromptPieces
-from slipstream_core.assembly import Core, assemble_core
+from slipstream.prompt_logprobs import PromptPieces
+from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.load import load_runner
-from slipstream_ipc.attach import Attacher
-from slipstream_ipc.codec import client_codec, encode_params
+from slipstream_core.runner.factory import load_runner
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
-from slipstream_ipc.log import history_digest
+from slipstream_ipc.history.token_log import history_digest
 from slipstream_ipc.messages import (
     Abort,
     Accepted,
@@ -44,9 +42,11 @@ from slipstream_ipc.messages import (
     Welcome,
     WorkerToClient,
 )
-from slipstream_worker.assembly import assemble_worker
+from slipstream_ipc.transport.codec import client_codec, encode_params
+from slipstream_ipc.transport.dealer import Attacher
+from slipstream_worker.build import assemble_worker
 from slipstream_worker.config import WorkerConfig
-from slipstream_worker.detokenizer import DetokenizerFactory
+from slipstream_worker.detokenizer.factory import DetokenizerFactory
 from slipstream_worker.worker import Worker
 
 MODEL = f"simulated:step_ms=0.2,prefill_us=0,tokenizer={MODEL_PATH}"

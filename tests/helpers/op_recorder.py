@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from slipstream_core.runner import most_likely
+from slipstream_core.runner.sampling import top_tokens
 
 Work = Callable[[], None]
 
@@ -29,7 +29,7 @@ class OpRecorder:
     def record(self, work: Work) -> Work:
         tape = _Tape()
         # on a CPU it may look at values beforehand, which is no part of what is recorded
-        with patch.object(most_likely, "_may_look", lambda _logits: False):
+        with patch.object(top_tokens, "_may_look", lambda _logits: False):
             with _Warm():
                 work()
             with tape:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from slipstream_worker.prompts import Prompts
+from slipstream_worker.tokenizer.client import Prompts
 
 
 class Child:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from slipstream_core.runner.plan import ListedLogprobs, StepPlan
+from slipstream_core.step.plan import ListedLogprobs, StepPlan
 
 
 class Row(NamedTuple):

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.plan import StepPlan
-from slipstream_core.runner.simulated import load_simulated
-from slipstream_core.scheduler import NewRequest, Sampled, Scheduler
-from slipstream_ipc.log import PagedLog
+from slipstream_core.runner.simulated.simulated_runner import load_simulated
+from slipstream_core.scheduler.scheduler import NewRequest, Sampled, Scheduler
+from slipstream_core.step.plan import StepPlan
+from slipstream_ipc.history.token_log import PagedLog
 
 VOCAB_SIZE = 40
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slipstream import Stack
-from slipstream.settings import SHORT_LIVED
+from slipstream.stack.settings import SHORT_LIVED
 
 
 def spareless_stack(model: str | None = None, **settings: Any) -> Stack:

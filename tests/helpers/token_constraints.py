@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipstream_core.rule_columns import TokenRules, token_rules
+from slipstream_core.scheduler.constraint_columns import TokenRules, token_rules
 from slipstream_ipc.messages import SamplingParams
 
 Word = tuple[int, ...]

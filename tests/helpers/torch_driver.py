@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from slipstream_core.runner.plan import StepPlan, StepResult
 from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.step.plan import StepPlan, StepResult
 
 VOCAB = 199
 

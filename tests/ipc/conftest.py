@@ -15,11 +15,11 @@ import pytest
 import zmq
 from tests.helpers.patience import Patience
 
-from slipstream_ipc.accept import Acceptor, Session
-from slipstream_ipc.attach import Attacher
-from slipstream_ipc.codec import client_codec, front_codec
 from slipstream_ipc.messages import Hello, ModelCard
-from slipstream_ipc.sockets import bind_router
+from slipstream_ipc.transport.codec import client_codec, front_codec
+from slipstream_ipc.transport.dealer import Attacher
+from slipstream_ipc.transport.router import Acceptor, Session
+from slipstream_ipc.transport.sockets import bind_router
 
 CARD = ModelCard("m", "p", 100, 64, (2,))
 

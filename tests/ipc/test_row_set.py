@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from slipstream_ipc.log import PagedLog
+from slipstream_ipc.history.token_log import PagedLog
 from slipstream_ipc.row_set import NO_ROWS, RowSet, array_of
 
 

@@ -10,9 +10,9 @@ from tests.helpers.compiled_tables import BYTE_KINDS, Compiled, any_ids
 from tokenizers import Tokenizer
 
 from slipstream_bench.models.tokenizers_in_small import KINDS
-from slipstream_worker.compile_table import compile_table
-from slipstream_worker.decode_reference import DecodeReference
-from slipstream_worker.detokenizer import TableDetokenizerFactory
+from slipstream_worker.detokenizer.compiler import compile_table
+from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
+from slipstream_worker.detokenizer.reference import DecodeReference
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,8 @@ import pytest
 from tests.helpers.mini_stack import CHAIN, MiniStack, Received, texts
 
 from slipstream.demo_model import MODEL_PATH
-from slipstream_worker.compile_table import compile_table
-from slipstream_worker.detokenizer import DetokenizerFactory, TableDetokenizerFactory
+from slipstream_worker.detokenizer.compiler import compile_table
+from slipstream_worker.detokenizer.factory import DetokenizerFactory, TableDetokenizerFactory
 
 
 @pytest.fixture(scope="session")

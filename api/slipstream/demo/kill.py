@@ -26,16 +26,16 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from slipstream.cli_parser import Parser
-from slipstream.client import Client
+from slipstream.cli.parser import Parser
+from slipstream.client.client import Client
 from slipstream.demo import screen
 from slipstream.demo.gaps import Span, longest_gap
 from slipstream.demo.screen import Pane, View
 from slipstream.errors import EngineError, SlipstreamError, wrong_option
-from slipstream.events import ProcessEnded, ProcessRestarted, ProcessStarted, SpareReady
-from slipstream.log_level import log_level
 from slipstream.outputs import RequestOutput
-from slipstream.stack import Stack
+from slipstream.stack.events import ProcessEnded, ProcessRestarted, ProcessStarted, SpareReady
+from slipstream.stack.log_level import log_level
+from slipstream.stack.stack import Stack
 from slipstream_ipc.messages import Fault, SamplingParams
 
 Victim = Literal["worker", "core"]

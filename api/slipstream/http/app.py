@@ -23,6 +23,7 @@ from urllib.parse import unquote
 
 from msgspec import UNSET
 
+from slipstream.client.connection.loop_io import LoopIO
 from slipstream.http.admin.live import Live
 from slipstream.http.admin.metrics import Metrics
 from slipstream.http.admin.static import PAGE, page_handlers
@@ -41,9 +42,8 @@ from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.server.cors import Cors
 from slipstream.http.server.hosts import Hosts
 from slipstream.http.wire import Response, json_response
-from slipstream.loop_io import LoopIO
 from slipstream_ipc.messages import ModelCard
-from slipstream_ipc.statistics import Statistics
+from slipstream_ipc.telemetry.statistics import Statistics
 
 _NEEDS_KEY = ("/v1/", "/generate", "/abort", "/tokenize", "/detokenize")
 _MODEL = "/v1/models/"

@@ -5,8 +5,8 @@ Owns: these numbers. Does not know: connections, handlers.
 Rules:
 - A path that nobody serves counts as "other", one with a name in it as its pattern: what clients
   make up makes no new counters.
-- All of it is to fit into a beat (`slipstream_ipc.child`), or nobody would hear of it any more. So
-  there are few counters: beyond MOST_KINDS only what goes well gets one of its own path.
+- All of it is to fit into a beat (`slipstream_ipc.process`), or nobody would hear of it any more.
+  So there are few counters: beyond MOST_KINDS only what goes well gets one of its own path.
 - A client that leaves before its answer has begun counts as status 499, as nginx has it.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slipstream_ipc.statistics import FrontCounters, FrontGauges, FrontNumbers
+from slipstream_ipc.telemetry.statistics import FrontCounters, FrontGauges, FrontNumbers
 
 GONE = 499
 MOST_KINDS = 40  # of answers

@@ -21,7 +21,8 @@ from typing import Any
 
 import uvloop
 
-from slipstream.endpoints import http_address, http_detail
+from slipstream.client.connection.loop_io import LoopIO
+from slipstream.client.endpoints import http_address, http_detail
 from slipstream.errors import ConnectionLostError, SlipstreamError
 from slipstream.http.app import App
 from slipstream.http.auth import Keys
@@ -33,9 +34,9 @@ from slipstream.http.server.forwarded import Trusted
 from slipstream.http.server.hosts import hosts_of, is_loopback
 from slipstream.http.server.server import Server
 from slipstream.http.server.tls import tls_context
-from slipstream.listening import Listeners
-from slipstream.loop_io import LoopIO
-from slipstream_ipc.child import (
+from slipstream.stack.children.listeners import Listeners
+from slipstream_ipc.messages import Status
+from slipstream_ipc.process import (
     BEAT_S,
     Beats,
     Commands,
@@ -47,9 +48,8 @@ from slipstream_ipc.child import (
     start_child,
     wait_for_activation,
 )
-from slipstream_ipc.messages import Status
-from slipstream_ipc.statistics import Statistics
-from slipstream_ipc.trace import open_tracer
+from slipstream_ipc.telemetry.statistics import Statistics
+from slipstream_ipc.telemetry.trace import open_tracer
 
 _logger = logging.getLogger(__name__)
 

@@ -1,1 +1,2 @@
-"""Timelines: what the processes recorded (`slipstream_ipc.trace`), put together and drawn."""
+"""Timelines: what the processes recorded (`slipstream_ipc.telemetry.trace`), put together and
+drawn."""

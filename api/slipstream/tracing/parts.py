@@ -1,7 +1,7 @@
 """From the parts that processes leave beside FILE to the timeline in FILE.
 
 Owns: where parts lie, what becomes of those that are missing or broken, the order of tracks. Does
-not know: how the file is written (`chrome`).
+not know: how the file is written (`trace_events`).
 
 Rules:
 - A part that cannot be used costs its own track and a warning, never the timeline.
@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 
 from slipstream.errors import wrong_option
-from slipstream.tracing.chrome import Timeline, Track, write_timeline
-from slipstream_ipc.trace import PART_SUFFIX, Span, TracePart
+from slipstream.tracing.trace_events import Timeline, Track, write_timeline
+from slipstream_ipc.telemetry.trace import PART_SUFFIX, Span, TracePart
 
 _ORDER = ("core", "device", "worker", "http", "client")  # from top to bottom
 _KIND_NAMES = {int(kind): kind.name.lower().replace("_", " ") for kind in Span}

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.errors import bad_request, wrong_option
-from slipstream.tracing.chrome import Int64s, Timeline, Track
+from slipstream.tracing.trace_events import Int64s, Timeline, Track
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.trace import NO_STEP
+from slipstream_ipc.telemetry.trace import NO_STEP
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

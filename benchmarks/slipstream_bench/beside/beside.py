@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from slipstream.cli_parser import Parser
+from slipstream.cli.parser import Parser
 from slipstream.errors import wrong_option
 from slipstream.llm import LLM
 from slipstream_bench.beside.situations import quota, spinners
@@ -35,7 +35,7 @@ from slipstream_bench.common.pictures import grouped_bars
 from slipstream_bench.common.report_options import add_common, check_common, tell
 from slipstream_bench.common.tables import median_rows
 from slipstream_bench.gpu_check.models import stand_in_tokenizer
-from slipstream_core.runner.random_weights import is_random, random_config
+from slipstream_core.runner.model.random_weights import is_random, random_config
 from slipstream_ipc.messages import SamplingParams
 
 _DEFAULT = "default"
@@ -236,7 +236,7 @@ def _of_peer(plan: Plan, url: str) -> float:
         lengths = ["--input-len", str(plan.input_len), "--output-len", str(plan.output_len)]
         sizes = ["--num-requests", str(plan.streams), "--concurrency", str(plan.streams)]
         options = ["--url", url, "--warmup", "0", "--vocab-size", "1000", "--json", file.name]
-        command = [sys.executable, "-m", "slipstream.cli", "bench", "serve"]
+        command = [sys.executable, "-m", "slipstream.cli.main", "bench", "serve"]
         done = subprocess.run(
             [*command, *sizes, *lengths, *options], capture_output=True, text=True, check=False
         )

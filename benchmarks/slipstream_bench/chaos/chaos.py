@@ -14,13 +14,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipstream.cli_parser import Parser
+from slipstream.cli.parser import Parser
 from slipstream.errors import wrong_option
-from slipstream.log_level import log_level
+from slipstream.stack.log_level import log_level
 from slipstream_bench.chaos.chaos_report import json_of, lines_of
 from slipstream_bench.chaos.chaos_run import Options, chaos
 from slipstream_bench.chaos.schedule import KILLED, LIMITED, Blows, Place
-from slipstream_ipc.whole_file import write_whole
+from slipstream_ipc.atomic_file import write_whole
 
 _LENGTHS = (20, 600)
 _QUICK_LENGTHS = (50, 400)

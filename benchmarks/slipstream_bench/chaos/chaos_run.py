@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from slipstream.demo.gaps import Span
 from slipstream.demo_model import MODEL_PATH
-from slipstream.plan import SIMULATED
-from slipstream.stack import Stack
+from slipstream.stack.process_plan import SIMULATED
+from slipstream.stack.stack import Stack
 from slipstream_bench.chaos.chaos_report import ChaosResult, count
 from slipstream_bench.chaos.chaos_workload import ChaosRequest, Shape, make_requests
 from slipstream_bench.chaos.checks import exact_verdicts, real_verdicts

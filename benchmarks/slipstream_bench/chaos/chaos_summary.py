@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from slipstream_bench.chaos.chaos_report import ChaosResult
 from slipstream_bench.common.tables import Row, table
-from slipstream_ipc.whole_file import write_whole
+from slipstream_ipc.atomic_file import write_whole
 
 _decode = msgspec.json.Decoder(ChaosResult).decode
 

@@ -20,8 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 from msgspec import Struct
 
-from slipstream.async_client import AsyncClient
-from slipstream.client import Client
+from slipstream.client.async_client import AsyncClient
+from slipstream.client.client import Client
 from slipstream.errors import SlipstreamError
 from slipstream_bench.chaos.chaos_workload import ChaosRequest
 from slipstream_bench.chaos.follow import Follower, Read, read_before

@@ -27,15 +27,15 @@ from math import inf
 
 from msgspec import Struct
 
-from slipstream.events import (
+from slipstream.stack.events import (
     ProcessEnded,
     ProcessRestarted,
     ProcessStarted,
     SpareReady,
     StackFailed,
 )
-from slipstream.plan import is_front
-from slipstream.stack import Stack
+from slipstream.stack.process_plan import is_front
+from slipstream.stack.stack import Stack
 from slipstream_bench.chaos.clients import ClientLives
 from slipstream_bench.chaos.schedule import Blow, Means, Place, Round
 from slipstream_bench.chaos.volume import Volume
@@ -48,7 +48,7 @@ _RECOVERY_S = 120.0  # then it does not come any more
 _CLIENT_STOP_S = 1.0, 8.0  # how long a client stands still
 _TOGETHER_S = 1.0  # after one is back: then it knows all that the other one knows
 _SHORTAGE_S = 1.0, 4.0  # how long there are no files, or no room on the disk
-_PROMPT_PROCESS = "prompt_process"  # in its command line
+_PROMPT_PROCESS = "slipstream_worker.tokenizer.process"  # in its command line
 
 
 class Struck(Struct):

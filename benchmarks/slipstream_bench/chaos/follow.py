@@ -19,8 +19,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from slipstream.async_client import AsyncClient, AsyncStream
-from slipstream.client import Client, Stream
+from slipstream.client.async_client import AsyncClient, AsyncStream
+from slipstream.client.client import Client, Stream
 from slipstream.errors import SlipstreamError, StreamLostError, UnknownStreamError
 from slipstream.outputs import Delta
 from slipstream_bench.chaos.chaos_workload import ChaosRequest

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from slipstream_core.grammar.compiler import GrammarCompiler
-from slipstream_core.grammar.library import Vocabulary, fill_masks, num_words
-from slipstream_core.grammar.tokenizer_file import find_tokenizer
+from slipstream_core.grammar.llguidance_backend import Vocabulary, fill_masks, num_words
+from slipstream_core.runner.tokenizer_file import find_tokenizer
 from slipstream_ipc.messages import Admit, ModelCard
 
 

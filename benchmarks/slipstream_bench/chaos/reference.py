@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from slipstream.async_client import AsyncClient
+from slipstream.client.async_client import AsyncClient
 from slipstream.outputs import RequestOutput
-from slipstream.stack import Stack
+from slipstream.stack.stack import Stack
 from slipstream_bench.chaos.chaos_workload import ChaosRequest
 from slipstream_bench.chaos.compare import Answer
 

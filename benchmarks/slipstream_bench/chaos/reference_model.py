@@ -24,7 +24,7 @@ from slipstream.requests import new_submit
 from slipstream_bench.chaos.chaos_workload import ChaosRequest
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, ModelCard
-from slipstream_worker.registration import register
+from slipstream_worker.streams.registration import register
 
 if TYPE_CHECKING:
     import torch
@@ -107,7 +107,7 @@ def margins_of(
     """
     import torch
 
-    from slipstream_core.runner.noise import exponential, row_keys
+    from slipstream_core.runner.sampling.noise import exponential, row_keys
 
     params = admit.params
     num = len(token_ids)

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from slipstream_core.assembly import Core
-from slipstream_ipc.child import StopSignal, report
+from slipstream_core.build import Core
 from slipstream_ipc.messages import Status
+from slipstream_ipc.process import StopSignal, report
 
 Assemble = Callable[["zmq.Context[zmq.Socket[bytes]]", zmq.Poller], Core]
 

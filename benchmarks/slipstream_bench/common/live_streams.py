@@ -23,11 +23,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.asking import new_state, open_io
-from slipstream.endpoints import server_endpoint
+from slipstream.client.base import new_state, open_io
+from slipstream.client.endpoints import server_endpoint
+from slipstream.client.streams.stream_group import Group
+from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import EngineError, SlipstreamError
-from slipstream.group import Group
-from slipstream.stream_state import StreamState
 from slipstream_bench.common.process_cpu import process_cpu_s
 from slipstream_ipc.messages import Fault, SamplingParams
 

@@ -121,7 +121,7 @@ def _name_of(pid: int, names: dict[int, str]) -> str:
     except psutil.Error:
         return "unknown: ended"
     if "-m" in words[:-1]:
-        module = words[words.index("-m") + 1].rpartition(".")[2]
+        module = words[words.index("-m") + 1].partition(".")[2]
     else:
         module = " ".join(words[:3]).strip() or "unnamed"
     return f"{names.get(parent, 'unknown')}: {module}"

@@ -22,7 +22,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from slipstream.cli_parser import Parser
+from slipstream.cli.parser import Parser
 from slipstream.errors import wrong_option
 from slipstream_bench.common.pictures import check_plots
 from slipstream_bench.common.tables import Row, table, write_json

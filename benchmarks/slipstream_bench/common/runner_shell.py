@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream_core.runner.plan import Int32s, Runner, StepPlan, StepResult
+from slipstream_core.step.plan import Int32s, Runner, StepPlan, StepResult
 
 
 class RunnerShell:

@@ -29,13 +29,13 @@ import msgspec
 
 from slipstream.demo_model import MODEL_PATH
 from slipstream.errors import EngineError
-from slipstream.log_level import log_level
-from slipstream.plan import plan_stack
-from slipstream.processes import Child, ChildSpec
-from slipstream.settings import settings_from
-from slipstream.stack import Stack
-from slipstream_ipc.child import Activate
+from slipstream.stack.children.process import Child, ChildSpec
+from slipstream.stack.log_level import log_level
+from slipstream.stack.process_plan import plan_stack
+from slipstream.stack.settings import settings_from
+from slipstream.stack.stack import Stack
 from slipstream_ipc.messages import Fault
+from slipstream_ipc.process import Activate
 
 _NOTE = "The model is simulated: steps take their time, nothing is computed."
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from slipstream.cli_parser import Parser
+from slipstream.cli.parser import Parser
 from slipstream.errors import wrong_option
 from slipstream_bench.fuzz.fuzz_result import FuzzResult, nothing_yet
-from slipstream_ipc.whole_file import write_whole
+from slipstream_ipc.atomic_file import write_whole
 
 if TYPE_CHECKING:
     from slipstream_bench.fuzz.request_run import RequestFuzzResult

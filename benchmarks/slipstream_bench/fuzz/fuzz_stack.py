@@ -21,11 +21,9 @@ import zmq
 from tokenizers import Tokenizer
 
 from slipstream.demo_model import MODEL_PATH
-from slipstream_core.assembly import assemble_core
+from slipstream_core.build import assemble_core
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.load import load_runner
-from slipstream_ipc.attach import Attacher
-from slipstream_ipc.codec import worker_codec
+from slipstream_core.runner.factory import load_runner
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
@@ -38,10 +36,12 @@ from slipstream_ipc.messages import (
     Welcome,
     WorkerToCore,
 )
-from slipstream_worker.assembly import assemble_worker
-from slipstream_worker.compile_table import compile_table
+from slipstream_ipc.transport.codec import worker_codec
+from slipstream_ipc.transport.dealer import Attacher
+from slipstream_worker.build import assemble_worker
 from slipstream_worker.config import WorkerConfig
-from slipstream_worker.detokenizer import TableDetokenizerFactory
+from slipstream_worker.detokenizer.compiler import compile_table
+from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
 
 # each token depends on all before it, so a lost or changed one would show in all that follow
 MODEL = f"simulated:step_ms=0.2,prefill_us=0,mode=chain,tokenizer={MODEL_PATH}"

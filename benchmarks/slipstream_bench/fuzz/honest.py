@@ -14,11 +14,11 @@ import numpy as np
 import zmq
 from msgspec import Struct
 
-from slipstream.asking import new_state
-from slipstream.client_io import ClientIO
-from slipstream.client_session import ClientSession
+from slipstream.client.base import new_state
+from slipstream.client.connection.session import ClientSession
+from slipstream.client.connection.thread_io import ClientIO
+from slipstream.client.streams.stream_state import StreamState
 from slipstream.outputs import join
-from slipstream.stream_state import StreamState
 from slipstream_ipc.messages import ModelCard, SamplingParams
 
 _NUM_STREAMS = 8

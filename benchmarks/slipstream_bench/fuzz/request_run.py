@@ -30,11 +30,11 @@ import numpy as np
 import zmq
 from msgspec import Struct
 
-from slipstream.asking import new_state
-from slipstream.client_io import ClientIO
-from slipstream.client_session import ClientSession
+from slipstream.client.base import new_state
+from slipstream.client.connection.session import ClientSession
+from slipstream.client.connection.thread_io import ClientIO
+from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError
-from slipstream.stream_state import StreamState
 from slipstream_bench.common import process_census
 from slipstream_bench.fuzz.fuzz_run import FuzzFailed, answers_alone
 from slipstream_bench.fuzz.fuzz_stack import ErrorLog, FuzzStack

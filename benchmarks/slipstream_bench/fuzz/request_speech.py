@@ -16,9 +16,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from slipstream_ipc import params as limits
-from slipstream_ipc import structured, token_rules
 from slipstream_ipc.messages import SamplingParams, StructuredOutputs
+from slipstream_ipc.validation import sampling_params as limits
+from slipstream_ipc.validation import structured_output, token_constraints
 
 MOST_ANSWERS = 8  # to a prompt; more say nothing new of one
 
@@ -115,22 +115,22 @@ def _stop_ids(random: Random, bounds: Bounds) -> dict[str, Any]:
 
 
 def _biases(random: Random, bounds: Bounds) -> dict[str, Any]:
-    num = _at(random, token_rules.MAX_LOGIT_BIASES)
+    num = _at(random, token_constraints.MAX_LOGIT_BIASES)
     ids = random.sample(range(bounds.vocab_size), min(num, bounds.vocab_size))
     return {"logit_bias": dict.fromkeys(ids, random.choice((-100.0, 5.0, 100.0)))}
 
 
 def _allowed(random: Random, bounds: Bounds) -> dict[str, Any]:
     num = random.choice(
-        (10, 300, bounds.vocab_size, _at(random, token_rules.MAX_ALLOWED_TOKEN_IDS, 2))
+        (10, 300, bounds.vocab_size, _at(random, token_constraints.MAX_ALLOWED_TOKEN_IDS, 2))
     )
     # more than there are: the last ones again and again
     return {"allowed_token_ids": tuple(min(n, bounds.vocab_size - 1) for n in range(num))}
 
 
 def _bad_words(random: Random, bounds: Bounds) -> dict[str, Any]:
-    num = _at(random, token_rules.MAX_BAD_WORDS)
-    size = random.choice((1, 20, token_rules.MAX_BAD_WORD_CHARS - 3))
+    num = _at(random, token_constraints.MAX_BAD_WORDS)
+    size = random.choice((1, 20, token_constraints.MAX_BAD_WORD_CHARS - 3))
     return {"bad_words": tuple(f"{'a' * size}{n}" for n in range(num))}
 
 
@@ -146,7 +146,7 @@ def _penalties(random: Random, bounds: Bounds) -> dict[str, Any]:
 
 
 def _regex(random: Random, bounds: Bounds) -> dict[str, Any]:
-    most = structured.MAX_REGEX_BYTES
+    most = structured_output.MAX_REGEX_BYTES
     regex = random.choice(
         (
             "[a-z]+",
@@ -178,8 +178,8 @@ def _schema(random: Random, bounds: Bounds) -> dict[str, Any]:
 
 
 def _choice(random: Random, bounds: Bounds) -> dict[str, Any]:
-    num = _at(random, structured.MAX_CHOICES, 300)
-    size = structured.MAX_CHOICE_BYTES // num - 5
+    num = _at(random, structured_output.MAX_CHOICES, 300)
+    size = structured_output.MAX_CHOICE_BYTES // num - 5
     choice = tuple("a" * random.choice((3, max(1, size))) + str(n) for n in range(num))
     return {"structured_outputs": StructuredOutputs(choice=choice)}
 
@@ -192,7 +192,7 @@ def _grammar(random: Random, bounds: Bounds) -> dict[str, Any]:
             "start: " + " | ".join(f"r{n}" for n in range(num))
             + "".join(f'\nr{n}: "{n}" r{(n + 1) % num}' for n in range(num)),
             'start: start start | start start start | "a"',
-            "start: " + '"' + "a" * (structured.MAX_GRAMMAR_BYTES - 10) + '"',
+            "start: " + '"' + "a" * (structured_output.MAX_GRAMMAR_BYTES - 10) + '"',
             "no grammar",
         )
     )  # fmt: skip

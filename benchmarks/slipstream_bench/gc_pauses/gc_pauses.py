@@ -18,7 +18,7 @@ import gc
 
 import numpy as np
 
-from slipstream.cli_parser import Parser
+from slipstream.cli.parser import Parser
 from slipstream.errors import wrong_option
 from slipstream_bench.common.measures import Row
 from slipstream_bench.common.pictures import grouped_bars

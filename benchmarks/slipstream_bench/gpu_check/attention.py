@@ -12,7 +12,7 @@ import torch
 
 from slipstream_bench.gpu_check.gpu_report import Report
 from slipstream_bench.gpu_check.setting import Setting
-from slipstream_core.runner.attention.cases import LIMITS, attention_cases, check_case
+from slipstream_core.runner.attention.reference_cases import LIMITS, attention_cases, check_case
 
 _NAMED = 3  # of the worst cases
 

@@ -21,9 +21,9 @@ from slipstream_bench.gpu_check.gpu_report import Report
 from slipstream_bench.gpu_check.gpu_stack import core_config
 from slipstream_bench.gpu_check.models import shape_name
 from slipstream_bench.gpu_check.setting import Setting
-from slipstream_core.runner.load import load_runner
+from slipstream_core.runner.factory import load_runner
 from slipstream_core.runner.memory import largest_plan
-from slipstream_core.runner.plan import Runner, StepPlan
+from slipstream_core.step.plan import Runner, StepPlan
 
 _NOT_HERE = ("benchmark", "version", "python", "shape", "is_frozen", "wall_s")
 _GUESS_S = 0.004  # of a step with its host's work

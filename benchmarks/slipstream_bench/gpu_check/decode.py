@@ -29,7 +29,7 @@ from slipstream_bench.gpu_check.probes import ceilings
 from slipstream_bench.gpu_check.setting import SHAPES, Setting
 from slipstream_bench.gpu_check.watched_runner import WatchedRunner
 from slipstream_bench.gpu_check.work import Work, work_of
-from slipstream_core.runner.load import load_runner
+from slipstream_core.runner.factory import load_runner
 
 _SPAN_S = 0.8  # what is measured of a load, about
 _FEWEST = 32  # output tokens of a request

@@ -30,7 +30,7 @@ from slipstream_bench.gpu_check.gpu_stack import Serving, core_config, serving
 from slipstream_bench.gpu_check.models import shape_name
 from slipstream_bench.gpu_check.setting import Setting
 from slipstream_bench.gpu_check.watched_runner import WatchedRunner
-from slipstream_core.runner.load import load_runner
+from slipstream_core.runner.factory import load_runner
 
 _WARM_UP = 8  # decode steps that are not counted
 _SPAN_S = 0.25  # that is profiled; the trace of more takes long to read

@@ -16,9 +16,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.runner.plan import Runner, StepPlan
-from slipstream_core.scheduler import NewRequest, Scheduler
-from slipstream_ipc.log import PagedLog
+from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
+from slipstream_core.step.plan import Runner, StepPlan
+from slipstream_ipc.history.token_log import PagedLog
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from slipstream_bench.gpu_check.models import (
 )
 from slipstream_bench.gpu_check.setting import Setting
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.load import load_runner
+from slipstream_core.runner.factory import load_runner
 
 _BUDGET = 40  # tokens to a step, so that prompts are cut
 _TIE_LOGITS = 1e-3  # float32: nearer than this to the likeliest is a tie

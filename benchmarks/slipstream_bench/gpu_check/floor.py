@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from slipstream_bench.gpu_check.work import Work
-from slipstream_core.runner.plan import Runner
+from slipstream_core.step.plan import Runner
 
 _REPLAYS = 20
 _LONG_S = 0.015  # of a replay

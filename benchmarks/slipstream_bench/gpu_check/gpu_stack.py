@@ -27,13 +27,13 @@ from typing import Any
 import msgspec
 import zmq
 
-from slipstream.processes import Child, ChildSpec
+from slipstream.stack.children.process import Child, ChildSpec
 from slipstream_bench.gpu_check.models import model_of, shape_name, stand_in_tokenizer
 from slipstream_bench.gpu_check.setting import Setting
-from slipstream_core.assembly import Core, assemble_core
+from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.plan import Runner
-from slipstream_ipc.child import Activate
+from slipstream_core.step.plan import Runner
+from slipstream_ipc.process import Activate
 from slipstream_worker.config import WorkerConfig
 
 GRAPH_SIZES = ("cuda_graph_sizes", "cudagraph_capture_sizes")  # the setting, where there is one

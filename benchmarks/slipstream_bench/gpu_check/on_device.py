@@ -11,7 +11,7 @@ from typing import Any, Literal
 from slipstream_bench.gpu_check.gpu_stack import GRAPH_SIZES, core_config
 from slipstream_bench.gpu_check.models import model_of, stand_in_tokenizer
 from slipstream_bench.gpu_check.setting import Setting
-from slipstream_core.runner.random_weights import random_config
+from slipstream_core.runner.model.random_weights import random_config
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import json
 import sys
 import time
 
-from slipstream.async_client import AsyncClient
+from slipstream.client.async_client import AsyncClient
 from slipstream_bench.common.measures import Timeline, summary
 from slipstream_bench.gpu_check.drive import random_prompts
 from slipstream_ipc.messages import SamplingParams

@@ -19,8 +19,8 @@ from slipstream_bench.gpu_check.gpu_report import Report
 from slipstream_bench.gpu_check.gpu_stack import LoadClient, core_config, serving
 from slipstream_bench.gpu_check.models import model_of, shape_name
 from slipstream_bench.gpu_check.setting import Setting
-from slipstream_core.runner.load import load_runner
-from slipstream_core.runner.random_weights import random_config, random_module
+from slipstream_core.runner.factory import load_runner
+from slipstream_core.runner.model.random_weights import random_config, random_module
 
 _GOAL_FACTOR = 3.0
 

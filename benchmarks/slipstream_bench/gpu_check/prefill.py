@@ -16,8 +16,8 @@ from slipstream_bench.gpu_check.models import shape_name
 from slipstream_bench.gpu_check.probes import ceilings
 from slipstream_bench.gpu_check.setting import SHAPES, Setting
 from slipstream_bench.gpu_check.work import Work, work_of
-from slipstream_core.runner.load import load_runner
-from slipstream_core.runner.plan import Runner
+from slipstream_core.runner.factory import load_runner
+from slipstream_core.step.plan import Runner
 
 _GOALS = {SHAPES[1]: 0.5}
 _STEPS = 10

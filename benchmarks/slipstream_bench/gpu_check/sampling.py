@@ -21,9 +21,9 @@ import torch
 from slipstream_bench.gpu_check.drive import Wanted, new_scheduler
 from slipstream_bench.gpu_check.gpu_report import Report
 from slipstream_bench.gpu_check.setting import Setting
-from slipstream_core.runner.noise import exponential, row_keys
-from slipstream_core.runner.sampler import sample
-from slipstream_core.runner.whole_draws import whole_draws
+from slipstream_core.runner.sampling.noise import exponential, row_keys
+from slipstream_core.runner.sampling.rejection_sampling import whole_draws
+from slipstream_core.runner.sampling.sampler import sample
 
 _MAX_DEVIATIONS = 5.0  # of chi-square; one honest run in three million exceeds it
 _NOISE_ERROR = 1e-6  # relative: a few units in a float32's last place

@@ -16,7 +16,7 @@ from slipstream_bench.gpu_check.gpu_report import Report
 from slipstream_bench.gpu_check.setting import Setting
 
 _ROOT = Path(__file__).resolve().parents[3]
-_TESTS = ("tests/engine_core/triton",)
+_TESTS = ("tests/engine_core/runner/triton",)
 _NOTHING_COLLECTED = 5  # pytest's exit code
 
 

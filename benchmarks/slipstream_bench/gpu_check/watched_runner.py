@@ -12,7 +12,7 @@ from collections import deque
 from slipstream_bench.common.runner_shell import RunnerShell
 from slipstream_bench.gpu_check.device_use import DeviceUse
 from slipstream_bench.gpu_check.drive import Ended
-from slipstream_core.runner.plan import Runner, StepPlan, StepResult
+from slipstream_core.step.plan import Runner, StepPlan, StepResult
 
 
 class WatchedRunner(RunnerShell):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from slipstream_core.runner.random_weights import random_config
+from slipstream_core.runner.model.random_weights import random_config
 
 # transformers' own annotations leave this out
 _from_config: Any = AutoModelForCausalLM.from_config

@@ -26,9 +26,9 @@ from urllib.parse import urlsplit
 import msgspec
 from tqdm import tqdm
 
-from slipstream.cli_parser import Parser
+from slipstream.cli.parser import Parser
 from slipstream.errors import wrong_option
-from slipstream.plan import FRONT
+from slipstream.stack.process_plan import FRONT
 from slipstream_bench.common.open_files import allow_many_files
 from slipstream_bench.common.pictures import grouped_bars
 from slipstream_bench.common.process_cpu import process_cpu_s

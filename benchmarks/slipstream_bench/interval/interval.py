@@ -24,8 +24,8 @@ import numpy as np
 import uvloop
 from tqdm import tqdm
 
-from slipstream.async_client import AsyncClient
-from slipstream.cli_parser import Parser
+from slipstream.cli.parser import Parser
+from slipstream.client.async_client import AsyncClient
 from slipstream.errors import EngineError, wrong_option
 from slipstream_bench.common.live_streams import CLIENT
 from slipstream_bench.common.load.datasets import Request, random_requests

@@ -18,9 +18,9 @@ import time
 import numpy as np
 import uvloop
 
-from slipstream.async_client import AsyncClient
-from slipstream.cli_parser import Parser
-from slipstream.options import access_of, address_of, trace_of
+from slipstream.cli.options import access_of, address_of, trace_of
+from slipstream.cli.parser import Parser
+from slipstream.client.async_client import AsyncClient
 from slipstream_bench.common.load.random_load import (
     RandomLoad,
     Size,

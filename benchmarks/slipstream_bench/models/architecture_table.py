@@ -32,7 +32,7 @@ from slipstream_bench.models.tiny_models import (
     serve,
 )
 from slipstream_core.runner.load_error import ModelLoadError
-from slipstream_core.runner.loader import load_model
+from slipstream_core.runner.model.loader import load_model
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,11 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from slipstream_core.runner.loader import LoadedModel
-from slipstream_core.runner.plan import StepPlan
+from slipstream_core.runner.model.loader import LoadedModel
 from slipstream_core.runner.torch_runner import TorchRunner
-from slipstream_core.scheduler import NewRequest, Scheduler
-from slipstream_ipc.log import PagedLog
+from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
+from slipstream_core.step.plan import StepPlan
+from slipstream_ipc.history.token_log import PagedLog
 
 VOCAB_SIZE = 199
 MAX_MODEL_LEN = 128  # tokens

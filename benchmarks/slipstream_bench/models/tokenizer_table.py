@@ -27,15 +27,15 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from slipstream_bench.models.tokenizers_in_small import KINDS, LINES
-from slipstream_worker.compile_table import UnsupportedDecoder, compile_table
-from slipstream_worker.decode_reference import DecodeReference, decoder_steps
-from slipstream_worker.detokenizer import (
+from slipstream_worker.detokenizer.compiler import UnsupportedDecoder, compile_table
+from slipstream_worker.detokenizer.factory import (
     DetokenizerFactory,
     TableDetokenizerFactory,
     WindowDetokenizerFactory,
 )
-from slipstream_worker.self_test import Trial, mismatch_of, random_trials
-from slipstream_worker.token_table import TokenTable
+from slipstream_worker.detokenizer.reference import DecodeReference, decoder_steps
+from slipstream_worker.detokenizer.table import TokenTable
+from slipstream_worker.detokenizer.verify import Trial, mismatch_of, random_trials
 
 NUM_TRIALS = 500  # of each sort of ids, with special tokens skipped and shown
 SEED = 7  # not the self-test's own

@@ -17,12 +17,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Literal, cast, get_args
 
-from slipstream.async_client import AsyncStream
-from slipstream.client import Stream
-from slipstream.client_io import ClientIO
-from slipstream.group import Group
+from slipstream.client.async_client import AsyncStream
+from slipstream.client.client import Stream
+from slipstream.client.connection.thread_io import ClientIO
+from slipstream.client.streams.stream_group import Group
+from slipstream.client.streams.stream_state import StreamState
 from slipstream.outputs import Delta
-from slipstream.stream_state import StreamState
 
 _MAX_TURNS = 100  # of the event loop; two are enough
 

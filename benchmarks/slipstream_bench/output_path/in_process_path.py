@@ -31,21 +31,21 @@ import numpy as np
 import zmq
 from msgspec import structs
 
-from slipstream.asking import new_state
-from slipstream.client_io import ClientIO
-from slipstream.client_session import ClientSession
-from slipstream.group import Group
-from slipstream.stream_state import StreamState
+from slipstream.client.base import new_state
+from slipstream.client.connection.session import ClientSession
+from slipstream.client.connection.thread_io import ClientIO
+from slipstream.client.streams.stream_group import Group
+from slipstream.client.streams.stream_state import StreamState
 from slipstream_bench.common.memory_wire import MemoryContext, MemorySocket
 from slipstream_bench.output_path.stopwatch import BETWEEN, Stopwatch
 from slipstream_bench.output_path.workload import Workload
-from slipstream_core.assembly import assemble_core
+from slipstream_core.build import assemble_core
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.plan import Logprobs, ModelInfo, Runner
+from slipstream_core.step.plan import Logprobs, ModelInfo, Runner
 from slipstream_ipc.messages import ModelCard, Render, Rendered, SamplingParams
-from slipstream_worker.assembly import assemble_worker
+from slipstream_worker.build import assemble_worker
 from slipstream_worker.config import WorkerConfig
-from slipstream_worker.detokenizer import DetokenizerFactory
+from slipstream_worker.detokenizer.factory import DetokenizerFactory
 
 STAGES = ("collect", "publish", "check", "emit", "settle", "client", "read", "reports")
 

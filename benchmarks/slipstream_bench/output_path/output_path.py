@@ -19,7 +19,7 @@ from typing import TypeVar
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from slipstream.cli_parser import Parser
+from slipstream.cli.parser import Parser
 from slipstream.demo_model import MODEL_PATH
 from slipstream.errors import wrong_option
 from slipstream_bench.common.measures import Row

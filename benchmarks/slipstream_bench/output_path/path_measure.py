@@ -29,7 +29,7 @@ from slipstream_bench.output_path.in_process_path import PROCESSES, STAGES, Outp
 from slipstream_bench.output_path.stopwatch import Stopwatch
 from slipstream_bench.output_path.wire import wire_us
 from slipstream_bench.output_path.workload import Workload
-from slipstream_worker.detokenizer import DetokenizerFactory
+from slipstream_worker.detokenizer.factory import DetokenizerFactory
 
 ENGINE = "slipstream"
 

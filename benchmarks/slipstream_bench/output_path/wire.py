@@ -13,7 +13,7 @@ from pathlib import Path
 
 import zmq
 
-from slipstream_ipc.sockets import bind_router, new_dealer
+from slipstream_ipc.transport.sockets import bind_router, new_dealer
 
 _PATIENCE_MS = 10_000
 _AT_ONCE = 4  # messages; about what a step sends

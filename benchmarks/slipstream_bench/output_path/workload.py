@@ -17,8 +17,8 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from slipstream_bench.common.variants import NUM_LOGPROBS, Variant, params_of
-from slipstream_worker.compile_table import UnsupportedDecoder, compile_table
-from slipstream_worker.detokenizer import (
+from slipstream_worker.detokenizer.compiler import UnsupportedDecoder, compile_table
+from slipstream_worker.detokenizer.factory import (
     DetokenizerFactory,
     TableDetokenizerFactory,
     WindowDetokenizerFactory,

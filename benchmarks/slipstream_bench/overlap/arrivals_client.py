@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from slipstream.client import Client
+from slipstream.client.client import Client
 from slipstream_bench.common.load.datasets import as_words
 
 Kind = Literal["prompt", "chat"]

@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from slipstream.async_client import AsyncClient
-from slipstream.client import Client
+from slipstream.client.async_client import AsyncClient
+from slipstream.client.client import Client
 from slipstream_bench.common.live_streams import random_prompts
 from slipstream_bench.common.simulated_stack import WORKER, Program, Simulated, assembled
 from slipstream_bench.common.tables import Row, median_rows

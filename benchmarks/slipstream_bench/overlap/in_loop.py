@@ -1,6 +1,6 @@
 """The process of the overlap benchmark that has no worker: core and worker in one thread.
 
-`python -m slipstream_bench.overlap.in_loop`, started as every child (`slipstream_ipc.child`). The
+`python -m slipstream_bench.overlap.in_loop`, started as every child (`slipstream_ipc.process`). The
 parts are the product's, and so is what they say to each other, over the same socket; only the loop
 around them is another one:
 
@@ -22,14 +22,14 @@ from typing import Literal
 import zmq
 from msgspec import Struct
 
-from slipstream_core.assembly import Core, assemble_core
+from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.load import load_runner
-from slipstream_ipc.child import StopSignal, report, start_child
+from slipstream_core.runner.factory import load_runner
 from slipstream_ipc.messages import PromptReady, Status
-from slipstream_worker.assembly import assemble_worker, detokenizers_from
+from slipstream_ipc.process import StopSignal, report, start_child
+from slipstream_worker.build import assemble_worker, detokenizers_from
 from slipstream_worker.config import WorkerConfig
-from slipstream_worker.prompts import Prompts
+from slipstream_worker.tokenizer.client import Prompts
 from slipstream_worker.worker import Worker
 
 Mode = Literal["in_loop", "in_loop_async"]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
-from slipstream.cli_parser import Parser
+from slipstream.cli.parser import Parser
 from slipstream_bench.common.pictures import grouped_bars
 from slipstream_bench.common.report_options import tell
 from slipstream_bench.common.simulated_stack import note

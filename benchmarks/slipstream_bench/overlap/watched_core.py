@@ -18,11 +18,11 @@ from msgspec import Struct
 
 from slipstream_bench.common.core_process import run_core
 from slipstream_bench.common.runner_shell import RunnerShell
-from slipstream_core.assembly import assemble_core
+from slipstream_core.build import assemble_core
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.plan import StepPlan, StepResult
-from slipstream_core.runner.simulated import SimulatedRunner, load_simulated
-from slipstream_ipc.child import start_child
+from slipstream_core.runner.simulated.simulated_runner import SimulatedRunner, load_simulated
+from slipstream_core.step.plan import StepPlan, StepResult
+from slipstream_ipc.process import start_child
 
 _MAX_SEED = 2**20
 

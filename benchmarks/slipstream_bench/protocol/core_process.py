@@ -14,10 +14,10 @@ from msgspec import Struct
 
 from slipstream_bench.common.core_process import run_core
 from slipstream_bench.protocol.cumulative import Counted, WholeHistories
-from slipstream_core.assembly import Core, assemble_core
+from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.load import load_runner
-from slipstream_ipc.child import start_child
+from slipstream_core.runner.factory import load_runner
+from slipstream_ipc.process import start_child
 
 Transport = Literal["delta", "cumulative"]
 
@@ -36,7 +36,7 @@ def main() -> int:
     codec = WholeHistories() if config.transport == "cumulative" else Counted()
 
     def assemble(context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller) -> Core:
-        with patch("slipstream_core.assembly.core_codec", lambda: codec):
+        with patch("slipstream_core.build.core_codec", lambda: codec):
             core = assemble_core(config.core, load_runner(config.core), context, poller)
         if isinstance(codec, WholeHistories):
             codec.histories = core.tokens, core.logprobs

@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from slipstream_ipc.codec import Codec
 from slipstream_ipc.columns import pack_f32, pack_u32, u32
-from slipstream_ipc.log import PagedLog
-from slipstream_ipc.logprob_log import LogprobLog
+from slipstream_ipc.history.logprob_log import LogprobLog
+from slipstream_ipc.history.token_log import PagedLog
 from slipstream_ipc.messages import (
     Admit,
     Admitted,
@@ -33,6 +32,7 @@ from slipstream_ipc.messages import (
     WorkerToCore,
 )
 from slipstream_ipc.messages.budgets import MAX_CORE_MESSAGE_BYTES
+from slipstream_ipc.transport.codec import Codec
 
 Int64s = npt.NDArray[np.int64]
 

@@ -14,7 +14,7 @@ from slipstream_worker import main as worker
 
 def main() -> int:
     """Run until SIGTERM; the worker's exit code."""
-    with patch("slipstream_worker.core_hop.worker_codec", OnlyNew):
+    with patch("slipstream_worker.core_link.worker_codec", OnlyNew):
         return worker.main()
 
 

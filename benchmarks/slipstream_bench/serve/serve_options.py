@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from slipstream.cli_parser import Parser
+from slipstream.cli.parser import Parser
 from slipstream.errors import wrong_option
 
 _DEFAULT_URL = "http://127.0.0.1:8000"

@@ -19,12 +19,12 @@ import msgspec
 from msgspec import Struct
 from tqdm import tqdm
 
-from slipstream.async_client import AsyncClient
-from slipstream.cli_parser import Parser
+from slipstream.cli.parser import Parser
+from slipstream.client.async_client import AsyncClient
 from slipstream.errors import wrong_option
-from slipstream.events import SpareReady
-from slipstream.log_level import log_level
-from slipstream.stack import Stack
+from slipstream.stack.events import SpareReady
+from slipstream.stack.log_level import log_level
+from slipstream.stack.stack import Stack
 from slipstream_bench.common import process_census
 from slipstream_bench.common.process_census import Holding
 from slipstream_bench.common.tables import Row, table

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from slipstream.async_client import AsyncClient
+from slipstream.client.async_client import AsyncClient
 from slipstream_bench.common.load.failures import RequestFailedError
 from slipstream_bench.common.load.http_stream import HttpClient
 from slipstream_bench.soak.vanishing import LONG

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from slipstream.client import Client
+from slipstream.client.client import Client
 from slipstream_ipc.messages import SamplingParams
 
 LONG = SamplingParams(max_tokens=2000)

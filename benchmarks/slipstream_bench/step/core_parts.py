@@ -32,13 +32,13 @@ import numpy as np
 import zmq
 
 from slipstream_bench.common.memory_wire import MemoryContext
-from slipstream_core.assembly import assemble_core
+from slipstream_core.build import assemble_core
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.plan import Runner, StepPlan
-from slipstream_core.runner.simulated import load_simulated
+from slipstream_core.runner.simulated.simulated_runner import load_simulated
+from slipstream_core.step.plan import Runner, StepPlan
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, SamplingParams, Step, Welcome
-from slipstream_worker.core_hop import CoreHop
+from slipstream_worker.core_link import CoreHop
 
 PARTS = ("receive", "schedule", "launch", "complete", "publish", "settle")
 DEVICE = "device"

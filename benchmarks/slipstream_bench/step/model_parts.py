@@ -20,7 +20,7 @@ from typing import Any
 from slipstream_bench.step import core_parts
 from slipstream_bench.step.core_parts import DEVICE, CoreParts
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner import prepare, torch_runner
+from slipstream_core.runner import torch_factory, torch_runner
 from slipstream_core.runner.torch_runner import TorchRunner
 
 PARTS = ("model", "sampling", DEVICE)
@@ -34,7 +34,7 @@ def load(
         core_parts.num_outputs(batch, prompt_len, steps, _budget(batch)) for batch in batches
     )
     blocks = -(-longest // 16) + 2  # a prompt may be a block longer
-    return prepare.load_runner(
+    return torch_factory.load_runner(
         CoreConfig(
             model=model,
             address="none",

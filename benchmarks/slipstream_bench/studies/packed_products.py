@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import torch
 
-from slipstream_core.runner.native.kernels import kernels
+from slipstream_core.runner.cpu.kernels import kernels
 
 SHAPES = ((256, 768), (256, 1536), (768, 768), (768, 1280), (768, 4608), (2304, 768), (256, 32000))
 ROWS = (1, 2, 4, 16, 64, 512)

@@ -11,10 +11,10 @@ import asyncio
 
 import uvloop
 
-from slipstream.async_client import AsyncClient
-from slipstream.cli_parser import Parser
+from slipstream.cli.options import access_of, address_of, trace_of
+from slipstream.cli.parser import Parser
+from slipstream.client.async_client import AsyncClient
 from slipstream.errors import wrong_option
-from slipstream.options import access_of, address_of, trace_of
 from slipstream_bench.common.load.random_load import (
     Prompt,
     RandomLoad,

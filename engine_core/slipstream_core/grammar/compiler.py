@@ -1,9 +1,9 @@
 """Grammars compiled beside the engine's loop.
 
 Owns: a thread, started by the first grammar, which loads the library and the vocabulary, has
-grammars tried in a process of their own (`trial`), compiles them, and takes in the outputs that a
-stream is admitted with; the grammars compiled lately. Does not know: messages, rows, what becomes
-of a stream.
+grammars tried in a process of their own (`trial_client`), compiles them, and takes in the outputs
+that a stream is admitted with; the grammars compiled lately. Does not know: messages, rows, what
+becomes of a stream.
 
 Rules:
 - A job is answered once, whatever happens. Answers come in the order of the jobs.
@@ -26,12 +26,17 @@ from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from slipstream_core.grammar.library import GrammarError, Vocabulary, grammar_key, ids_as_mask
-from slipstream_core.grammar.state import GrammarBroken, GrammarState, LexerFull, SharedGrammar
-from slipstream_core.grammar.trial import GrammarTrial
+from slipstream_core.grammar.llguidance_backend import (
+    GrammarError,
+    Vocabulary,
+    grammar_key,
+    ids_as_mask,
+)
+from slipstream_core.grammar.matcher import GrammarBroken, GrammarState, LexerFull, SharedGrammar
+from slipstream_core.grammar.trial_client import GrammarTrial
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import Admit, Fault, StructuredOutputs
-from slipstream_ipc.structured import kind_of
+from slipstream_ipc.validation.structured_output import kind_of
 
 logger = logging.getLogger(__name__)
 

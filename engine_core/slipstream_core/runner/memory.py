@@ -21,13 +21,13 @@ import numpy as np
 import torch
 
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.decode_graphs import static_bytes
+from slipstream_core.runner.cuda.decode_graphs import static_bytes
 from slipstream_core.runner.load_error import ModelLoadError
-from slipstream_core.runner.loader import LoadedModel
-from slipstream_core.runner.penalties import most_bytes
-from slipstream_core.runner.plan import PromptPlan, Runner, StepFailed, StepPlan
-from slipstream_core.runner.rules import Refill, RulePlan, Rules
+from slipstream_core.runner.model.loader import LoadedModel
+from slipstream_core.runner.sampling.penalties import most_bytes
+from slipstream_core.step.constraint_plan import Refill, RulePlan, Rules
 from slipstream_core.step.limits import MAX_POSITIONS
+from slipstream_core.step.plan import PromptPlan, Runner, StepFailed, StepPlan
 
 logger = logging.getLogger(__name__)
 

@@ -30,24 +30,31 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream_core.runner import kv_cache
-from slipstream_core.runner.attention.choice import triton_attention
-from slipstream_core.runner.attention.cpu import CpuAttention, Scratch, scratch_bytes
-from slipstream_core.runner.attention.fixed import DecodeBackend, FixedDecode
+from slipstream_core.runner.attention import kv_cache
+from slipstream_core.runner.attention.backend_choice import triton_attention
+from slipstream_core.runner.attention.cpu_backend import NativeContext
+from slipstream_core.runner.attention.fixed_shape import DecodeBackend, FixedDecode
 from slipstream_core.runner.attention.interface import AttentionContext
-from slipstream_core.runner.attention.native import NativeContext
-from slipstream_core.runner.candidates import arrived, candidates
-from slipstream_core.runner.context import ForwardContext
-from slipstream_core.runner.decode_graphs import DecodeGraphs, Kind
-from slipstream_core.runner.device import DeviceThread
-from slipstream_core.runner.enqueuing import EnqueuingDevice
-from slipstream_core.runner.graphs import CudaRecorder, Recorder
+from slipstream_core.runner.attention.torch_backend import CpuAttention, Scratch, scratch_bytes
+from slipstream_core.runner.batch_order import Selector, as_they_come, begun_blocks, by_length
+from slipstream_core.runner.compilation.trace import Forward, eager, trace
+from slipstream_core.runner.cpu.cpu_threads import Threads
+from slipstream_core.runner.cpu.kernels import kernels
+from slipstream_core.runner.cuda.cuda_thread import EnqueuingDevice
+from slipstream_core.runner.cuda.decode_graphs import DecodeGraphs, Kind
+from slipstream_core.runner.cuda.readback import DeviceSpans, Ended, Prompts, deliver, wide
+from slipstream_core.runner.cuda.recorder import CudaRecorder, Recorder
+from slipstream_core.runner.device_thread import DeviceThread
+from slipstream_core.runner.forward_context import ForwardContext
 from slipstream_core.runner.load_error import ModelLoadError
-from slipstream_core.runner.loader import LoadedModel
 from slipstream_core.runner.memory import block_bytes
-from slipstream_core.runner.native.kernels import kernels
-from slipstream_core.runner.order import Selector, as_they_come, begun_blocks, by_length
-from slipstream_core.runner.plan import (
+from slipstream_core.runner.model.loader import LoadedModel
+from slipstream_core.runner.sampling.logits_processors import RuleKeeper
+from slipstream_core.runner.sampling.logprobs import arrived, candidates
+from slipstream_core.runner.sampling.rejection_sampling import whole_draws
+from slipstream_core.runner.sampling.sampler import sample
+from slipstream_core.runner.staging import CardCopies, Copies, Staging, to_device
+from slipstream_core.step.plan import (
     Int32s,
     ModelInfo,
     PromptPlan,
@@ -55,15 +62,7 @@ from slipstream_core.runner.plan import (
     StepPlan,
     StepResult,
 )
-from slipstream_core.runner.results import DeviceSpans, Ended, Prompts, deliver, wide
-from slipstream_core.runner.rule_keeper import RuleKeeper
-from slipstream_core.runner.sampler import sample
-from slipstream_core.runner.step_buffers import CardCopies, Copies, Staging
-from slipstream_core.runner.threads import Threads
-from slipstream_core.runner.traced import Forward, eager, trace
-from slipstream_core.runner.upload import to_device
-from slipstream_core.runner.whole_draws import whole_draws
-from slipstream_ipc.trace import Span, Tracer
+from slipstream_ipc.telemetry.trace import Span, Tracer
 
 logger = logging.getLogger(__name__)
 

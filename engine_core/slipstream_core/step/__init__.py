@@ -1,1 +1,1 @@
-"""What scheduler and runner both know of a step."""
+"""The contract between scheduler and runner: what a step computes and gives back."""

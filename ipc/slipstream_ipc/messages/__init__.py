@@ -7,25 +7,15 @@ Rules:
   numpy array, u32 unless its comment says otherwise. `slipstream_ipc.columns` checks and reads
   them.
 - Every number has a range and every list a length: the decoder refuses what lies outside
-  (`slipstream_ipc.codec` says which field it was). What is allowed inside is checked elsewhere:
-  `slipstream_ipc.params` for what callers give.
+  (`slipstream_ipc.transport.codec` says which field it was). What is allowed inside is checked
+  elsewhere: `slipstream_ipc.validation.sampling_params` for what callers give.
 
 A hop has an attaching end (worker towards core, client towards worker) and an accepting end.
 """
 
 from __future__ import annotations
 
-from slipstream_ipc.messages.attaching import (
-    PROTOCOL_VERSION,
-    Control,
-    Hello,
-    Ping,
-    Reattach,
-    Refusal,
-    Starting,
-    Welcome,
-)
-from slipstream_ipc.messages.client_worker import (
+from slipstream_ipc.messages.client import (
     Abort,
     Accepted,
     Cancel,
@@ -46,6 +36,25 @@ from slipstream_ipc.messages.client_worker import (
     UnknownStreams,
     WorkerToClient,
 )
+from slipstream_ipc.messages.core import (
+    Admit,
+    Admitted,
+    CoreToWorker,
+    Forget,
+    Forgotten,
+    OtherAdmit,
+    Positions,
+    PromptScores,
+    Refused,
+    Registered,
+    Report,
+    Step,
+    Suspects,
+    SyncDone,
+    Unknown,
+    Withdraw,
+    WorkerToCore,
+)
 from slipstream_ipc.messages.fields import (
     MAX_CANCELLED,
     MAX_CHAT_TURNS,
@@ -58,15 +67,18 @@ from slipstream_ipc.messages.fields import (
     ErrorCode,
     FinishReason,
 )
-from slipstream_ipc.messages.grammar_process import GrammarProcessConfig, Tried
-from slipstream_ipc.messages.prompt_process import (
-    FromPromptProcess,
-    PromptBeat,
-    PromptReady,
-    Render,
-    Rendered,
+from slipstream_ipc.messages.grammar import GrammarProcessConfig, Tried
+from slipstream_ipc.messages.handshake import (
+    PROTOCOL_VERSION,
+    Control,
+    Hello,
+    Ping,
+    Reattach,
+    Refusal,
+    Starting,
+    Welcome,
 )
-from slipstream_ipc.messages.requests import (
+from slipstream_ipc.messages.request import (
     ChatMessage,
     FunctionCall,
     SamplingOptions,
@@ -85,24 +97,12 @@ from slipstream_ipc.messages.shared import (
     SamplingDefaults,
 )
 from slipstream_ipc.messages.status import State, Status
-from slipstream_ipc.messages.worker_core import (
-    Admit,
-    Admitted,
-    CoreToWorker,
-    Forget,
-    Forgotten,
-    OtherAdmit,
-    Positions,
-    PromptScores,
-    Refused,
-    Registered,
-    Report,
-    Step,
-    Suspects,
-    SyncDone,
-    Unknown,
-    Withdraw,
-    WorkerToCore,
+from slipstream_ipc.messages.tokenizer import (
+    FromPromptProcess,
+    PromptBeat,
+    PromptReady,
+    Render,
+    Rendered,
 )
 
 __all__ = [

@@ -12,7 +12,8 @@ Body = TypeVar("Body")
 
 
 class Frame(Struct, Generic[Body], array_like=True, gc=False, frozen=True):
-    """What every message is wrapped in; `slipstream_ipc.link` gives its numbers their meaning."""
+    """What every message is wrapped in; `slipstream_ipc.transport.link` gives its numbers their
+    meaning."""
 
     epoch: U64
     seq: U64

@@ -1,4 +1,4 @@
-"""What a child process says to its supervisor; `slipstream_ipc.child` has what it is told."""
+"""What a child process says to its supervisor; `slipstream_ipc.process` has what it is told."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from slipstream_ipc.statistics import Name, Numbers
+from slipstream_ipc.telemetry.statistics import Name, Numbers
 
 State = Literal["starting", "ready", "restarting", "silent"]
 
@@ -18,7 +18,7 @@ class Status(Struct, frozen=True, omit_defaults=True):
     drained: nothing is left of what it had when it was told to drain. detail: what it serves, for
     people. error: why it cannot do what it was told; another one could not either. last_words: what
     it dies of. numbers: what it has counted, with beats. processes: how the ones are that it keeps
-    itself, by name, in the words of `slipstream_ipc.child.Condition`, with beats.
+    itself, by name, in the words of `slipstream_ipc.process.Condition`, with beats.
     """
 
     ready: bool = False

@@ -10,7 +10,7 @@ from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.http_front import Front, Raw
 
 from slipstream.http.config import Limits
-from slipstream_ipc.sockets import private_directory
+from slipstream_ipc.transport.sockets import private_directory
 
 
 @pytest.fixture(scope="module")

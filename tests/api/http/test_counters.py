@@ -19,7 +19,7 @@ from slipstream.http.openai.responses import Version
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.wire import json_response
 from slipstream_ipc.messages import Status
-from slipstream_ipc.statistics import FrontCounters, FrontGauges, FrontNumbers
+from slipstream_ipc.telemetry.statistics import FrontCounters, FrontGauges, FrontNumbers
 
 SINK: Any = SimpleNamespace(
     write=lambda _: None, respond=lambda _: None, begin_stream=lambda: None, finish=lambda: None

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from slipstream.cli_parser import Parser
+from slipstream.cli.parser import Parser
 from slipstream.errors import BadRequestError
 from slipstream_bench.common.pictures import check_plots, grouped_bars, lines
 from slipstream_bench.common.report_options import add_common, check_common, tell

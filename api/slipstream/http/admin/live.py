@@ -1,7 +1,8 @@
 """GET /live: how the stack does right now, as numbers for a page that asks twice a second.
 
 Owns: rates and percentiles of the last seconds, and the timeline of the last one, out of the
-statistics that the supervisor tells (`slipstream_ipc.statistics`). Does not know: HTTP, the page.
+statistics that the supervisor tells (`slipstream_ipc.telemetry.statistics`). Does not know: HTTP,
+the page.
 
 Rules:
 - Nothing here tells what anybody asked or was answered, so no key is needed, as for /metrics.
@@ -17,14 +18,14 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from slipstream.http.wire import Response, json_response
-from slipstream_ipc.recent import SPAN_US, Spans, since
-from slipstream_ipc.statistics import (
+from slipstream_ipc.telemetry.statistics import (
     BOUNDS_S,
     CoreNumbers,
     Histogram,
     Statistics,
     WorkerNumbers,
 )
+from slipstream_ipc.telemetry.timeline import SPAN_US, Spans, since
 
 _RATE_S = 2.0  # over which tokens a second and the device's time are counted
 _LATENCY_S = 10.0  # … and latencies

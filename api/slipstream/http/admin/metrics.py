@@ -1,7 +1,7 @@
 """GET /metrics: the newest statistics in Prometheus' formats.
 
 Owns: which metric says what, and the rendering. Does not know: where anything is counted
-(`slipstream_ipc.statistics` says what each number means), how it comes here.
+(`slipstream_ipc.telemetry.statistics` says what each number means), how it comes here.
 
 Rules:
 - Names are vLLM's where it has the metric, with our prefix, so that its dashboards can be ported.
@@ -26,7 +26,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from slipstream.http.wire import Response
-from slipstream_ipc.statistics import (
+from slipstream_ipc.telemetry.statistics import (
     BOUNDS_S,
     CoreNumbers,
     FrontNumbers,

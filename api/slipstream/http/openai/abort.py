@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+from slipstream.client.connection.loop_io import LoopIO
 from slipstream.errors import UnknownStreamError
 from slipstream.http.errors import bad_field
 from slipstream.http.exchange import Exchange, Request
@@ -21,7 +22,6 @@ from slipstream.http.openai.requests import AbortRequest
 from slipstream.http.openai.responses import Aborted
 from slipstream.http.openai.served import respond_when_done, served_model
 from slipstream.http.wire import Response, json_response
-from slipstream.loop_io import LoopIO
 from slipstream_ipc.messages import MAX_CANCELLED, Cancel, Cancelled, Fault
 
 _decoder = BodyDecoder(AbortRequest)

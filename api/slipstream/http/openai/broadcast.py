@@ -19,13 +19,13 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import Protocol
 
-from slipstream.batch import Batch
-from slipstream.bells import Bell
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.client.streams.unread_deltas import MOST_UNREAD, MOST_UNREAD_AT_END, merge
+from slipstream.client.streams.wakeup import Bell
+from slipstream.delta_batch import Batch
 from slipstream.http.exchange import Exchange
 from slipstream.http.wire import json_parts
 from slipstream.outputs import Delta
-from slipstream.stream_state import StreamState
-from slipstream.unread import MOST_UNREAD, MOST_UNREAD_AT_END, merge
 
 
 class Teller(Protocol):

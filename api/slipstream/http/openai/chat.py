@@ -8,7 +8,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, Raw
 
-from slipstream.batch import TokenLogprobs
+from slipstream.client.connection.queries import checked_template
+from slipstream.delta_batch import TokenLogprobs
 from slipstream.http.errors import bad_field
 from slipstream.http.openai.decoding import BodyDecoder, refuse_unsupported
 from slipstream.http.openai.logprob_json import chat_json
@@ -33,7 +34,6 @@ from slipstream.http.openai.responses import (
 )
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta
-from slipstream.questions import checked_template
 from slipstream.requests import params_of_answers
 from slipstream_ipc.messages import ChatMessage as Turn
 from slipstream_ipc.messages import ModelCard, TemplateOptions

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw
 
-from slipstream.batch import TokenLogprobs
+from slipstream.delta_batch import TokenLogprobs
 from slipstream.http.errors import bad_field
 from slipstream.http.openai.decoding import BodyDecoder, refuse_unsupported
 from slipstream.http.openai.echo import Echo

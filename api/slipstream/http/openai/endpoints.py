@@ -14,6 +14,8 @@ from dataclasses import replace
 from functools import partial
 from weakref import WeakValueDictionary
 
+from slipstream.client.connection.loop_io import LoopIO
+from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import SlipstreamError
 from slipstream.http.auth import Keys
 from slipstream.http.config import Limits
@@ -33,8 +35,6 @@ from slipstream.http.openai.tokenizing import detokenize, tokenize, tokenizer_in
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.time_slice import Share
 from slipstream.http.wire import Response
-from slipstream.loop_io import LoopIO
-from slipstream.stream_state import StreamState
 
 _logger = logging.getLogger(__name__)
 Handler = Callable[[Request, Exchange], None]

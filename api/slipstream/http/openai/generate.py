@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from slipstream.batch import TokenLogprobs
+from slipstream.delta_batch import TokenLogprobs
 from slipstream.errors import BadRequestError
 from slipstream.http.errors import bad_field, error_of
 from slipstream.http.openai.decoding import BodyDecoder

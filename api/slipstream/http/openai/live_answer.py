@@ -17,7 +17,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from slipstream.batch import TokenLogprobs
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.delta_batch import TokenLogprobs
 from slipstream.errors import SlipstreamError, SupersededError
 from slipstream.http.config import Limits
 from slipstream.http.errors import ApiError, error_of
@@ -30,8 +31,7 @@ from slipstream.http.openai.responses import Logprobs, LogprobsById, Usage
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.time_slice import Parts
 from slipstream.http.wire import event
-from slipstream.prompt_pieces import PromptTokenLogprobs
-from slipstream.stream_state import StreamState
+from slipstream.prompt_logprobs import PromptTokenLogprobs
 from slipstream_ipc.columns import u32
 
 _logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.batch import Batch
+from slipstream.delta_batch import Batch
 from slipstream.http.openai.logprobs import LEAST, TextPlace
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta, candidates_of, single_of

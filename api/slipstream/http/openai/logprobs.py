@@ -13,7 +13,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from typing import cast
 
-from slipstream.batch import Logprob, TokenLogprobs
+from slipstream.delta_batch import Logprob, TokenLogprobs
 from slipstream.http.openai.responses import (
     ChatLogprobs,
     CompletionLogprobs,

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from msgspec import UNSET, Raw, UnsetType
 
-from slipstream.batch import TokenLogprobs
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.delta_batch import TokenLogprobs
 from slipstream.http.errors import bad_field
 from slipstream.http.openai.echo import Echo
 from slipstream.http.openai.event_ids import MAX_PLACES, AnswerId, Place, checksum_of
@@ -25,7 +26,6 @@ from slipstream.http.openai.responses import Choice, Logprobs, LogprobsById
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta
 from slipstream.requests import Prompt, checked_params, new_submits
-from slipstream.stream_state import StreamState
 from slipstream_ipc.messages import (
     ModelCard,
     SamplingDefaults,
@@ -33,8 +33,8 @@ from slipstream_ipc.messages import (
     StructuredOutputs,
     TemplateOptions,
 )
-from slipstream_ipc.params import with_num_logprobs
-from slipstream_ipc.security import short_id
+from slipstream_ipc.transport.addresses import short_id
+from slipstream_ipc.validation.sampling_params import with_num_logprobs
 
 WITH_IDS = "gen"  # answers of this kind always have token ids
 WHOLE_INTERVAL = 64  # tokens to a delta where nobody looks at it before the end

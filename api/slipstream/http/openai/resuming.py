@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, unquote
 
 from msgspec.structs import replace
 
+from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError
 from slipstream.http.errors import ApiError, bad_field
 from slipstream.http.exchange import Request
@@ -38,7 +39,6 @@ from slipstream.http.openai.event_ids import (
 from slipstream.http.openai.generate import GenerateShape
 from slipstream.http.openai.plan_answer import Ask, Shape
 from slipstream.requests import new_resume
-from slipstream.stream_state import StreamState
 from slipstream_ipc.messages import ModelCard, Resume, Submit
 
 PREFIX = "/v1/streams/"

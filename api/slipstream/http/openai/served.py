@@ -11,11 +11,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from slipstream.client.connection.loop_io import LoopIO
 from slipstream.errors import SlipstreamError
 from slipstream.http.errors import ApiError, error_of, not_ready, unknown_model
 from slipstream.http.exchange import Exchange
 from slipstream.http.wire import Response
-from slipstream.loop_io import LoopIO
 from slipstream_ipc.messages import ModelCard
 
 _logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ Rules:
 - Nothing is answered before the first text is there: until then a failure still has its status
   code. After it, a failure is the last event, and no [DONE] follows it.
 - For a reader that does not keep up deltas are left where they are, where they are merged
-  (`unread`), and go out in few chunks when there is room; so it costs what its answer costs, and
-  holds up nobody. It is dropped when that is too much, or for too long (`connection`).
+  (`unread_deltas`), and go out in few chunks when there is room; so it costs what its answer costs,
+  and holds up nobody. It is dropped when that is too much, or for too long (`connection`).
 - What both kinds of answers share is in `running`.
 """
 
@@ -22,7 +22,8 @@ from dataclasses import replace
 
 from msgspec import UNSET, Raw, structs
 
-from slipstream.batch import TokenLogprobs
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.delta_batch import TokenLogprobs
 from slipstream.errors import SlipstreamError
 from slipstream.http.config import Limits
 from slipstream.http.errors import ApiError
@@ -38,8 +39,7 @@ from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.time_slice import Share, at_once
 from slipstream.http.wire import DONE_EVENT, event, json_part
 from slipstream.outputs import Delta, begin_of, end_of, id_column_of
-from slipstream.stream_state import StreamState
-from slipstream_ipc.log import history_checksum
+from slipstream_ipc.history.token_log import history_checksum
 
 __all__ = ["Engine", "start"]
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from slipstream.client.connection.loop_io import LoopIO
+from slipstream.client.connection.queries import ids_of, new_detokenize, new_tokenize
 from slipstream.http.errors import ApiError, bad_field
 from slipstream.http.exchange import Exchange, Request
 from slipstream.http.openai.chat import template_of, turns_of
@@ -25,10 +27,8 @@ from slipstream.http.openai.responses import Text, Tokens
 from slipstream.http.openai.served import respond_when_done, served_model
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.wire import Response, json_response
-from slipstream.loop_io import LoopIO
-from slipstream.questions import ids_of, new_detokenize, new_tokenize
 from slipstream_ipc.messages import Detokenized, ModelCard, Tokenize, Tokenized
-from slipstream_ipc.template import MAX_QUESTION_CHARS, MAX_QUESTION_TOKENS
+from slipstream_ipc.validation.chat_template import MAX_QUESTION_CHARS, MAX_QUESTION_TOKENS
 
 _FOR_MESSAGES = (
     "tools",

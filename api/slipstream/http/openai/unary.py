@@ -16,6 +16,7 @@ from functools import partial
 
 from msgspec import UNSET, Raw
 
+from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import SlipstreamError
 from slipstream.http.errors import ApiError
 from slipstream.http.openai.broadcast import FanOut
@@ -26,7 +27,6 @@ from slipstream.http.openai.responses import NULL, Answer, Choice
 from slipstream.http.time_slice import Parts, Share, at_once
 from slipstream.http.wire import json_raw, json_response
 from slipstream.outputs import join, logprobs_in_parts
-from slipstream.stream_state import StreamState
 
 
 class Whole:

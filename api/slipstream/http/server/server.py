@@ -31,9 +31,9 @@ from slipstream.http.errors import ApiError, overloaded
 from slipstream.http.exchange import Exchange, Request
 from slipstream.http.server.connection import Connection
 from slipstream.http.time_slice import Share
-from slipstream.listening import Listeners, Taker
-from slipstream_ipc.connections import raise_file_limit
-from slipstream_ipc.statistics import FrontNumbers
+from slipstream.stack.children.listeners import Listeners, Taker
+from slipstream_ipc.telemetry.statistics import FrontNumbers
+from slipstream_ipc.transport.connections import raise_file_limit
 
 _TICK_S = 0.5  # how late a deadline may be noticed
 _RESERVED_DESCRIPTORS = 128  # for all else: libzmq ends a process that has none for its sockets

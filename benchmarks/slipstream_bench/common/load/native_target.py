@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.async_client import AsyncClient
+from slipstream.client.async_client import AsyncClient
 from slipstream.errors import ConnectionLostError, SlipstreamError
 from slipstream_bench.common.load.datasets import Request
 from slipstream_bench.common.load.openai_target import Asking

@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from slipstream.async_client import AsyncClient
-from slipstream.cli_parser import Parser
+from slipstream.cli.options import add_connection, add_settings
+from slipstream.cli.parser import Parser
+from slipstream.client.async_client import AsyncClient
 from slipstream.errors import wrong_option
-from slipstream.options import add_connection, add_settings
-from slipstream.plan import SIMULATED
+from slipstream.stack.process_plan import SIMULATED
 from slipstream_bench.common.measures import Row, Timeline
 from slipstream_bench.common.variants import VARIANTS, params_of
 from slipstream_ipc.messages import ModelCard

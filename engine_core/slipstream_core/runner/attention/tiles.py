@@ -3,7 +3,7 @@
 Pure arithmetic on shapes that the host knows. Knows neither Triton nor tensors.
 
 The sizes were chosen by compiling for sm_90 and looking at registers, spills and shared memory
-(tests/engine_core/triton/test_compile.py holds them to it): 227 KiB of shared memory and 255
+(tests/engine_core/runner/triton/test_compile.py holds them to it): 227 KiB of shared memory and 255
 registers a thread are what there is. They have yet to be timed on a card. Cards with less shared
 memory get the first of a row of smaller tiles that fits (`shared_bytes`).
 """

@@ -39,7 +39,7 @@ def pid_of(stack: Stack, name: str) -> int:
     if name != "prompts":
         return stack.pids[name]
     (child,) = _children(stack)
-    assert "slipstream_worker.prompt_process" in child.cmdline()
+    assert "slipstream_worker.tokenizer.process" in child.cmdline()
     return child.pid
 
 

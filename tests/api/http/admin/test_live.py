@@ -16,8 +16,7 @@ from tests.helpers.patience import Patience
 from tests.helpers.stacks import spareless_stack
 
 from slipstream.http.admin.live import Live, percentile
-from slipstream_ipc.recent import Recent
-from slipstream_ipc.statistics import (
+from slipstream_ipc.telemetry.statistics import (
     BOUNDS_S,
     NOTHING,
     CoreCounters,
@@ -29,6 +28,7 @@ from slipstream_ipc.statistics import (
     WorkerCounters,
     WorkerNumbers,
 )
+from slipstream_ipc.telemetry.timeline import Recent
 
 BEGIN = 5000.0
 

@@ -21,7 +21,7 @@ from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
 from slipstream.http.admin.metrics import Metrics
-from slipstream_ipc.statistics import (
+from slipstream_ipc.telemetry.statistics import (
     BOUNDS_S,
     CoreCounters,
     CoreGauges,

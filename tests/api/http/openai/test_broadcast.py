@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from tests.helpers.fake_worker import Entry, deltas, end_of
 from tests.helpers.http_answer import CARD, Wire
 
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.client.streams.stream_table import StreamTable
 from slipstream.http.config import Limits
 from slipstream.http.exchange import Exchange, Request
 from slipstream.http.openai import streaming
@@ -21,8 +23,6 @@ from slipstream.http.openai.completions import ask_completion, read_completion
 from slipstream.http.openai.generate import ask_generate, read_generate
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.time_slice import Share
-from slipstream.stream_state import StreamState
-from slipstream.stream_table import StreamTable
 from slipstream_ipc.messages import End
 
 NUM = 4  # streams

@@ -14,9 +14,9 @@ from slipstream.http.openai.completions import MAX_PROMPTS, ask_completion, read
 from slipstream.http.openai.decoding import check_num_values
 from slipstream.http.openai.plan_answer import Ask
 from slipstream.http.openai.requests import NEUTRAL, ChatRequest, CompletionRequest, Message
-from slipstream_ipc.codec import decode_params
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import ModelCard, SamplingDefaults, SamplingParams, StructuredOutputs
+from slipstream_ipc.transport.codec import decode_params
 
 MODEL = ModelCard("m", "/nowhere", vocab_size=1000, max_model_len=2048, eos_token_ids=(2,))
 USER = {"role": "user", "content": "hi"}

@@ -15,9 +15,9 @@ from tests.helpers.patience import PATIENCE_S
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client, Stack
-from slipstream_ipc.codec import decode_params
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.messages import Abort, Cancel, Cancelled, End, Fault, SamplingParams, Submit
+from slipstream_ipc.transport.codec import decode_params
 
 GENERATE = "/generate"
 ASKS = {"text": "hi", "sampling_params": {"max_tokens": 5}}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.batch import Batch
+from slipstream.delta_batch import Batch
 from slipstream.demo_model import MODEL_PATH
 from slipstream.http.openai.logprob_json import chat_json, completion_json
 from slipstream.http.openai.logprobs import TextPlace, chat_logprobs, completion_logprobs

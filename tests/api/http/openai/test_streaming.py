@@ -12,6 +12,8 @@ from tests.helpers.fake_worker import Entry, end_of
 from tests.helpers.http_answer import CARD, Table, Wire
 from tests.helpers.http_front import events_of
 
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.client.streams.stream_table import StreamTable
 from slipstream.http.config import Limits
 from slipstream.http.exchange import Exchange, Request
 from slipstream.http.openai import streaming
@@ -19,8 +21,6 @@ from slipstream.http.openai.broadcast import FanOut
 from slipstream.http.openai.completions import ask_completion, read_completion
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.time_slice import Share
-from slipstream.stream_state import StreamState
-from slipstream.stream_table import StreamTable
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.messages import LogprobColumns, Superseded
 

@@ -26,12 +26,12 @@ from tests.helpers.stacks import spareless_stack
 from transformers import AutoTokenizer
 
 from slipstream import BadRequestError, Client, ConnectionLostError, Stack
-from slipstream.client_io import ClientIO
+from slipstream.client.connection.queries import Questions, new_tokenize
+from slipstream.client.connection.thread_io import ClientIO
 from slipstream.demo_model import MODEL_PATH
 from slipstream.http.errors import ApiError
 from slipstream.http.exchange import Request
 from slipstream.http.openai.tokenizing import LEAST_IDS, detokenize, tokenize
-from slipstream.questions import Questions, new_tokenize
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import (
     Cancelled,
@@ -45,7 +45,11 @@ from slipstream_ipc.messages import (
     Tokenize,
     Tokenized,
 )
-from slipstream_ipc.template import MAX_QUESTION_CHARS, MAX_QUESTION_TOKENS, MAX_SPELLED_TOKENS
+from slipstream_ipc.validation.chat_template import (
+    MAX_QUESTION_CHARS,
+    MAX_QUESTION_TOKENS,
+    MAX_SPELLED_TOKENS,
+)
 
 TEMPLATE = """
 {%- if tools %}T:{% for tool in tools %}{{ tool.function.name }} {% endfor %}{% endif %}

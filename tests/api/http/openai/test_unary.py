@@ -13,7 +13,7 @@ from tests.helpers.fake_worker import Entry, end_of
 from tests.helpers.http_answer import CARD, Table, Wire
 from tests.helpers.patience import Patience
 
-from slipstream import batch
+from slipstream import delta_batch
 from slipstream.http import time_slice
 from slipstream.http.config import Limits
 from slipstream.http.exchange import Exchange, Request
@@ -127,9 +127,9 @@ async def answered(asked: Asked) -> Any:
 @pytest.mark.parametrize("kind", ASKS)
 def test_it_is_the_same_however_it_is_divided(kind, monkeypatch):
     monkeypatch.setattr(time_slice, "SHARE_S", 0.0)
-    monkeypatch.setattr(batch, "_PART", 1 << 30)
+    monkeypatch.setattr(delta_batch, "_PART", 1 << 30)
     whole, few = run(answered, kind)
-    monkeypatch.setattr(batch, "_PART", 1)
+    monkeypatch.setattr(delta_batch, "_PART", 1)
     parts, many = run(answered, kind)
     assert json.dumps(whole) == json.dumps(parts)
     num = len(whole["choices"])
@@ -164,7 +164,7 @@ def test_choices_are_written_while_other_prompts_run(monkeypatch):
 
 def test_for_who_has_left_no_more_is_written(monkeypatch):
     monkeypatch.setattr(time_slice, "SHARE_S", 0.0)
-    monkeypatch.setattr(batch, "_PART", 1)
+    monkeypatch.setattr(delta_batch, "_PART", 1)
 
     async def test(asked: Asked) -> None:
         asked.say(0)
@@ -180,7 +180,7 @@ def test_for_who_has_left_no_more_is_written(monkeypatch):
 
 def test_one_stream_that_fails_is_the_answer_though_others_are_being_written(monkeypatch):
     monkeypatch.setattr(time_slice, "SHARE_S", 0.0)
-    monkeypatch.setattr(batch, "_PART", 1)
+    monkeypatch.setattr(delta_batch, "_PART", 1)
 
     async def test(asked: Asked) -> None:
         for index in (0, 1):

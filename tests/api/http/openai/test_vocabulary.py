@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from slipstream.batch import Logprob
+from slipstream.delta_batch import Logprob
 from slipstream.demo_model import MODEL_PATH
 from slipstream.http.openai.logprobs import TextPlace, chat_logprobs, completion_logprobs
 from slipstream.http.openai.vocabulary import TokenTexts

@@ -11,8 +11,8 @@ from tests.helpers.http_front import Front, Raw
 from slipstream.errors import BadRequestError
 from slipstream.http.exchange import Request
 from slipstream.http.server.cors import Cors
-from slipstream.plan import allowed_origins
-from slipstream.settings import settings_from
+from slipstream.stack.process_plan import allowed_origins
+from slipstream.stack.settings import settings_from
 from slipstream_ipc.messages import End
 
 PAGE = "https://app.example:8443"

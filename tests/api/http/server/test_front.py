@@ -12,7 +12,6 @@ from tests.helpers.patience import PATIENCE_S
 from tests.helpers.ports import free_port
 
 from slipstream.http.config import Limits
-from slipstream_ipc.codec import decode_params
 from slipstream_ipc.messages import (
     Abort,
     End,
@@ -23,6 +22,7 @@ from slipstream_ipc.messages import (
     Resume,
     Submit,
 )
+from slipstream_ipc.transport.codec import decode_params
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -13,8 +13,8 @@ from tests.helpers.http_front import Front, Raw
 from slipstream.errors import BadRequestError
 from slipstream.http.exchange import Request
 from slipstream.http.server.hosts import Hosts, hosts_of, is_loopback
-from slipstream.plan import allowed_hosts
-from slipstream.settings import settings_from
+from slipstream.stack.process_plan import allowed_hosts
+from slipstream.stack.settings import settings_from
 
 OWN = (
     "localhost",

@@ -1,0 +1,17 @@
+"""`slipstream demo`: which demonstrations there are."""
+
+from __future__ import annotations
+
+from slipstream.cli.parser import Command, Parser, add_commands
+
+_DEMOS = {
+    "kill": Command(
+        "streams that go on while the worker and the core are killed",
+        "slipstream.demo.kill:add_kill",
+    ),
+}
+
+
+def add_demo(parser: Parser) -> None:
+    """The demonstrations."""
+    add_commands(parser, "demo", _DEMOS)

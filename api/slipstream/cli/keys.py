@@ -1,0 +1,111 @@
+"""`slipstream keys`: CURVE key pairs for tcp:// addresses.
+
+Owns: how key files are made and named, and what is said of them. Does not know: how they are used
+(`slipstream_ipc.transport.curve`, which says what each file is for, too).
+
+Rules:
+- Nothing is overwritten: whoever has the old key would be shut out without a word.
+- A secret goes into a file of mode 0600 that is new, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from pathlib import Path
+
+import zmq
+
+from slipstream.cli.parser import Parser
+from slipstream.errors import bad_request
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.transport.curve import DEFAULT_CLIENT, PUBLIC_SUFFIX, SECRET_SUFFIX, SERVER
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def add_keys(parser: Parser) -> None:
+    """The command's options."""
+    parser.add_argument("folder", metavar="DIR", help="where the keys go; made where it is missing")
+    parser.add_argument(
+        "--client",
+        metavar="NAME",
+        help="add a key pair for one more client to the server's folder, in place of a new folder",
+    )
+    parser.set_defaults(run=keys)
+
+
+def keys(arguments: argparse.Namespace) -> int:
+    """Make key pairs and say which file is for whom."""
+    folder = Path(arguments.folder).expanduser()
+    made = add_client(folder, arguments.client) if arguments.client else make_folder(folder)
+    client = made[-1].name.removesuffix(SECRET_SUFFIX)
+    lines = [f"made {', '.join(path.name for path in made)} in {folder}"]
+    if not arguments.client:
+        lines.append(f"server: slipstream serve --listen tcp://ADDRESS:PORT --keys {folder}")
+    lines += [
+        f"client: Client('tcp://HOST:PORT', keys='DIR/{client}{SECRET_SUFFIX}'), where DIR has",
+        f"  copies of that file (a secret: mode 0600) and of {SERVER}{PUBLIC_SUFFIX}",
+        f"let in is every client whose {PUBLIC_SUFFIX} file lies in {folder}, and nobody else:",
+        "  remove the file to shut one out",
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def make_folder(folder: Path) -> list[Path]:
+    """Make a server's key pair and a first client's; the files, the client's secret last.
+
+    Raises: BadRequestError where some are there already; OSError.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return _make_pairs(folder, SERVER, DEFAULT_CLIENT)
+
+
+def add_client(folder: Path, name: str) -> list[Path]:
+    """Make one more client's key pair; the files, the secret last.
+
+    Raises: BadRequestError for a name that cannot be, or where there is no server's key; OSError.
+    """
+    if not _NAME.fullmatch(name) or name == SERVER:
+        allowed = f"a file's name: letters, digits, '.', '_' and '-', not {SERVER!r}"
+        raise bad_request(BadRequest("client", name, allowed))
+    if not (folder / f"{SERVER}{PUBLIC_SUFFIX}").exists():
+        raise bad_request(BadRequest("DIR", str(folder), "a folder with a server's keys"))
+    return _make_pairs(folder, name)
+
+
+def _make_pairs(folder: Path, *names: str) -> list[Path]:
+    paths = [folder / f"{name}{end}" for name in names for end in (PUBLIC_SUFFIX, SECRET_SUFFIX)]
+    for path in paths:
+        if path.exists() or path.is_symlink():
+            allowed = f"no {path.name} there yet: keys are never overwritten"
+            raise bad_request(BadRequest("DIR", str(folder), allowed))
+    for name in names:
+        public, secret = zmq.curve_keypair()
+        is_server = name == SERVER
+        _write(
+            folder / f"{name}{PUBLIC_SUFFIX}",
+            0o644,
+            f"a {'server' if is_server else 'client'}'s public key, for everybody to know",
+            f'    public-key = "{public.decode()}"\n',
+        )
+        _write(
+            folder / f"{name}{SECRET_SUFFIX}",
+            0o600,
+            f"a {'server' if is_server else 'client'}'s SECRET key: show it to nobody",
+            f'    public-key = "{public.decode()}"\n    secret-key = "{secret.decode()}"\n',
+        )
+    return paths
+
+
+def _write(path: Path, mode: int, about: str, keys: str) -> None:
+    """A new file, a ZeroMQ certificate (ZPL)."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "w", encoding="ascii") as file:
+        os.fchmod(fd, mode)  # whatever the umask is
+        file.write(
+            f"# Slipstream: {about}\n# A ZeroMQ CURVE certificate.\n\nmetadata\ncurve\n{keys}"
+        )

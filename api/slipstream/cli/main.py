@@ -1,0 +1,84 @@
+"""`slipstream`: the command line.
+
+Exit codes: 0 done; 1 failed, or interrupted; 2 the command line asks for something impossible. The
+last two come with one line on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from slipstream.cli.parser import Command, Parser, add_commands, installed_commands, one_line
+
+_COMMANDS = {
+    "serve": Command("run a stack in the foreground", "slipstream.cli.serve:add_serve"),
+    "generate": Command("stream the answer to one prompt", "slipstream.cli.generate:add_generate"),
+    "chat": Command("talk with a model", "slipstream.cli.chat:add_chat"),
+    "run-batch": Command("answer a file of requests", "slipstream.cli.run_batch:add_run_batch"),
+    "trace": Command("show what --trace recorded", "slipstream.cli.trace:add_trace"),
+    "keys": Command("make keys for tcp:// addresses", "slipstream.cli.keys:add_keys"),
+    "demo": Command("see what it can do", "slipstream.cli.demo:add_demo"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+        if sys.stdout is not None:  # `>&-` closed it
+            sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # the reader of our output has gone; Python would complain when it flushes the rest
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return _failed(arguments.command, "interrupted", 1)
+    except Exception as error:
+        return _failed(arguments.command, *_told(error))
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="slipstream", description="Serve language models.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    add_commands(parser, "command", {**_COMMANDS, **installed_commands()})
+    return parser
+
+
+def _told(error: Exception) -> tuple[str, int]:
+    """What is said of it, and the exit code. Raises a fault of our own where logs are at debug."""
+    from slipstream.errors import BadRequestError, SlipstreamError
+    from slipstream.stack.stack import LOG_LEVEL_VARIABLE
+
+    if isinstance(error, BadRequestError):
+        return one_line(error), 2
+    if isinstance(error, SlipstreamError | OSError):
+        return one_line(error), 1
+    if os.environ.get(LOG_LEVEL_VARIABLE, "").upper() == "DEBUG":
+        raise error
+    hint = f"a fault of Slipstream's own; {LOG_LEVEL_VARIABLE}=debug shows where"
+    return f"{type(error).__name__}: {one_line(error)} ({hint})", 1
+
+
+def _failed(command: str, message: str, code: int) -> int:
+    print(f"slipstream {command}: {message}", file=sys.stderr)
+    return code
+
+
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_given: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"slipstream {version('slipstream')}")
+        parser.exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""`slipstream run-batch`: a file of requests to a file of answers, in OpenAI's batch format.
+
+Owns: the two files, what was done already, how many run at a time. Does not know: what a request
+may say or what an answer looks like: both are the HTTP front's (`http.openai`), called without a
+server.
+
+Rules:
+- An answer is one line, written at once and behind all others, in the order in which they end. So a
+  run that was killed has whole lines and perhaps a part of one, which the next run takes away; what
+  has a line is not done again.
+- A request that is refused, or fails, has its answer too: with the status that a server would give.
+- A line that finds no room (a full disk) is taken back whole, and the run ends with the error.
+- One run at a time writes to a file of answers: it holds a lock on it.
+- Where the engine is overloaded, or being replaced, a request waits and is asked for again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import msgspec
+import uvloop
+from msgspec import Raw, Struct
+from tqdm import tqdm
+
+from slipstream.cli.options import add_connection, add_settings, address_of
+from slipstream.cli.parser import Parser
+from slipstream.client.connection.loop_io import LoopIO
+from slipstream.client.endpoints import server_endpoint
+from slipstream.errors import EngineError, wrong_option
+from slipstream.http.auth import Keys
+from slipstream.http.config import Limits
+from slipstream.http.errors import bad_field
+from slipstream.http.openai.endpoints import Endpoints
+from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.wire import Response
+from slipstream_ipc.messages import Fault
+
+URLS = ("/v1/completions", "/v1/chat/completions")
+
+_CONCURRENCY = 256
+_START_S = 60.0  # until the engine answers at first, and after it was lost
+_PAUSE_S = 0.5  # before a request that found no room is asked for again
+_MOST_PAUSES = 1200
+_UNAVAILABLE = 503
+
+
+class Line(Struct, frozen=True):
+    """A request, as its file has it."""
+
+    custom_id: str
+    method: Literal["POST"]
+    url: str
+    body: Raw
+
+
+class _Streams(Struct, frozen=True):
+    """What of a body is looked at here."""
+
+    stream: Any = None
+
+
+class _Answer(Struct, frozen=True):
+    status_code: int
+    request_id: str
+    body: Raw
+
+
+class _Done(Struct, frozen=True):
+    """An answer's line."""
+
+    id: str
+    custom_id: str
+    response: _Answer
+    error: None = None
+
+
+class _Id(Struct, frozen=True):
+    custom_id: str
+
+
+def add_run_batch(parser: Parser) -> None:
+    """The command's options."""
+    parser.add_argument("input", metavar="IN", help="requests, a line of JSON each")
+    parser.add_argument(
+        "output", metavar="OUT", help="their answers; what it has already is not done again"
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        metavar="N",
+        default=_CONCURRENCY,
+        help="requests at a time; default: %(default)s",
+    )
+    add_settings(parser)
+    add_connection(parser)
+    parser.set_defaults(run=run_batch)
+
+
+def run_batch(arguments: argparse.Namespace) -> int:
+    """Answer what has no answer yet. Raises: BadRequestError, SlipstreamError, OSError."""
+    if arguments.concurrency < 1:
+        raise wrong_option("concurrency", arguments.concurrency, "an integer >= 1")
+    ids = _checked_ids(Path(arguments.input))
+    with open(arguments.output, "a+b", buffering=0) as output:
+        _lock(output)
+        done = _ids_done(output)
+        if ids <= done:
+            return 0
+        with address_of(arguments) as address:
+            path = server_endpoint(address).address
+            if not path.startswith("ipc://"):
+                allowed = "an ipc:// address: a batch is run where the stack is"
+                raise wrong_option("address", path, allowed)
+            uvloop.run(_answer_all(arguments, path, output, ids, done))
+    return 0
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, Line]]:
+    """The requests and the numbers of their lines. Raises: BadRequestError."""
+    decoder = msgspec.json.Decoder(Line)
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                yield number, decoder.decode(line)
+            except msgspec.DecodeError as error:
+                allowed = "JSON with custom_id, method (POST), url and body"
+                raise wrong_option(f"{path}, line {number}", str(error), allowed) from None
+
+
+def _checked_ids(path: Path) -> set[str]:
+    """Those of all requests, before any is begun. Raises: BadRequestError."""
+    seen: set[str] = set()
+    for number, line in read_lines(path):
+        if line.custom_id in seen:
+            where = f"{path}, line {number}: custom_id"
+            raise wrong_option(where, line.custom_id, "one that no line before it has")
+        seen.add(line.custom_id)
+    return seen
+
+
+def _lock(output: IO[bytes]) -> None:
+    """For as long as the file is open. Raises: BadRequestError."""
+    try:
+        fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise wrong_option("OUT", output.name, "a file that no other run writes to") from None
+
+
+def append_line(output: IO[bytes], line: bytes) -> None:
+    """All of it, or nothing. `output`: unbuffered, and this process alone writes to it.
+
+    Raises: OSError.
+    """
+    end = output.seek(0, os.SEEK_END)
+    rest = memoryview(line)
+    try:
+        while rest:
+            rest = rest[output.write(rest) :]
+    except OSError:
+        output.truncate(end)
+        raise
+
+
+def _ids_done(output: IO[bytes]) -> set[str]:
+    """Those that have an answer; half a line at the end is taken away. Raises: BadRequestError."""
+    decoder = msgspec.json.Decoder(_Id)
+    done: set[str] = set()
+    end = 0
+    output.seek(0)
+    with open(output.fileno(), "rb", closefd=False) as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                break
+            end += len(line)
+            try:
+                done.add(decoder.decode(line).custom_id)
+            except msgspec.DecodeError:
+                what = f"{output.name}, line {number}"
+                raise wrong_option(what, line[:80], "an answer, or no such file") from None
+    output.truncate(end)
+    return done
+
+
+async def _answer_all(
+    arguments: argparse.Namespace, address: str, output: IO[bytes], ids: set[str], done: set[str]
+) -> None:
+    io = LoopIO(address, _START_S)
+    places = asyncio.Semaphore(arguments.concurrency)
+    failures: list[BaseException] = []
+    try:
+        model = await io.connect()
+        endpoints = Endpoints(io, Keys(()), TokenTexts(model.path), Limits())
+        with tqdm(total=len(ids), initial=len(done & ids), unit="request") as bar:
+
+            async def one(line: Line) -> None:
+                try:
+                    response = await _answer(endpoints, line)
+                    answer = _Answer(response.status, f"req_{_name()}", Raw(response.body))
+                    done_line = _Done(f"batch_req_{_name()}", line.custom_id, answer)
+                    append_line(output, msgspec.json.encode(done_line) + b"\n")
+                    bar.update()
+                except Exception as error:
+                    failures.append(error)
+                finally:
+                    places.release()
+
+            async with asyncio.TaskGroup() as tasks:
+                for _, line in read_lines(Path(arguments.input)):
+                    if line.custom_id in done:
+                        continue
+                    await places.acquire()
+                    if failures:
+                        break
+                    tasks.create_task(one(line))
+        if failures:
+            raise failures[0]
+    finally:
+        await io.close()
+
+
+async def _answer(endpoints: Endpoints, line: Line) -> Response:
+    """Raises: EngineError where there is no engine for too long."""
+    if line.url not in URLS:
+        message = f"url: got {line.url[:100]!r}, allowed: {', '.join(URLS)}"
+        return bad_field("url", message).response()
+    try:
+        if msgspec.json.decode(line.body, type=_Streams).stream:
+            message = "stream: got true, allowed: false or null: a batch has whole answers"
+            return bad_field("stream", message).response()
+    except msgspec.DecodeError:
+        pass  # the endpoint says what is wrong with it
+    for _ in range(_MOST_PAUSES):
+        response = await endpoints.answer(line.url, bytes(line.body))
+        if response.status != _UNAVAILABLE:
+            return response
+        await asyncio.sleep(_PAUSE_S)
+    why = "the engine takes no requests: run it again, and it goes on where it was"
+    raise EngineError(Fault("engine", why))
+
+
+def _name() -> str:
+    return secrets.token_hex(12)

@@ -1,0 +1,132 @@
+"""`slipstream serve`: a stack in the foreground, until a signal ends it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from slipstream.cli.options import add_settings, given_settings
+from slipstream.cli.parser import Parser
+from slipstream.client.endpoints import UNIX, default_runtime_dir, http_address_in
+from slipstream.errors import wrong_option
+from slipstream.stack.events import (
+    Event,
+    ProcessReady,
+    ProcessRestarted,
+    StackDraining,
+    StackFailed,
+    StackReady,
+)
+from slipstream.stack.process_plan import API_KEY_VARIABLE, api_keys, is_front, plan_stack
+from slipstream.stack.settings import settings_from
+from slipstream.stack.supervisor import Supervisor, log_to_stderr
+from slipstream.tracing.parts import checked_trace, discard_parts, merge_parts
+from slipstream_ipc.transport.sockets import private_directory
+
+DEFAULT_HTTP_PORT = 8000
+
+
+def add_serve(parser: Parser) -> None:
+    """The command's options."""
+    add_settings(parser)
+    parser.add_argument(
+        "--runtime-dir",
+        metavar="DIR",
+        help=f"where its sockets lie; one stack to a folder; default: {default_runtime_dir()}",
+    )
+    parser.add_argument(
+        "--no-http", action="store_true", help="no HTTP front: clients use the socket alone"
+    )
+    parser.set_defaults(run=serve)
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Run a stack; the supervisor's exit code."""
+    given = given_settings(arguments)
+    if arguments.no_http:
+        for name in ("http_port", "uds"):
+            if name in given:
+                raise wrong_option(name, given[name], "nothing where --no-http is given")
+    elif "uds" not in given:
+        given.setdefault("http_port", DEFAULT_HTTP_PORT)
+    settings = settings_from(given)
+    if arguments.runtime_dir is None:
+        folder = default_runtime_dir()
+        private_directory(folder.parent)  # or who owns that one could exchange the folder
+    else:
+        folder = Path(arguments.runtime_dir).absolute()
+    config = plan_stack(settings, folder)
+    log_to_stderr()
+    teller = _Teller(has_keys=bool(api_keys(settings)), listen=settings.listen)
+    supervisor = Supervisor(config, teller)
+    trace = checked_trace(settings.trace)
+    if trace is None:
+        return supervisor.run()
+    discard_parts(trace)
+    code = supervisor.run()
+    if merge_parts(trace):
+        _write(sys.stdout, f"timeline in {trace}; `slipstream trace` and ui.perfetto.dev show it")
+    return code
+
+
+class _Teller:
+    """Tells the terminal what happens."""
+
+    def __init__(self, *, has_keys: bool, listen: str | None = None) -> None:
+        self._has_keys = has_keys
+        self._listen = listen
+        self._http_address: str | None = None
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case ProcessReady(name=name, pid=pid, detail=detail, seconds=seconds):
+                about = f": {detail}" if detail else ""
+                _write(sys.stdout, f"{name} ready (process {pid}, {seconds:.1f} s){about}")
+                if is_front(name):
+                    self._http_address = http_address_in(detail)
+            case StackReady(address=address):
+                quoted = shlex.quote(address)
+                examples = f"\n  {_program()} generate --address {quoted} --prompt 'In Python,'"
+                if self._http_address is not None:
+                    examples += f"\n  {_curl(self._http_address, has_keys=self._has_keys)}"
+                where = address if self._listen is None else f"{address} and {self._listen}"
+                _write(sys.stdout, f"serving at {where}; Ctrl-C ends it. Try:{examples}")
+            case ProcessRestarted(name=name, pid=pid, how=how, seconds=seconds):
+                about = f"process {pid}, {seconds:.2f} s after the end of the one before: {how}"
+                _write(sys.stdout, f"{name} restarted ({about})")
+            case StackDraining(within_s=within_s):
+                what = f"what runs may take {within_s:g} s more; another Ctrl-C ends it now"
+                _write(sys.stdout, f"stopping; {what}")
+            case StackFailed(error=error):
+                _write(sys.stderr, f"slipstream serve: {error}")
+
+
+def _curl(address: str, *, has_keys: bool) -> str:
+    key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if has_keys else ""
+    body = '{"prompt": "In Python,", "max_tokens": 40, "stream": true}'
+    json = "-H 'Content-Type: application/json'"
+    if address.startswith(UNIX):
+        address = f"--unix-socket {shlex.quote(address.removeprefix(UNIX))} http://localhost"
+    return f"curl -N {address}/v1/completions {json}{key} -d '{body}'"
+
+
+def _program() -> str:
+    """This program as the user can call it."""
+    name = os.path.basename(sys.argv[0])
+    found = shutil.which(name)
+    return name if found and os.path.samefile(found, sys.argv[0]) else shlex.quote(sys.argv[0])
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    """A line for whoever looks. A full disk, a closed terminal or none ends no stream."""
+    if stream is None:  # as Python has it where the descriptor was closed
+        return
+    with contextlib.suppress(OSError):
+        stream.write(f"{text}\n")
+        stream.flush()

@@ -1,0 +1,1 @@
+"""Clients: blocking and asyncio, streams and groups of streams."""

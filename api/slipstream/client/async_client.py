@@ -1,0 +1,338 @@
+"""The client for asyncio: it lives in the event loop that uses it, any will do, and has no thread.
+
+async with AsyncClient() as client:
+    async for delta in client.stream("Once upon a time", max_tokens=100):
+        print(delta.text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.client.base import (
+    DEFAULT_TIMEOUT_S,
+    ask,
+    ask_again,
+    check_timeout,
+    new_states,
+    params_for_each,
+    refuse_for_several,
+    with_others,
+)
+from slipstream.client.connection.loop_io import LoopIO
+from slipstream.client.connection.queries import (
+    checked_template,
+    ids_of,
+    new_detokenize,
+    new_tokenize,
+)
+from slipstream.client.endpoints import server_endpoint
+from slipstream.client.stream import Connection, OutputKind, Reading
+from slipstream.client.stream_many import MAX_IN_FLIGHT, AsyncStreams
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.client.streams.wakeup import TaskBell
+from slipstream.errors import ConnectionLostError, RequestError
+from slipstream.outputs import Delta, RequestOutput
+from slipstream.requests import Prompt, checked_params
+from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingOptions, SamplingParams
+from slipstream_ipc.telemetry.trace import open_tracer
+
+
+class AsyncStream(Reading, AsyncIterator[Delta]):
+    """A running request: iterate over it for its deltas. Made by `AsyncClient.stream` and
+    `resume`.
+
+    The stream is aborted when the task that waits for it is cancelled, when its `async with` block
+    is left, when it is closed, and when nothing holds it any more. One task may read it.
+    """
+
+    def __init__(
+        self, client: AsyncClient, io: Connection, state: StreamState, kind: OutputKind
+    ) -> None:
+        super().__init__(io, state, kind)
+        self._client = client  # held here: a client that is not held any more is closed
+        self._bell = TaskBell()
+
+    async def __anext__(self) -> Delta:
+        while True:
+            try:
+                delta = self._unread.popleft()
+            except IndexError:
+                if self._is_at_end():
+                    raise StopAsyncIteration from None
+                await self._wait()
+            else:
+                self._last = delta
+                self._texts.append(delta.text)
+                return self._so_far_with(delta) if self._is_cumulative else delta
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def _wait(self) -> None:
+        state = self._state
+        if state.bell is not None:
+            raise RequestError(Fault("bad_request", "another task reads this stream already"))
+        if self._has_news():
+            return
+        state.bell = self._bell
+        try:
+            await self._bell.wait()
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        finally:
+            state.bell = None
+
+
+class AsyncClient:
+    """A connection to a running server, for any number of tasks and streams at once.
+
+    Connects on entering `async with`, or by `connect`; streams may be asked for before. Arguments
+    and errors are those of `Client`, but for the connection errors, which `connect` raises.
+
+    A client belongs to the event loop that it was used in first, and everything it does happens
+    there: in another loop, or without one, its methods raise RequestError. Make one for each loop.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        trace: str | None = None,
+        keys: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
+    ) -> None:
+        check_timeout(timeout_s)
+        self._endpoint = server_endpoint(address, keys, insecure=insecure)
+        self._timeout_s = timeout_s
+        self._trace = trace
+        self._started: LoopIO | None = None
+
+    @property
+    def address(self) -> str:
+        """Where the server is."""
+        return self._endpoint.address
+
+    @property
+    def _io(self) -> LoopIO:
+        """The connection, which the first use starts. Raises: RequestError."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            why = "an AsyncClient is used inside an event loop, and none runs here; see Client"
+            raise RequestError(Fault("bad_request", why)) from None
+        if self._started is None:
+            self._started = LoopIO(
+                self._endpoint.address,
+                self._timeout_s,
+                open_tracer(self._trace, "client"),
+                access=self._endpoint.access,
+            )
+            weakref.finalize(self, self._started.close_from_anywhere)
+        elif self._started.loop is not loop:
+            why = "this AsyncClient belongs to another event loop: make one for each loop"
+            raise RequestError(Fault("bad_request", why))
+        return self._started
+
+    async def __aenter__(self) -> AsyncClient:
+        try:
+            await self.connect()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def connect(self) -> ModelCard:
+        """Wait until the server is there.
+
+        Raises: ConnectionLostError where nobody answers; SlipstreamError where the server speaks
+        another version of the protocol.
+        """
+        return await self._io.connect()
+
+    @property
+    def model(self) -> ModelCard:
+        """What the server serves; ConnectionLostError before the client is connected."""
+        if self._started is None or self._started.model is None:
+            why = "not connected yet: enter `async with client`, or await client.connect()"
+            raise ConnectionLostError(Fault("engine", why))
+        return self._started.model
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        label: str | None = None,
+        priority: int = 0,
+        stream_id: str | None = None,
+        cache_salt: str | None = None,
+        output_kind: OutputKind = "delta",
+        **options: Unpack[SamplingOptions],
+    ) -> AsyncStream:
+        """Run one request and read it as it comes. Arguments and errors: see `Client.stream`."""
+        state = ask(
+            self._io,
+            prompt,
+            checked_params(params, options),
+            output_kind,
+            label=label,
+            priority=priority,
+            stream_id=stream_id,
+            cache_salt=cache_salt,
+        )
+        return AsyncStream(self, self._io, state, output_kind)
+
+    def resume(
+        self,
+        stream_id: str,
+        *,
+        num_chars: int = 0,
+        num_tokens: int = 0,
+        output_kind: OutputKind = "delta",
+    ) -> AsyncStream:
+        """Go on with a stream. Arguments and errors: see `Client.resume`."""
+        state = ask_again(self._io, stream_id, num_chars, num_tokens, output_kind)
+        return AsyncStream(self, self._io, state, output_kind)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        label: str | None = None,
+        priority: int = 0,
+        stream_id: str | None = None,
+        cache_salt: str | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> RequestOutput:
+        """Run one request to its end. Arguments and errors: see `Client.generate`."""
+        checked = checked_params(params, options)
+        if checked.n > 1:
+            refuse_for_several(label, stream_id)
+            [found] = await self.generate_many(
+                [prompt], checked, priority=priority, cache_salt=cache_salt
+            )
+            return found
+        state = ask(
+            self._io,
+            prompt,
+            checked,
+            "final",
+            label=label,
+            priority=priority,
+            stream_id=stream_id,
+            cache_salt=cache_salt,
+        )
+        async with AsyncStream(self, self._io, state, "final") as stream:
+            return await _completion(stream)
+
+    async def generate_many(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        on_done: Callable[[RequestOutput], object] | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[RequestOutput]:
+        """Run many requests to their ends; see `Client.generate_many`."""
+        every = params_for_each(prompts, params, options)
+        states = new_states(self._io, prompts, every, priority, cache_salt=cache_salt)
+        room = asyncio.Semaphore(MAX_IN_FLIGHT)
+
+        async def run(state: StreamState) -> RequestOutput:
+            async with room:
+                self._io.submit(state)
+                async with AsyncStream(self, self._io, state, "final") as stream:
+                    completion = await _completion(stream)
+            if on_done is not None:
+                on_done(completion)
+            return completion
+
+        tasks = [asyncio.ensure_future(run(state)) for state in states]
+        try:
+            return with_others(await asyncio.gather(*tasks), every)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def stream_many(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> AsyncStreams:
+        """Run many requests and read them together; see `Client.stream_many`."""
+        every = params_for_each(prompts, params, options)
+        states = new_states(self._io, prompts, every, priority, kind="delta", cache_salt=cache_salt)
+        return AsyncStreams(self, self._io, states, [each.n for each in every])
+
+    async def tokenize(
+        self,
+        prompt: str | Sequence[ChatMessage | Mapping[str, Any]],
+        *,
+        add_special_tokens: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[int]:
+        """The token ids that a prompt becomes; see `Client.tokenize`."""
+        template = checked_template(
+            tools, chat_template_kwargs, add_generation_prompt, continue_final_message
+        )
+        asked = new_tokenize(prompt, template, add_special_tokens=add_special_tokens)
+        return ids_of(await asyncio.wrap_future(self._io.ask(asked)))
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int] | npt.NDArray[np.integer[Any]],
+        *,
+        skip_special_tokens: bool = False,
+    ) -> str:
+        """The text of token ids; see `Client.detokenize`."""
+        model = self._io.model or await self.connect()
+        asked = new_detokenize(token_ids, model, skip_special_tokens=skip_special_tokens)
+        text: str = (await asyncio.wrap_future(self._io.ask(asked))).text
+        return text
+
+    async def close(self) -> None:
+        """End every stream of this client and leave. Idempotent; waits half a second at most."""
+        await self._io.close()
+
+
+async def _completion(stream: AsyncStream) -> RequestOutput:
+    while not stream._state.is_over:
+        await stream._wait()
+    return stream._completion()

@@ -1,0 +1,238 @@
+"""A client's connection driven by an event loop: no thread, no hand-over, no task to a stream.
+
+- Everything happens in the loop's thread: a stream's bell (`wakeup`) is rung inside a turn, and may
+  submit and abandon streams there; what it asks for is sent in the turn after. Only `release` and
+  `close_from_anywhere`, which the garbage collector calls, may come from elsewhere.
+- ZeroMQ's descriptor is an edge: it says that something happened, and sending takes that away too.
+  So after every turn the socket itself is asked whether there is more to read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import zmq
+
+from slipstream.client.connection.queries import Question
+from slipstream.client.connection.session import GOODBYE_S, TICK_S, ClientSession
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.errors import ClosedError, EngineError, SlipstreamError
+from slipstream_ipc.messages import Fault, ModelCard
+from slipstream_ipc.telemetry.trace import Span, Tracer
+from slipstream_ipc.transport.curve import Access
+
+
+class LoopIO:
+    """Serves streams over one connection, in the running event loop, until it is closed."""
+
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float,
+        tracer: Tracer | None = None,
+        *,
+        access: Access | None = None,
+        outlives_server: bool = True,
+    ) -> None:
+        """`outlives_server`: see `ClientSession`."""
+        self._tracer = tracer
+        self.loop = asyncio.get_running_loop()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._poller = _LoopPoller(self.loop, self._turn)
+        self._session = ClientSession(
+            self._context,
+            address,
+            timeout_s,
+            self._poller,
+            time.monotonic(),
+            access=access,
+            outlives_server=outlives_server,
+        )
+        self._is_turn_due = False
+        self._is_closed = False
+        self._closing: asyncio.Task[None] | None = None  # held here while it runs
+        self._ticker = self.loop.call_later(TICK_S, self._tick)
+        self._schedule()
+
+    @property
+    def model(self) -> ModelCard | None:
+        """What the server serves, as it said last."""
+        return self._session.model
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a server is there, as far as we know."""
+        return self._session.is_attached
+
+    async def connect(self) -> ModelCard:
+        """Wait until the server is there. Raises: ConnectionLostError after `timeout_s`;
+        ClosedError.
+        """
+        if self._is_closed:
+            raise _closed()
+        future: Future[ModelCard] = Future()
+        future.set_running_or_notify_cancel()  # a cancelled caller does not cancel it
+        self._session.connect(future, time.monotonic())
+        return await asyncio.wrap_future(future)
+
+    def submit(self, state: StreamState) -> None:
+        """Ask for the stream. Where the connection is closed it ends with a ClosedError."""
+        self._session.submit(state, time.monotonic())
+        if self._is_closed:
+            self._session.end_all(_closed)
+        self._schedule()
+
+    def ask(self, question: Question) -> Future[Any]:
+        """Done when the server has answered, in the loop's thread; ConnectionLostError."""
+        future: Future[Any] = Future()
+        if self._is_closed:
+            future.set_exception(_closed())
+            return future
+        self._session.ask(question, future, time.monotonic(), _call)
+        self._schedule()
+        return future
+
+    def abort(self, state: StreamState) -> None:
+        """Ask the server to end the stream; its End is still to come."""
+        self._session.abort(state)
+        self._schedule()
+
+    def abandon(self, state: StreamState) -> None:
+        """End the stream at once: it is not read any more."""
+        self._session.abandon(state)
+        self._schedule()
+
+    def release(self, state: StreamState) -> None:
+        """The same where the stream is collected as garbage: from any thread, at any moment."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self.abandon, state)
+
+    async def close(self) -> None:
+        """End all streams, each by a ClosedError, and tell the server goodbye: half a second at
+        most. Idempotent.
+        """
+        if self._is_closed:
+            return
+        self._begin_close()
+        try:
+            deadline = self.loop.time() + GOODBYE_S
+            while not self._session.say_goodbye(time.monotonic()):
+                if not await self._poller.wait(deadline - self.loop.time()):
+                    break
+        finally:
+            self._end_close()
+
+    def close_from_anywhere(self) -> None:
+        """Close, from any thread, and where the loop has ended already. Idempotent."""
+        if self.loop.is_running():
+            self.loop.call_soon_threadsafe(self._close_soon)
+        elif not self._is_closed:
+            self._begin_close()
+            deadline = time.monotonic() + GOODBYE_S
+            while not self._session.say_goodbye(now := time.monotonic()) and now < deadline:
+                self._poller.block(deadline - now)
+            self._end_close()
+
+    def _close_soon(self) -> None:
+        self._closing = self.loop.create_task(self.close())
+
+    def _begin_close(self) -> None:
+        self._is_closed = True
+        self._ticker.cancel()
+        self._session.end_all(_closed)
+
+    def _end_close(self) -> None:
+        self._session.close()
+        self._context.destroy(linger=0)
+        if self._tracer is not None:
+            self._tracer.close()
+
+    def _turn(self) -> None:
+        self._is_turn_due = False
+        if self._is_closed:
+            return
+        begin_ns = time.monotonic_ns()
+        try:
+            has_deltas = self._session.turn(time.monotonic())
+        except Exception as error:  # a fault of ours: nothing waits for what it has lost
+            why = f"the client's connection failed: {type(error).__name__}: {error}"
+            self._session.end_all(partial(EngineError, Fault("engine", why)))
+            raise
+        if self._tracer is not None and has_deltas:
+            self._tracer.add(Span.CLIENT, begin_ns, time.monotonic_ns())
+        if self._poller.has_more():
+            self._schedule()
+
+    def _tick(self) -> None:
+        self._ticker = self.loop.call_later(TICK_S, self._tick)
+        self._turn()
+
+    def _schedule(self) -> None:
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            self.loop.call_soon(self._turn)
+
+
+def _closed() -> SlipstreamError:
+    return ClosedError(Fault("engine", "the client was closed"))
+
+
+def _call(command: Callable[[], None]) -> None:
+    command()  # futures are cancelled in the loop's thread, which is the one that asks
+
+
+class _LoopPoller(zmq.Poller):
+    """Calls back when a socket that is registered may have something."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_news: Callable[[], None]) -> None:
+        super().__init__()
+        self._loop = loop
+        self._on_news = on_news
+        self._fds: dict[Any, int] = {}  # by socket
+        self._waiter: asyncio.Future[bool] | None = None
+
+    def register(self, socket: Any, flags: int = zmq.POLLIN) -> None:
+        self._fds[socket] = int(socket.getsockopt(zmq.FD))
+        if not self._loop.is_closed():
+            self._loop.add_reader(self._fds[socket], self._on_edge)
+
+    def unregister(self, socket: Any) -> None:
+        fd = self._fds.pop(socket)
+        if not self._loop.is_closed():
+            self._loop.remove_reader(fd)
+
+    def has_more(self) -> bool:
+        """Whether something can be read."""
+        return any(int(s.getsockopt(zmq.EVENTS)) & zmq.POLLIN for s in self._fds)
+
+    def block(self, timeout_s: float) -> None:
+        """Wait where no loop runs."""
+        zmq.select(list(self._fds), [], [], max(0.0, timeout_s))
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Until there may be something, which is not told to anybody else; False: there is not."""
+        if self.has_more():
+            return True
+        self._waiter = self._loop.create_future()
+        timer = self._loop.call_later(max(0.0, timeout_s), self._wake, False)
+        try:
+            return await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def _on_edge(self) -> None:
+        if self._waiter is not None:
+            self._wake(True)
+        else:
+            self._on_news()
+
+    def _wake(self, is_news: bool) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(is_news)

@@ -1,0 +1,207 @@
+"""What a client asks beside streams, until it is answered: tokens of a text, text of tokens, that
+streams end.
+
+Owns: the questions that wait, how they are made of what a caller gives, and which error an answer
+is. Does not know: sockets, clocks, tokenizers.
+
+Rules:
+- A question is asked again over each attach until its answer has come; whatever comes besides is
+  ignored. So it survives what a stream survives.
+- A question whose future was cancelled is asked no more, and not kept: it may be large, and a
+  server may be away for long. Callers cancel in threads of their own; nothing is touched there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from slipstream.errors import SlipstreamError, bad_request, error_from
+from slipstream.requests import checked_prompt, fits_message
+from slipstream_ipc.columns import pack_u32, u32
+from slipstream_ipc.errors import BadRequest, ProtocolError
+from slipstream_ipc.messages import (
+    Cancel,
+    Cancelled,
+    Detokenize,
+    Detokenized,
+    ModelCard,
+    TemplateOptions,
+    Tokenize,
+    Tokenized,
+)
+from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
+from slipstream_ipc.validation.chat_template import check_token_ids, template_options
+from slipstream_ipc.validation.sampling_params import token_ids_from
+
+Question = Tokenize | Detokenize | Cancel
+Found = Tokenized | Detokenized | Cancelled
+
+Send = Callable[[Question], bool]
+Post = Callable[[Callable[[], None]], None]
+
+
+@dataclass(eq=False, slots=True)
+class _Asked:
+    question: Question
+    future: Future[Any]
+    since: float
+
+
+class Questions:
+    """Those of one client."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, _Asked] = {}  # by number, oldest first
+        self._due: dict[int, None] = {}  # of these, what the server has yet to be told
+        self._next_number = 0
+
+    def ask(self, question: Question, future: Future[Any], now: float, post: Post) -> None:
+        """Fulfil `future` with the answer to it; its number is set here.
+
+        post: has the thread that asks call something; of any thread.
+        """
+        number = self._next_number
+        self._next_number = (number + 1) % 2**32
+        self._asked[number] = _Asked(replace(question, number=number), future, now)
+        self._due[number] = None
+
+        def on_done(future: Future[Any]) -> None:
+            if future.cancelled():
+                post(partial(self._let_go, number))
+
+        future.add_done_callback(on_done)
+
+    def refill(self) -> None:
+        """Begin anew, with a server that has heard nothing."""
+        self._due = dict.fromkeys(self._asked)
+
+    def flush(self, send: Send) -> None:
+        """Send what is due, until `send` says no."""
+        while self._due:
+            number = next(iter(self._due))
+            if not send(self._asked[number].question):
+                return
+            del self._due[number]
+
+    def answer(self, found: Found) -> None:
+        """The server's answer. Raises: ProtocolError where it is none to what was asked."""
+        asked = self._asked.get(found.number)
+        if asked is None:
+            return
+        _check(asked.question, found)
+        del self._asked[found.number]
+        self._due.pop(found.number, None)
+        if not asked.future.set_running_or_notify_cancel():
+            return
+        fault = None if isinstance(found, Cancelled) else found.fault
+        if fault is not None:
+            asked.future.set_exception(error_from(fault))
+        else:
+            asked.future.set_result(found)
+
+    def fail(self, error: Callable[[], SlipstreamError], asked_until: float | None = None) -> None:
+        """End those that were asked until then, or all of them, each by an error of its own."""
+        for number, asked in list(self._asked.items()):
+            if asked_until is None or asked.since <= asked_until:
+                self._asked.pop(number, None)
+                self._due.pop(number, None)
+                if asked.future.set_running_or_notify_cancel():
+                    asked.future.set_exception(error())
+
+    def _let_go(self, number: int) -> None:
+        self._asked.pop(number, None)
+        self._due.pop(number, None)
+
+
+def checked_template(
+    tools: Any = None,
+    kwargs: Any = None,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool | None = None,
+) -> TemplateOptions:
+    """What a chat template is given; None stands for the default. Raises: BadRequestError."""
+    try:
+        return template_options(
+            tools,
+            kwargs,
+            add_generation_prompt=add_generation_prompt is not False,
+            continue_final_message=bool(continue_final_message),
+        )
+    except BadRequest as error:
+        raise bad_request(error) from None
+
+
+def ids_of(found: Tokenized) -> list[int]:
+    """The ids of an answer, which is checked already."""
+    ids: list[int] = u32(found.token_ids).tolist()
+    return ids
+
+
+def new_tokenize(
+    prompt: Any,
+    template: TemplateOptions | None = None,
+    *,
+    add_special_tokens: bool | None = None,
+    with_strings: bool = False,
+) -> Tokenize:
+    """A Tokenize, its number to be set by `ask`. Raises: BadRequestError."""
+    try:
+        text, token_ids, messages = checked_prompt(prompt)
+        if token_ids:
+            raise BadRequest("prompt", "token ids", "a string, or a list of chat messages")
+        asked = Tokenize(
+            0, text, messages, template or TemplateOptions(), add_special_tokens, with_strings
+        )
+        if not fits_message(asked):
+            given = "a question larger than a message"
+            raise BadRequest("prompt", given, f"at most {MAX_MESSAGE_BYTES} bytes")
+    except BadRequest as error:
+        raise bad_request(error) from None
+    return asked
+
+
+def new_detokenize(
+    token_ids: Sequence[int] | npt.NDArray[np.integer[Any]],
+    model: ModelCard,
+    *,
+    skip_special_tokens: bool = False,
+) -> Detokenize:
+    """A Detokenize, its number to be set by `ask`. Raises: BadRequestError."""
+    try:
+        column = pack_u32(_ids(token_ids))
+        check_token_ids(column, model)
+    except BadRequest as error:
+        raise bad_request(error) from None
+    return Detokenize(0, column, skip_special_tokens)
+
+
+def _ids(given: object) -> npt.NDArray[np.uint32]:
+    try:
+        return token_ids_from(given)
+    except BadRequest:
+        raise BadRequest("token_ids", given, "a sequence of integers in [0, 2**32)") from None
+
+
+def _check(question: Question, found: Found) -> None:
+    match question, found:
+        case Tokenize(), Tokenized():
+            num_ids = len(u32(found.token_ids, "token_ids"))
+            is_right = found.fault is not None or (
+                len(found.strings) == num_ids * question.with_strings
+            )
+        case Detokenize(), Detokenized():
+            is_right = True
+        case Cancel(), Cancelled():
+            is_right = len(found.found) == len(question.stream_ids)
+        case _:
+            is_right = False
+    if not is_right:
+        raise ProtocolError("an answer that does not fit its question")

@@ -1,0 +1,305 @@
+"""A client's connection and its streams, whoever drives it: a thread (`thread_io`) or an event loop
+(`loop_io`).
+
+Owns: the attach, what is sent and when, how long a missing server is waited for. Does not know:
+threads, event loops, clocks (the time comes in as an argument), who reads, how outputs look.
+
+Rules:
+- All calls come from one thread. `turn` is called after others, when the socket has something, and
+  at least every TICK_S.
+- Deltas are acknowledged when they lie in their streams' queues, and pings are answered here: a
+  reader's pause is no death of the client, and delays nobody. What nobody reads is merged
+  (`unread`), so it costs what the answer costs.
+- A server that says goodbye is away from then on, as one that died: what it had accepted goes on
+  with the one that comes to its address, and what it has turned away is asked for again there.
+- A server that is away for `timeout_s` ends whatever waits, and is waited for anew by whatever
+  comes next. A stream that it has accepted waits six times as long: it has something to lose, and
+  a server that ran is being replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from secrets import token_bytes
+from typing import Any
+
+import zmq
+
+from slipstream.client.connection.outbox import Outbox
+from slipstream.client.connection.queries import Post, Question, Questions
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.client.streams.stream_table import StreamTable
+from slipstream.errors import ConnectionLostError, EngineError, SlipstreamError
+from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.messages import (
+    Accepted,
+    Cancelled,
+    ClientToWorker,
+    Deltas,
+    Detokenized,
+    Fault,
+    Goodbye,
+    ModelCard,
+    PromptLogprobs,
+    Refusal,
+    Rejected,
+    Superseded,
+    Tokenized,
+    UnknownStreams,
+    Welcome,
+    WorkerToClient,
+)
+from slipstream_ipc.transport.codec import client_codec
+from slipstream_ipc.transport.curve import Access
+from slipstream_ipc.transport.dealer import Attacher
+
+TICK_S = 0.25  # how late a heartbeat or a deadline may be noticed
+GOODBYE_S = 0.5  # how long a server is given to hear that its client leaves
+
+_MAX_BREACHES = 3
+_ACCEPTED_WAIT = 6  # times as long as a stranger
+_WHAT_TO_DO = (
+    "start one with scripts/launch or `slipstream serve`, or say where it is "
+    "(the address argument or $SLIPSTREAM_ADDRESS)"
+)
+
+
+@dataclass(eq=False, slots=True)
+class _Caller:
+    """Somebody who waits for the server to be there."""
+
+    future: Future[ModelCard]
+    since: float
+
+
+class ClientSession:
+    """Every stream of one client, over one attach after the other. It begins to attach at once.
+
+    poller: where the current attach's socket is registered.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        timeout_s: float,
+        poller: zmq.Poller,
+        now: float,
+        *,
+        access: Access | None = None,
+        outlives_server: bool = True,
+    ) -> None:
+        """`outlives_server`: another one is waited for when the server says goodbye."""
+        self._outlives_server = outlives_server
+        self._has_left = False  # the server, with a word
+        self.address = address
+        self.timeout_s = timeout_s
+        self.model: ModelCard | None = None  # as the server said last
+        self._table = StreamTable()
+        self._callers: list[_Caller] = []
+        self._outbox = Outbox(self._table)
+        self._questions = Questions()
+        self._lost_at: float | None = now
+        self._num_breaches = 0  # of the protocol, since a message was good
+        self._goodbye_epoch: int | None = None  # of the attach in which it is said
+        self._attacher: Attacher[ClientToWorker, WorkerToClient, StreamState | None] = Attacher(
+            context,
+            address,
+            client_codec(),
+            poller,
+            identity=token_bytes(16),
+            now=now,
+            access=access,
+        )
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a server is there, as far as we know."""
+        return self._attacher.is_attached
+
+    # ---- what may be asked for ---------------------------------------------------------------
+
+    def connect(self, future: Future[ModelCard], now: float) -> None:
+        """Fulfil `future` when the server is there; ConnectionLostError after `timeout_s`."""
+        if self._attacher.is_attached and self.model is not None:
+            future.set_result(self.model)
+        else:
+            self._callers.append(_Caller(future, now))
+
+    def submit(self, state: StreamState, now: float) -> None:
+        """Ask for the stream, a new one or one to be resumed."""
+        state.submitted_at = now
+        self._table.add(state)
+        self._outbox.ask(state)
+
+    def ask(self, question: Question, future: Future[Any], now: float, post: Post) -> None:
+        """Fulfil `future` with the server's answer; ConnectionLostError after `timeout_s`.
+
+        post: see `Questions.ask`.
+        """
+        self._questions.ask(question, future, now, post)
+
+    def abort(self, state: StreamState) -> None:
+        """Ask the server to end the stream; its End is still to come."""
+        if not state.was_sent:
+            self._table.give_up(state, None)
+        elif not state.is_over and not state.is_abort_wanted:
+            state.is_abort_wanted = True
+            self._outbox.abort(state)
+
+    def abandon(self, state: StreamState) -> None:
+        """End the stream at once: nobody reads it any more."""
+        if not state.is_over:
+            self._table.give_up(state, None)
+            self._outbox.abort(state)
+
+    def end_all(self, error: Callable[[], SlipstreamError]) -> None:
+        """End whoever waits and every stream on our side, each by an error of its own."""
+        self._fail_waiting(error)
+        self._table.wake()
+
+    # ---- what is done with it ----------------------------------------------------------------
+
+    def turn(self, now: float) -> bool:
+        """Take in what is there, send what is due, wake whoever has news. Whether deltas came."""
+        has_deltas = self._receive(now)
+        self._attacher.beat(now)
+        if self._attacher.is_attached:
+            self._lost_at = None
+            self._outbox.flush(self._attacher.send)
+            self._questions.flush(self._send_question)
+        else:
+            self._outbox.clear()
+            self._count_absence(now)
+        self._table.wake()
+        return has_deltas
+
+    def say_goodbye(self, now: float) -> bool:
+        """Leave for good. Whether it is done: acknowledged, or nobody there to hear it. Until
+        then, call it again when the socket has something; `close` after GOODBYE_S at the latest.
+        """
+        attacher = self._attacher
+        for _ in attacher.receive(now):
+            pass
+        if self._goodbye_epoch is None and attacher.send(Goodbye(), None):
+            self._goodbye_epoch = attacher.epoch
+        if not attacher.is_attached:
+            return True
+        if self._goodbye_epoch is None:
+            return False  # without credit
+        return attacher.epoch != self._goodbye_epoch or attacher.num_unacked == 0
+
+    def close(self) -> None:
+        """Let go of the socket, without a word."""
+        self._attacher.close()
+
+    def _receive(self, now: float) -> bool:
+        table = self._table
+        has_deltas = False
+        for body in self._attacher.receive(now):
+            try:
+                match body:
+                    case Deltas():
+                        has_deltas = True
+                        if not table.deliver(body):
+                            self._attacher.attach(now)
+                        self._num_breaches = 0
+                    case Accepted():
+                        table.accept(body)
+                    case PromptLogprobs():
+                        if not table.take_prompt(body):
+                            self._attacher.attach(now)
+                    case Rejected() if body.is_leaving and self._outlives_server:
+                        table.turn_away(body)
+                    case Rejected():
+                        unread = table.reject(body)
+                        if unread is not None:
+                            self._outbox.abort(unread)
+                    case Superseded():
+                        table.supersede(body)
+                    case UnknownStreams():
+                        for state in table.lose(body):
+                            self._outbox.ask(state)
+                    case Tokenized() | Detokenized() | Cancelled():
+                        self._questions.answer(body)
+                        self._num_breaches = 0
+                    case Welcome():
+                        self._greet(body.model)
+                    case Refusal() if body.is_leaving and self._outlives_server:
+                        self._has_left = True
+                        if self._attacher.is_attached:
+                            self._attacher.attach(now)
+                    case Refusal():
+                        self._fail_waiting(partial(SlipstreamError, body.fault))
+                        if self._attacher.is_attached:  # else `beat` tries again, without haste
+                            self._attacher.attach(now)
+            except ProtocolError as error:
+                self._note_breach(error)
+                self._attacher.attach(now)
+        for abandoned in self._attacher.take_receipts():
+            if abandoned is not None:
+                table.forget(abandoned)
+        return has_deltas
+
+    def _send_question(self, question: Question) -> bool:
+        return self._attacher.send(question, None)
+
+    def _note_breach(self, error: ProtocolError) -> None:
+        """A new attach may help, but not for ever."""
+        self._num_breaches += 1
+        if self._num_breaches >= _MAX_BREACHES:
+            self._num_breaches = 0
+            why = f"the server does not keep to the protocol: {error}"
+            self._fail_waiting(partial(EngineError, Fault("engine", why)))
+
+    def _greet(self, model: ModelCard) -> None:
+        self.model = model
+        self._has_left = False
+        callers, self._callers = self._callers, []
+        for caller in callers:
+            caller.future.set_result(model)
+        self._outbox.refill()
+        self._questions.refill()
+
+    def _count_absence(self, now: float) -> None:
+        """End what has waited for `timeout_s`, all of them without a server. One that loads its
+        model is there: it says so as often as it is asked.
+        """
+        if self._attacher.is_starting:
+            self._lost_at = None
+            return
+        if self._lost_at is None:
+            self._lost_at = now
+        latest = now - self.timeout_s
+        if self._lost_at > latest:
+            return
+        was_there = self.model is not None
+        what = (
+            "the Slipstream server has been gone from" if was_there else "no Slipstream server at"
+        )
+        if self._has_left:
+            what = "the Slipstream server has shut down, and none has come in its place at"
+        trouble = self._attacher.trouble  # somebody is there, but not as we expect it
+        why = f"{what} {self.address} for {now - self._lost_at:.3g} s: {trouble or _WHAT_TO_DO}"
+        error = partial(ConnectionLostError, Fault("engine", why))
+        for state in self._table.streams:
+            is_accepted = state.prompt_ids is not None
+            if is_accepted and self._lost_at > now - _ACCEPTED_WAIT * self.timeout_s:
+                continue
+            if state.submitted_at <= latest:
+                self._table.give_up(state, error())
+        self._questions.fail(error, latest)
+        for caller in list(self._callers):
+            if caller.since <= latest:
+                self._callers.remove(caller)
+                caller.future.set_exception(error())
+
+    def _fail_waiting(self, error: Callable[[], SlipstreamError]) -> None:
+        callers, self._callers = self._callers, []
+        for caller in callers:
+            caller.future.set_exception(error())
+        self._questions.fail(error)
+        self._table.give_up_all(error)

@@ -1,0 +1,166 @@
+"""The I/O thread of a client: one thread, one socket, every stream.
+
+Owns: the thread, and the way into it. Does not know: the protocol (`session`), who reads
+(threads or tasks), how outputs look.
+
+Rules:
+- The thread ends by `close` alone, or by a fault of its own, and then nothing waits any more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import zmq
+
+from slipstream.client.connection.mailbox import Commands
+from slipstream.client.connection.queries import Question
+from slipstream.client.connection.session import GOODBYE_S, TICK_S, ClientSession
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.errors import ClosedError, EngineError, SlipstreamError
+from slipstream_ipc.messages import Fault, ModelCard
+from slipstream_ipc.telemetry.trace import Span, Tracer
+from slipstream_ipc.transport.curve import Access
+
+_JOIN_S = 2.0
+
+
+class ClientIO:
+    """Serves streams over one connection until it is closed. Every method may be called from any
+    thread, and none but `close` waits.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float,
+        tracer: Tracer | None = None,
+        *,
+        access: Access | None = None,
+    ) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self._tracer = tracer
+        self._commands = Commands()
+        self._is_closing = False
+        self._ending: Callable[[], SlipstreamError] | None = None  # set when the thread is done
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._poller = zmq.Poller()
+        self._session = ClientSession(
+            self._context, address, timeout_s, self._poller, time.monotonic(), access=access
+        )
+        self._thread = threading.Thread(target=self._run, name="slipstream-client", daemon=True)
+        atexit.register(self.close)
+        self._thread.start()
+
+    # ---- for any thread --------------------------------------------------------------------
+
+    @property
+    def model(self) -> ModelCard | None:
+        """What the server serves, as it said last."""
+        return self._session.model
+
+    def connect(self) -> Future[ModelCard]:
+        """Done when the server is there; ConnectionLostError after `timeout_s`."""
+        future: Future[ModelCard] = Future()
+        future.set_running_or_notify_cancel()  # or an impatient caller could cancel it under us
+        self._commands.post(partial(self._connect, future, time.monotonic()))
+        return future
+
+    def submit(self, state: StreamState) -> None:
+        """Ask for the stream. Where nothing can be asked any more it ends with a ClosedError."""
+        self._commands.post(partial(self._submit, state))
+
+    def ask(self, question: Question) -> Future[Any]:
+        """Done when the server has answered; ConnectionLostError after `timeout_s` without one."""
+        future: Future[Any] = Future()
+        self._commands.post(partial(self._ask, question, future, time.monotonic()))
+        return future
+
+    def abort(self, state: StreamState) -> None:
+        """Ask the server to end the stream; its End is still to come."""
+        self._commands.post(partial(self._session.abort, state))
+
+    def abandon(self, state: StreamState) -> None:
+        """End the stream at once: nobody reads it any more."""
+        self._commands.post(partial(self._session.abandon, state))
+
+    def release(self, state: StreamState) -> None:
+        """The same where the stream is collected as garbage."""
+        self.abandon(state)
+
+    def close(self, *, wait: bool = True) -> None:
+        """Tell the server goodbye, end all streams and the thread. Idempotent.
+
+        wait: until it is done, which the server's silence can delay for half a second.
+        """
+        self._commands.post(self._begin_close)
+        if wait and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+
+    # ---- commands, in the I/O thread ---------------------------------------------------------
+
+    def _connect(self, future: Future[ModelCard], since: float) -> None:
+        if self._ending is not None:
+            future.set_exception(self._ending())
+        else:
+            self._session.connect(future, since)
+
+    def _submit(self, state: StreamState) -> None:
+        self._session.submit(state, time.monotonic())
+        if self._ending is not None:
+            self._session.end_all(self._ending)
+
+    def _ask(self, question: Question, future: Future[Any], since: float) -> None:
+        self._session.ask(question, future, since, self._commands.post)
+        if self._ending is not None:
+            self._session.end_all(self._ending)
+
+    def _begin_close(self) -> None:
+        self._is_closing = True
+
+    # ---- the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        ending: Callable[[], SlipstreamError]
+        ending = partial(ClosedError, Fault("engine", "the client was closed"))
+        session, poller = self._session, self._poller
+        try:
+            poller.register(self._commands.fd, zmq.POLLIN)
+            while not self._is_closing:
+                events = poller.poll(int(TICK_S * 1e3))
+                self._commands.run(is_rung=(self._commands.fd, zmq.POLLIN) in events)
+                self._turn()
+            poller.unregister(self._commands.fd)
+            session.end_all(ending)
+            _say_goodbye(session, poller)
+        except Exception as error:
+            why = f"the client's I/O thread failed: {type(error).__name__}: {error}"
+            ending = partial(EngineError, Fault("engine", why))
+        finally:
+            self._ending = ending
+            session.end_all(ending)
+            self._commands.end()
+            self._context.destroy(linger=0)
+            if self._tracer is not None:
+                self._tracer.close()
+            atexit.unregister(self.close)
+
+    def _turn(self) -> None:
+        begin_ns = time.monotonic_ns()
+        has_deltas = self._session.turn(time.monotonic())
+        if self._tracer is not None and has_deltas:
+            self._tracer.add(Span.CLIENT, begin_ns, time.monotonic_ns())
+
+
+def _say_goodbye(session: ClientSession, poller: zmq.Poller) -> None:
+    deadline = time.monotonic() + GOODBYE_S
+    while not session.say_goodbye(now := time.monotonic()) and now < deadline:
+        poller.poll(1 + int((deadline - now) * 1e3))
+    session.close()

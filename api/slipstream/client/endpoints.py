@@ -1,0 +1,119 @@
+"""Where a server is found, how its addresses are written, and what opens them.
+
+Owns: the default runtime directory, the names in it that clients use, the form of HTTP addresses,
+which keys go with an address. Does not know: whether a server runs there.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from slipstream.errors import bad_request
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.transport.addresses import (
+    TCP,
+    check_listen_address,
+    check_server_address,
+    check_socket_folder,
+)
+from slipstream_ipc.transport.curve import Access, load_client_keys, load_server_keys
+
+ADDRESS_VARIABLE = "SLIPSTREAM_ADDRESS"
+KEYS_VARIABLE = "SLIPSTREAM_KEYS"
+UNIX = "unix:"
+_SERVING = "serving on "
+
+
+def default_runtime_dir() -> Path:
+    """The folder of a stack that was given none: one for each user of the machine."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"  # noqa: S108  (no user's own: see the uid)
+    return Path(base) / f"slipstream-{os.getuid()}" / "default"
+
+
+def client_address(runtime_dir: Path) -> str:
+    """The address that a stack in `runtime_dir` gives its clients."""
+    return f"ipc://{runtime_dir}/client.sock"
+
+
+def http_address(host: str, port: int, *, uds: str | None = None, has_tls: bool = False) -> str:
+    """Where an HTTP front is found: the start of a URL, or `unix:PATH`."""
+    if uds is not None:
+        return f"{UNIX}{uds}"
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if has_tls else 'http'}://{shown}:{port}"
+
+
+def http_detail(address: str) -> str:
+    """What the front at this address reports when it is ready."""
+    return f"{_SERVING}{address}"
+
+
+def http_address_in(detail: str) -> str:
+    """The address in what the front reports."""
+    return detail.removeprefix(_SERVING)
+
+
+def default_address() -> str:
+    """The address a client takes by itself: $SLIPSTREAM_ADDRESS, else the default stack's."""
+    return os.environ.get(ADDRESS_VARIABLE) or client_address(default_runtime_dir())
+
+
+class Endpoint(NamedTuple):
+    """A server's address, and what opens it."""
+
+    address: str
+    access: Access | None = None
+
+
+def server_endpoint(
+    address: str | None = None,
+    keys: str | os.PathLike[str] | None = None,
+    *,
+    insecure: bool = False,
+) -> Endpoint:
+    """The server that a client is to connect to; what is left open comes from the environment.
+
+    keys: a folder that `slipstream keys` made, or a client's secret file in it.
+
+    Raises: BadRequestError for an address that is none, tcp:// without keys, or keys that are none.
+    """
+    found = default_address() if address is None else address
+    given = keys if keys is not None else os.environ.get(KEYS_VARIABLE) or None
+    if keys is None and (insecure or not found.startswith(TCP)):
+        given = None  # the environment's are for whoever needs some
+    try:
+        check_server_address(found, has_keys=given is not None, insecure=insecure)
+        check_socket_folder(found)
+        if given is not None:
+            return Endpoint(found, Access(load_client_keys(Path(given).expanduser())))
+    except BadRequest as error:
+        raise bad_request(error) from None
+    except OSError as error:
+        field, value = ("keys", os.fspath(given)) if given is not None else ("address", found)
+        raise bad_request(BadRequest(field, value, str(error))) from None
+    return Endpoint(found, Access(insecure=True) if insecure else None)
+
+
+def check_listener(listen: str | None, keys: str | None, *, insecure: bool) -> Path | None:
+    """The folder of a server's keys, read once to see that it can be; None where it needs none.
+
+    Raises: BadRequestError.
+    """
+    try:
+        if listen is None:
+            for option, value in (("keys", keys), ("insecure", insecure or None)):
+                if value is not None:
+                    raise BadRequest(option, value, "only beside listen, a tcp:// address")
+            return None
+        check_listen_address(listen, has_keys=keys is not None, insecure=insecure)
+        if keys is None:
+            return None
+        folder = Path(keys).expanduser().absolute()
+        load_server_keys(folder)
+        return folder
+    except BadRequest as error:
+        raise bad_request(error) from None
+    except OSError as error:
+        raise bad_request(BadRequest("keys", keys, str(error))) from None

@@ -1,0 +1,205 @@
+"""Many requests, read as one stream of deltas: `group` for threads and for tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from functools import cached_property, partial
+from itertools import accumulate, islice
+from types import TracebackType
+
+from slipstream.client.stream import Connection
+from slipstream.client.streams.stream_group import Group, Items
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.client.streams.wakeup import TaskBell, ThreadBell
+from slipstream.errors import RequestError
+from slipstream.outputs import Delta
+from slipstream.prompt_logprobs import PromptTokenLogprobs, prompt_logprobs_of
+from slipstream_ipc.messages import Fault
+
+MAX_IN_FLIGHT = 4096  # requests of one call that the server has at a time
+
+
+class _Many:
+    """What both faces share."""
+
+    def __init__(
+        self, io: Connection, states: Sequence[StreamState], nums_answers: Sequence[int]
+    ) -> None:
+        self._io = io
+        self._nums_answers = nums_answers
+        self._group = Group(states)
+        self._waiting = iter(states)
+        self._num_submitted = 0
+        self._is_read = False
+        self._submit()
+
+    @property
+    def ids(self) -> list[str]:
+        """The streams' ids, with which `Client.resume` goes on with them one by one."""
+        return [state.stream_id.hex() for state in self._group.states]
+
+    def prompt_logprobs(self, index: int) -> PromptTokenLogprobs | None:
+        """The prompt's log-probabilities of the answer `index`, as `RequestOutput.prompt_logprobs`:
+        there with the answer's first delta; of several answers to a prompt with their first one's.
+        None before, or where they were not asked for.
+        """
+        return prompt_logprobs_of(self._group.states[self._firsts[index]].prompt_logprobs)
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        """Of each answer, the first to the same prompt."""
+        begins = accumulate(self._nums_answers, initial=0)
+        return [
+            begin
+            for begin, num in zip(begins, self._nums_answers, strict=False)
+            for _ in range(num)
+        ]
+
+    def close(self) -> None:
+        """End what still runs; what is unread is dropped. Idempotent."""
+        self._waiting = iter(())
+        for state in self._group.states:
+            if not state.is_over:
+                self._io.abandon(state)
+
+    def __del__(self) -> None:
+        for state in self._group.states:
+            if not state.is_over:
+                self._io.release(state)
+
+    def _submit(self) -> None:
+        running = self._num_submitted - self._group.num_over
+        for state in islice(self._waiting, MAX_IN_FLIGHT - running):
+            self._num_submitted += 1
+            self._io.submit(state)
+
+    def _take(self) -> Items | None:
+        """What has come, or None: nothing, and where `_is_read`, nothing more.
+
+        Raises: the first error that a request ended with, once everything before it was read.
+        """
+        group = self._group
+        is_over, error = group.is_over, group.error  # before `unread`: what came last is there
+        try:
+            return group.unread.popleft()
+        except IndexError:
+            if error is not None:
+                self.close()
+                raise error from None
+            self._is_read = is_over
+            return None
+
+    def _has_news(self) -> bool:
+        group = self._group
+        return bool(group.unread or group.is_over or group.error is not None)
+
+    def _check_alone(self) -> None:
+        if self._group.wake is not None:
+            raise RequestError(Fault("bad_request", "these streams are being read already"))
+
+
+class Streams(_Many, Iterable[tuple[int, Delta]]):
+    """Running requests: iterate for (index of the request, delta). Made by `Client.stream_many`.
+
+    They are aborted when the `with` block is left, by `close`, and when nobody holds this any more.
+    One thread may read it at a time.
+    """
+
+    def __init__(
+        self,
+        client: object,
+        io: Connection,
+        states: Sequence[StreamState],
+        nums_answers: Sequence[int],
+    ) -> None:
+        """`client` is closed when nobody holds it, and is held here. nums_answers: to each prompt;
+        `states` are those of all answers.
+        """
+        super().__init__(io, states, nums_answers)
+        self._client = client
+        self._bell: ThreadBell[None] = ThreadBell()
+
+    def __iter__(self) -> Iterator[tuple[int, Delta]]:
+        while True:
+            items = self._take()
+            if items is not None:
+                yield from items
+            elif self._is_read:
+                return
+            else:
+                self._submit()
+                self._wait()
+
+    def __enter__(self) -> Streams:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _wait(self) -> None:
+        self._check_alone()
+        group = self._group
+        group.wake = partial(self._bell.ring, None)
+        try:
+            if not self._has_news():
+                self._bell.wait()
+        finally:
+            group.wake = None
+
+
+class AsyncStreams(_Many):
+    """The same for tasks: `async for index, delta in ...`. Made by `AsyncClient.stream_many`."""
+
+    def __init__(
+        self,
+        client: object,
+        io: Connection,
+        states: Sequence[StreamState],
+        nums_answers: Sequence[int],
+    ) -> None:
+        """See `Streams`."""
+        super().__init__(io, states, nums_answers)
+        self._client = client
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
+        while True:
+            items = self._take()
+            if items is not None:
+                for item in items:
+                    yield item
+            elif self._is_read:
+                return
+            else:
+                self._submit()
+                await self._wait()
+
+    async def __aenter__(self) -> AsyncStreams:
+        return self
+
+    async def __aexit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def _wait(self) -> None:
+        self._check_alone()
+        if self._has_news():
+            return
+        group, bell = self._group, TaskBell()
+        group.wake = bell.ring
+        try:
+            await bell.wait()
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        finally:
+            group.wake = None

@@ -1,0 +1,1 @@
+"""A stack of processes: settings, supervisor, and what it tells."""

@@ -1,0 +1,1 @@
+"""One child process: started, watched, replaced, ended."""

@@ -1,0 +1,40 @@
+"""How often, and after what pause, a process is started again. Pure: the caller has the clock.
+
+Rules:
+- Pauses are those of `slipstream_ipc.backoff`.
+- A budget bounds the restarts within a window of time. When it is used up something is wrong that
+  no restart mends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from slipstream_ipc.backoff import Pauses
+
+
+class RestartPolicy:
+    """The restarts of one place in the stack."""
+
+    def __init__(self, max_restarts: int, window_s: float) -> None:
+        self._max_restarts = max_restarts
+        self._window_s = window_s
+        self._restarts: deque[float] = deque()
+        self._pauses = Pauses()
+
+    def pause_s(self, now: float, served_s: float) -> float | None:
+        """After a death `now`: how long the next start waits; None where there may be none.
+
+        served_s: how long the dead one had been ready, 0 where it never was.
+        """
+        while self._restarts and self._restarts[0] <= now - self._window_s:
+            self._restarts.popleft()
+        if len(self._restarts) >= self._max_restarts:
+            return None
+        self._restarts.append(now)
+        return self._pauses.after(served_s)
+
+    @property
+    def limit(self) -> str:
+        """The budget, for people."""
+        return f"{self._max_restarts} restarts within {self._window_s:g} s"

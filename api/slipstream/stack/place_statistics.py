@@ -1,0 +1,114 @@
+"""What a stack's processes have counted, place by place, summed over the lives of each place.
+
+Owns: what those who died had counted and used; the statistics that fronts are told, and when.
+Does not know: pipes, signals, what is counted (see `slipstream_ipc.telemetry.statistics`).
+
+Rules:
+- Counters of a place never fall: those of a process that ends are added to its place's, as far as
+  it had told them (it does so with each beat, so a killed one's last half second may be missing).
+- A spare counts from when it serves; the CPU time that it took until then appears with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from slipstream.stack.children.process import Child
+from slipstream.stack.children.process_usage import Use, use_of
+from slipstream.stack.children.roles import Role
+from slipstream_ipc.telemetry.statistics import (
+    CoreNumbers,
+    Numbers,
+    ProcessStatistics,
+    Statistics,
+    added,
+    without_gauges,
+)
+
+STATISTICS_S = 0.5  # between two
+NEWS_S = 0.1  # the same, where another number of requests runs or waits
+SUPERVISOR = "supervisor"
+_NONE = Use(0.0, 0)
+
+
+@dataclass(slots=True)
+class _Before:
+    """What is left of those that had a place before."""
+
+    numbers: Numbers | None = None
+    cpu_s: float = 0.0
+
+
+class Accounts:
+    """Of the processes in these places."""
+
+    def __init__(self, roles: Mapping[str, Role]) -> None:
+        self._roles = roles
+        self._before = {name: _Before() for name in roles}
+        self._uses: dict[int, Use] = {}  # of those that have places, by process id, when last seen
+        self._due_at = self._news_due_at = 0.0
+        self._told: list[tuple[int, int]] = []
+
+    def due(self, now: float) -> bytes:
+        """The command that tells the statistics, encoded, if it is time; else nothing."""
+        loads = self._loads()
+        if now < (self._due_at if loads == self._told else self._news_due_at):
+            return b""
+        self._due_at, self._news_due_at = now + STATISTICS_S, now + NEWS_S
+        self._told = loads
+        return msgspec.json.encode(self.statistics(now))
+
+    def _loads(self) -> list[tuple[int, int]]:
+        """Requests that run and that wait, of each core."""
+        children = [role.active for role in self._roles.values()]
+        told = [child.numbers for child in children if child is not None]
+        gauges = [each.gauges for each in told if isinstance(each, CoreNumbers)]
+        return [(each.num_running, each.num_waiting) for each in gauges]
+
+    def statistics(self, now: float) -> Statistics:
+        """Everybody's, as of now."""
+        processes = {name: self._of(name, role, now) for name, role in self._roles.items()}
+        own, times = use_of(os.getpid(), with_children=False), os.times()
+        processes[SUPERVISOR] = ProcessStatistics(
+            state="ready",
+            pid=os.getpid(),
+            cpu_s=times.user + times.system,
+            rss_bytes=0 if own is None else own.rss_bytes,
+        )
+        return Statistics(now, processes)
+
+    def ends(self, child: Child) -> None:
+        """A child has ended, and is to be reaped."""
+        if child is not self._roles[child.name].active:
+            return
+        before = self._before[child.name]
+        if child.numbers is not None:
+            before.numbers = added(before.numbers, without_gauges(child.numbers))
+        before.cpu_s += self._use_of(child).cpu_s
+        del self._uses[child.pid]
+
+    def _of(self, name: str, role: Role, now: float) -> ProcessStatistics:
+        before, child = self._before[name], role.active
+        numbers, pid, use = before.numbers, 0, _NONE
+        if child is not None:
+            if child.numbers is not None:
+                numbers = added(numbers, child.numbers)
+            pid, use = child.pid, self._use_of(child)
+        return ProcessStatistics(
+            state=role.condition(now),
+            pid=pid,
+            num_restarts=role.num_restarts,
+            cpu_s=before.cpu_s + use.cpu_s,
+            rss_bytes=use.rss_bytes,
+            numbers=numbers,
+        )
+
+    def _use_of(self, child: Child) -> Use:
+        """CPU time is never less than it was, and as it was where it cannot be read any more."""
+        use, last = use_of(child.pid) or _NONE, self._uses.get(child.pid, _NONE)
+        self._uses[child.pid] = use = Use(max(use.cpu_s, last.cpu_s), use.rss_bytes)
+        return use

@@ -1,0 +1,345 @@
+"""What a stack consists of: from settings to the processes to start and their configs.
+
+Owns: what MODEL may be, which sockets lie where, which option goes to which process. Does not
+know: how processes are started, and the processes themselves beyond their module's name and the
+names of their config's fields (tests hold both sides together).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from slipstream.client.endpoints import check_listener, client_address
+from slipstream.demo_model import MODEL_NAME, MODEL_PATH
+from slipstream.errors import wrong_option
+from slipstream.http.server.forwarded import Trusted
+from slipstream.http.server.tls import tls_context
+from slipstream.stack.children.process import ChildSpec
+from slipstream.stack.events import SupervisorConfig
+from slipstream.stack.settings import StackSettings
+from slipstream.tracing.parts import checked_trace
+from slipstream_ipc.transport.sockets import check_address
+
+API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"
+CORE_SOCKET = "core.sock"
+FRONT = "http"  # the front's name among the processes; of several: http-0, http-1, ...
+SIMULATED = "simulated:"
+RANDOM = "random:"
+
+_TOKENIZER = "tokenizer="
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9][\w.-]*", re.ASCII)
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+")
+_CORE_OPTIONS = (
+    "dtype",
+    "device",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "block_size",
+    "kv_cache_gib",
+    "gpu_memory_utilization",
+    "enforce_eager",
+    "cuda_graph_sizes",
+    "enable_prefix_caching",
+    "num_blocks",
+    "threads",
+    "native",
+    "max_waiting",
+    "max_waiting_tokens",
+    "max_logprobs",
+    "logprobs_gib",
+    "step_timeout_s",
+    "trust_remote_code",
+)
+_WORKER_OPTIONS = (
+    "stream_interval",
+    "client_timeout_s",
+    "grace_s",
+    "hang_timeout_s",
+    "trust_remote_code",
+)
+
+
+def plan_stack(
+    settings: StackSettings,
+    runtime_dir: Path,
+    parent_pid: int | None = None,
+    *,
+    may_return: bool = True,
+) -> SupervisorConfig:
+    """The supervisor's config. `may_return`: another stack may come to `runtime_dir` afterwards.
+
+    Raises: BadRequestError, for a model, tokenizer, trace or listener that cannot be, or a
+    `runtime_dir` whose path is too long for a socket.
+    """
+    model, tokenizer = model_and_tokenizer(settings.model, settings.tokenizer)
+    address = client_address(runtime_dir)
+    core_address = f"ipc://{runtime_dir / CORE_SOCKET}"
+    trace = checked_trace(settings.trace)
+    keys = check_listener(settings.listen, settings.keys, insecure=settings.insecure)
+    try:
+        check_address(address)
+        check_address(core_address)
+    except ValueError as error:
+        raise wrong_option("runtime_dir", str(runtime_dir), "a shorter absolute path") from error
+    children = [
+        _module(
+            "core",
+            "slipstream_core.main",
+            {
+                "model": model,
+                "served_model_name": settings.served_model_name or settings.model or MODEL_NAME,
+                "address": core_address,
+                "runtime_dir": str(runtime_dir),
+                "trace": trace,
+                **{name: getattr(settings, name) for name in _CORE_OPTIONS},
+                **(_demo_options(settings) if model == str(MODEL_PATH) else {}),
+            },
+            has_spare=settings.spare_core,
+        ),
+        _module(
+            "worker",
+            "slipstream_worker.main",
+            {
+                "tokenizer": tokenizer,
+                "client_address": address,
+                "core_address": core_address,
+                "runtime_dir": str(runtime_dir),
+                "cache_dir": str(cache_dir(runtime_dir)),
+                "listen": settings.listen,
+                "keys": None if keys is None else str(keys),
+                "insecure": settings.insecure,
+                "may_return": may_return or settings.listen is not None,
+                "trace": trace,
+                **{name: getattr(settings, name) for name in _WORKER_OPTIONS},
+            },
+            has_spare=settings.spare_worker,
+            drains=True,
+        ),
+        *_fronts(settings, address, tokenizer, trace),
+    ]
+    return SupervisorConfig(
+        tuple(children),
+        address,
+        str(runtime_dir),
+        parent_pid,
+        hang_timeout_s=settings.hang_timeout_s,
+        max_restarts=settings.max_restarts,
+        restart_window_s=settings.restart_window_s,
+        drain_s=settings.drain_s,
+        listen=None if settings.http_port is None else (settings.host, settings.http_port),
+        uds=None if settings.uds is None else os.path.abspath(settings.uds),
+    )
+
+
+def _demo_options(settings: StackSettings) -> dict[str, Any]:
+    """What the core is told otherwise where it serves the bundled model."""
+    options: dict[str, Any] = {}
+    if settings.dtype == "auto":
+        # stored in bfloat16 for its size alone; in float32 its texts do not depend on the batch
+        options["dtype"] = "float32"
+    if settings.threads is None:
+        options["threads"] = 1  # too small for two threads to be worth their meeting
+    return options
+
+
+def _fronts(
+    settings: StackSettings, address: str, tokenizer: str, trace: str | None
+) -> list[ChildSpec]:
+    """The HTTP fronts. Raises: BadRequestError."""
+    if settings.http_port is None and settings.uds is None:
+        if settings.http_workers > 1:
+            allowed = "1 where there is neither http_port nor uds"
+            raise wrong_option("http_workers", settings.http_workers, allowed)
+        for name in ("ssl_certfile", "ssl_keyfile"):
+            if (value := getattr(settings, name)) is not None:
+                raise wrong_option(name, value, "nothing where there is neither http_port nor uds")
+        return []
+    if settings.http_port is not None and settings.uds is not None:
+        raise wrong_option("uds", settings.uds, "nothing beside http_port: it takes its place")
+    certfile, keyfile = _certificates(settings)
+    config = {
+        "client_address": address,
+        "tokenizer": tokenizer,
+        "host": settings.host,
+        "port": settings.http_port or 0,
+        "api_keys": api_keys(settings),
+        "trace": trace,
+        "allowed_origins": allowed_origins(settings),
+        "allowed_hosts": allowed_hosts(settings),
+        "uds": None if settings.uds is None else os.path.abspath(settings.uds),
+        "ssl_certfile": certfile,
+        "ssl_keyfile": keyfile,
+        "access_log": settings.access_log,
+        "forwarded_allow_ips": forwarded_allow_ips(settings),
+    }
+    return [
+        _module(
+            name,
+            "slipstream.http.main",
+            config,
+            drains=True,
+            hears_condition=True,
+            place=place,
+        )
+        for place, name in enumerate(front_names(settings.http_workers))
+    ]
+
+
+def _certificates(settings: StackSettings) -> tuple[str | None, str | None]:
+    """The files of the fronts' certificate, read once. Raises: BadRequestError."""
+    certfile, keyfile = settings.ssl_certfile, settings.ssl_keyfile
+    if certfile is None:
+        if keyfile is not None:
+            raise wrong_option("ssl_keyfile", keyfile, "nothing without ssl_certfile")
+        return None, None
+    files = [None if each is None else os.path.abspath(each) for each in (certfile, keyfile)]
+    assert files[0] is not None
+    try:
+        tls_context(files[0], files[1])
+    except OSError as error:
+        what = f"a certificate in PEM and its key in ssl_keyfile, unencrypted ({error})"
+        raise wrong_option("ssl_certfile", certfile, what) from None
+    return files[0], files[1]
+
+
+def forwarded_allow_ips(settings: StackSettings) -> tuple[str, ...]:
+    """Proxies that are believed about their clients. Raises: BadRequestError."""
+    given = settings.forwarded_allow_ips
+    found = (given,) if isinstance(given, str) else given
+    names = tuple(each.strip() for one in found for each in one.split(","))
+    try:
+        Trusted(names)
+    except ValueError:
+        allowed = "addresses, networks (10.0.0.0/8), unix, or *"
+        raise wrong_option("forwarded_allow_ips", given, allowed) from None
+    return names
+
+
+def front_names(number: int) -> list[str]:
+    """What the fronts are called among the processes."""
+    return [FRONT] if number == 1 else [f"{FRONT}-{index}" for index in range(number)]
+
+
+def is_front(name: str) -> bool:
+    """Whether a process of this name is a front."""
+    return name == FRONT or name.startswith(f"{FRONT}-")
+
+
+def api_keys(settings: StackSettings) -> tuple[str, ...]:
+    """Every key that HTTP clients may send. Raises: BadRequestError."""
+    given = (settings.api_key,) if isinstance(settings.api_key, str) else settings.api_key
+    if not all(key and key.isascii() and key.isprintable() and " " not in key for key in given):
+        raise wrong_option("api_key", given, "printable ASCII without spaces, not empty")
+    from_environment = os.environ.get(API_KEY_VARIABLE)
+    return (*given, from_environment) if from_environment else given
+
+
+def allowed_origins(settings: StackSettings) -> tuple[str, ...]:
+    """Origins whose pages may read the front's answers. Raises: BadRequestError."""
+    given = settings.allowed_origins
+    origins = (given,) if isinstance(given, str) else given
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise wrong_option("allowed_origins", origin, "http(s)://HOST[:PORT], or *")
+    return origins
+
+
+def allowed_hosts(settings: StackSettings) -> tuple[str, ...]:
+    """Names that HTTP clients may call the front by. Raises: BadRequestError."""
+    given = settings.allowed_hosts
+    hosts = (given,) if isinstance(given, str) else given
+    for host in hosts:
+        if host != "*" and not _HOST.fullmatch(host) and not _is_address(host):
+            raise wrong_option("allowed_hosts", host, "HOST or *.DOMAIN without a port, or *")
+    return hosts
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def model_and_tokenizer(model: str | None, tokenizer: str | None) -> tuple[str, str]:
+    """What the core loads, and where the worker finds its tokenizer.
+
+    A folder becomes its absolute path, and a simulated model says which tokenizer it plays back.
+    A model of random weights (`random:NAME`) needs one to be named.
+    Raises: BadRequestError.
+    """
+    if model is None or model == MODEL_NAME:
+        found = str(MODEL_PATH)
+    elif f"{model}:".startswith(SIMULATED):
+        return _simulated(f"{model}:" if ":" not in model else model, tokenizer)
+    elif model.startswith(RANDOM):
+        if tokenizer is None:
+            raise wrong_option(
+                "tokenizer", None, "one for a model of random weights, which has none"
+            )
+        found = model
+    else:
+        found = _folder_or_hub_id("model", model, f"{SIMULATED}OPTION=VALUE,... or {RANDOM}NAME")
+    if tokenizer is None:
+        return found, found
+    return found, _folder_or_hub_id("tokenizer", tokenizer)
+
+
+def _simulated(model: str, tokenizer: str | None) -> tuple[str, str]:
+    options = [option for option in model.removeprefix(SIMULATED).split(",") if option]
+    own = [option for option in options if option.startswith(_TOKENIZER)]
+    if own and tokenizer is not None:
+        allowed = f"a tokenizer in one place, not in {model!r} too"
+        raise wrong_option("tokenizer", tokenizer, allowed)
+    given = own[0].removeprefix(_TOKENIZER) if own else tokenizer
+    path = Path(MODEL_PATH if given is None else given).expanduser().absolute()
+    if not path.exists() or "," in str(path):
+        allowed = "an existing tokenizer.json, or a folder with one, without a comma in its path"
+        raise wrong_option("tokenizer", given, allowed)
+    others = [option for option in options if not option.startswith(_TOKENIZER)]
+    played = SIMULATED + ",".join([*others, f"{_TOKENIZER}{path}"])
+    return played, str(path.parent if path.is_file() else path)
+
+
+def _folder_or_hub_id(option: str, value: str, more: str = "") -> str:
+    path = Path(value).expanduser()
+    is_tokenizer = option == "tokenizer"
+    if path.is_dir() and (is_tokenizer or (path / "config.json").is_file()):
+        return str(path.absolute())
+    if path.exists() or not _HUB_ID.fullmatch(value):
+        folder = "a folder with a tokenizer" if is_tokenizer else "a folder with a config.json"
+        allowed = [folder, "a hub id (NAME or ORGANISATION/NAME)", more]
+        raise wrong_option(option, value, ", ".join(filter(None, allowed)))
+    return value
+
+
+def cache_dir(runtime_dir: Path) -> Path:
+    """Where compiled token tables are kept, which is made here.
+
+    A home that cannot be written, or none at all, is usual in containers: then it is a folder
+    beside the sockets, and a table is compiled again whenever that is a new one.
+    """
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        folder = (Path(base) if base else Path.home() / ".cache") / "slipstream"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+        pass
+    return runtime_dir / "cache"
+
+
+def _module(name: str, module: str, config: dict[str, Any], **traits: Any) -> ChildSpec:
+    argv = (sys.executable, "-P", "-m", module)
+    return ChildSpec(name, argv, msgspec.Raw(msgspec.json.encode(config)), **traits)

@@ -1,0 +1,278 @@
+"""A whole stack as a context manager: started, watched and ended from Python.
+
+Owns: the supervisor's process, and the pipe that ties its life to ours. Does not know: which
+processes a stack has (`process_plan`), how they are kept (`supervisor`).
+
+Rules:
+- The constructor returns a stack that is ready, or raises and leaves nothing behind.
+- The stack ends with `stop`, with the `with` block, with the object, or with this process,
+  whichever is first and however it ends.
+- Ctrl-C in the terminal reaches this process alone.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Unpack
+
+import msgspec
+
+from slipstream.client.async_client import AsyncClient
+from slipstream.client.client import Client
+from slipstream.client.endpoints import http_address_in
+from slipstream.errors import SlipstreamError
+from slipstream.stack.children.line_pipe import LineReader
+from slipstream.stack.events import (
+    Event,
+    ProcessEnded,
+    ProcessReady,
+    ProcessStarted,
+    StackFailed,
+    StackReady,
+    SupervisorConfig,
+)
+from slipstream.stack.process_plan import is_front, plan_stack
+from slipstream.stack.runtime_dir import remove_traces
+from slipstream.stack.settings import StackOptions, settings_from
+from slipstream.tracing.parts import checked_trace, discard_parts, merge_parts
+from slipstream_ipc.messages import Fault
+
+LOG_LEVEL_VARIABLE = "SLIPSTREAM_LOG_LEVEL"
+_END_S = 14.0  # the supervisor takes at most 13
+_MAX_UNREAD = 1000  # events; older ones are dropped
+
+
+class StackError(SlipstreamError):
+    """A stack could not be started, with the reason that its processes gave."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Fault("engine", message))
+
+
+class StackArguments(StackOptions, total=False):
+    """Everything that `Stack` takes beside the model."""
+
+    runtime_dir: str | os.PathLike[str] | None
+    start_timeout_s: float
+    verbose: bool
+
+
+class Stack:
+    """A running stack of its own, with an address of its own.
+
+    model: a local folder, a hub id, `simulated:OPTION=VALUE,...`; None is the bundled demo model.
+    runtime_dir: where its sockets lie; None makes a fresh folder and removes it at the end.
+    start_timeout_s: how long loading the model may take.
+    verbose: let the processes log what they do to standard error, not only what goes wrong. The
+    environment variable SLIPSTREAM_LOG_LEVEL overrides it.
+    settings: see `StackSettings`; `http_port=0` starts an HTTP front, at `http_address`.
+
+    Raises: BadRequestError (a ValueError) for an unknown option or a value out of range; StackError
+    where the stack does not become ready.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        runtime_dir: str | os.PathLike[str] | None = None,
+        start_timeout_s: float = 600.0,
+        verbose: bool = False,
+        **settings: Unpack[StackOptions],
+    ) -> None:
+        checked = settings_from({**settings, "model": None if model is None else os.fspath(model)})
+        is_given = runtime_dir is not None
+        folder = _fresh_folder() if runtime_dir is None else Path(runtime_dir).absolute()
+        config = plan_stack(
+            checked, folder, parent_pid=os.getpid(), may_return=runtime_dir is not None
+        )
+        self._trace = checked_trace(checked.trace)
+        if self._trace is not None:
+            discard_parts(self._trace)
+        level = os.environ.get(LOG_LEVEL_VARIABLE, "INFO" if verbose else "WARNING")
+        self.address = config.address
+        self.http_address: str | None = None  # as the start of a URL; None without a front
+        self._pids: dict[str, int] = {}
+        self._unread: deque[Event] = deque(maxlen=_MAX_UNREAD)
+        self._lock = threading.Lock()  # of the three above, and of reading events
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "slipstream.stack.supervisor"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, LOG_LEVEL_VARIABLE: level},
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        self._events = LineReader(os.dup(self._process.stdout.fileno()))
+        self._process.stdout.close()
+        self._finalizer = weakref.finalize(
+            self, _end, self._process, self._events, folder, is_given, os.getpid(), self._trace
+        )
+        try:
+            self._send(config)
+            self._wait_until_ready(start_timeout_s)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process ids of the stack by name, the supervisor's among them.
+
+        A process that has died is missing until another takes its place. Spares have no place.
+        """
+        with self._lock:
+            self._read_events()
+            return {"supervisor": self._process.pid, **self._pids}
+
+    def events(self) -> list[Event]:
+        """What has happened to the processes since the last call, oldest first."""
+        with self._lock:
+            self._read_events()
+            events = list(self._unread)
+            self._unread.clear()
+            return events
+
+    def next_event(self, timeout_s: float) -> Event | None:
+        """Wait for something to happen to the processes; None where nothing does, or ever will."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._lock:
+                self._read_events()
+                if self._unread:
+                    return self._unread.popleft()
+                if self._events.has_ended():
+                    return None
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._events, selectors.EVENT_READ)
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    return None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the stack has neither been stopped nor failed."""
+        return self._process.poll() is None
+
+    def client(self) -> Client:
+        """A new client of this stack; close it when done with it."""
+        return Client(self.address, trace=self._trace)
+
+    def async_client(self) -> AsyncClient:
+        """A new asyncio client of this stack; close it when done with it."""
+        return AsyncClient(self.address, trace=self._trace)
+
+    def when_ended(self, callback: Callable[[], object]) -> None:
+        """Call back, from a thread of its own, once the stack has ended, for whatever reason."""
+
+        def wait(process: subprocess.Popen[bytes]) -> None:
+            process.wait()
+            callback()
+
+        # it holds the process, not us: a stack that is forgotten ends all the same
+        name = "slipstream-stack-end"
+        threading.Thread(target=wait, args=(self._process,), name=name, daemon=True).start()
+
+    def stop(self) -> None:
+        """End the stack. Does nothing where that has been done.
+
+        Its processes have 3 s to end; then they are killed, which takes as long as the kernel takes
+        for it, 10 s at most.
+        """
+        self._finalizer()
+
+    def __enter__(self) -> Stack:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _send(self, config: SupervisorConfig) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(msgspec.json.encode(config) + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise StackError(self._how_it_ended()) from error
+
+    def _wait_until_ready(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        ready = []
+        while event := self.next_event(max(0.0, deadline - time.monotonic())):
+            match event:
+                case ProcessReady():
+                    ready.append(event.name)
+                case StackReady():
+                    return
+                case StackFailed():
+                    raise StackError(event.error)
+        if self._events.has_ended():
+            raise StackError(self._how_it_ended())
+        raise StackError(
+            f"the stack was not ready after start_timeout_s={timeout_s:g} "
+            f"(ready processes: {', '.join(ready) or 'none'})"
+        )
+
+    def _read_events(self) -> None:
+        for line in self._events.read():
+            event: Event = msgspec.json.decode(line, type=Event)
+            self._unread.append(event)
+            match event:
+                case ProcessStarted():
+                    self._pids[event.name] = event.pid
+                case ProcessReady() if is_front(event.name):
+                    self.http_address = http_address_in(event.detail)
+                case ProcessEnded():
+                    self._pids.pop(event.name, None)
+
+    def _how_it_ended(self) -> str:
+        return f"the supervisor ended with code {self._process.wait()}; standard error has more"
+
+
+def _fresh_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"slipstream-{secrets.token_hex(6)}"
+
+
+def _end(
+    process: subprocess.Popen[bytes],
+    events: LineReader,
+    folder: Path,
+    is_given: bool,
+    owner: int,
+    trace: str | None,
+) -> None:
+    if os.getpid() != owner:
+        return  # a fork of the process that the stack belongs to
+    assert process.stdin is not None
+    try:
+        process.stdin.close()  # the supervisor's sign to stop
+        process.wait(_END_S)
+    except (subprocess.TimeoutExpired, BrokenPipeError):
+        pass
+    finally:
+        process.kill()  # its children die with it
+        process.wait()
+        events.close()
+        if not is_given:
+            shutil.rmtree(folder, ignore_errors=True)
+        elif process.returncode < 0:  # it could not tidy up itself
+            remove_traces(folder)
+        if trace is not None:
+            merge_parts(trace)

@@ -1,0 +1,417 @@
+"""The supervisor: starts a stack's processes, watches them, replaces those that die, ends them.
+
+Owns: one loop over the children's status pipes, signals (child exits among them), the clock and,
+when a `Stack` started it, that process's life. Does not know: what the children do, what a model
+is; who succeeds whom (`roles`), after what pause and how often (`restarts`); what fronts are told
+of the others (`status_broadcast`).
+
+Rules:
+- Ready means that every child said so. A child that dies before it ever was ends the whole stack
+  with code 1; so does one that reports an error (another could not do it either), and one that dies
+  when its restarts are used up. Only the first failure is told, the others follow from it.
+- A child whose beats stay away hangs, and is killed. Whoever died is reaped before its successor is
+  told to serve. Spares are started one at a time, and only while everybody serves.
+- Asked to end: while it drains, users' work goes on for `drain_s`, restarts included. Then SIGTERM
+  to all that listen, SIGKILL to the others, and to all after STOP_S. Each further signal goes one
+  stage on. Nothing is left: no process, no socket, no folder that was made here.
+- The sockets that fronts listen at are ours (`listeners`), from before anybody is started until
+  the stack stops. While it drains, fronts take connections to say so.
+- Failures before ready are told through `report` alone (whoever started us shows them), later
+  ones in the log too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from slipstream.client.endpoints import http_address
+from slipstream.stack.children.line_pipe import LineWriter
+from slipstream.stack.children.listeners import Listeners
+from slipstream.stack.children.process import Child, ChildSpec, Exit
+from slipstream.stack.children.process_usage import state_of
+from slipstream.stack.children.roles import Role
+from slipstream.stack.events import (
+    Event,
+    ProcessEnded,
+    ProcessReady,
+    ProcessRestarted,
+    ProcessStarted,
+    SpareReady,
+    StackDraining,
+    StackFailed,
+    StackReady,
+    SupervisorConfig,
+)
+from slipstream.stack.parent_watch import STANDARD_INPUT, watch_parent
+from slipstream.stack.place_statistics import Accounts
+from slipstream.stack.runtime_dir import RuntimeDirectory, RuntimeDirectoryInUse
+from slipstream.stack.signals import SignalQueue
+from slipstream.stack.status_broadcast import Bulletin
+from slipstream_ipc.process import SILENT_S
+
+STOP_S = 3.0  # from SIGTERM to SIGKILL
+_FLUSH_S = 1.0  # after `drain_s`, for the last words to leave
+# from SIGKILL until we leave a child: the kernel may need seconds to take its memory apart, more on
+# a busy machine; only one that waits for a broken device takes for ever
+GIVE_UP_S = 10.0
+_logger = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Runs one stack in the calling thread, which must be the main one."""
+
+    def __init__(self, config: SupervisorConfig, report: Callable[[Event], None]) -> None:
+        self._config = config
+        self._report = report
+        self._roles = {
+            spec.name: Role(spec, config.max_restarts, config.restart_window_s)
+            for spec in config.children
+        }
+        self._accounts = Accounts(self._roles)
+        self._bulletin = Bulletin(self._roles, self._accounts)
+        self._children: list[Child] = []  # all that are not reaped
+        self._listeners: Listeners | None = None
+        self._selector = selectors.DefaultSelector()
+        self._phase: Literal["starting", "serving", "draining", "stopping", "killing"] = "starting"
+        self._deadline: float | None = None  # of this phase
+        self._exit_code = 0
+
+    def run(self) -> int:
+        """Run the stack to its end; the exit code, 0 where it ended because it was asked to."""
+        try:
+            with (
+                RuntimeDirectory(Path(self._config.runtime_dir)),
+                SignalQueue(
+                    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD
+                ) as signals,
+                contextlib.ExitStack() as cleanup,
+            ):
+                cleanup.callback(self._selector.close)
+                cleanup.callback(self._leave_nobody)
+                cleanup.callback(self._let_go_of_listeners)
+                self._watch(signals, partial(self._on_signals, signals))
+                if self._config.parent_pid is not None:
+                    watch_parent(self._config.parent_pid, self._selector, self._stop, cleanup)
+                if self._listen():
+                    for role in self._roles.values():
+                        self._fill(role)
+                    self._loop()
+        except (RuntimeDirectoryInUse, OSError) as error:
+            self._fail(str(error))
+        return self._exit_code
+
+    def _listen(self) -> bool:
+        """Whether we could."""
+        listen, uds = self._config.listen, self._config.uds
+        if listen is None and uds is None:
+            return True
+        try:
+            if uds is not None:
+                self._listeners = Listeners.at_path(uds)
+            else:
+                assert listen is not None
+                self._listeners = Listeners.at(*listen)
+        except OSError as error:
+            where = http_address(*(listen or ("", 0)), uds=uds)
+            why = error.strerror or error
+            other = "--http-port, in Python http_port, chooses another port"
+            if uds is not None:
+                other = "--uds, in Python uds, chooses another path"
+            self._fail(f"cannot listen at {where}: {why} ({other})")
+            return False
+        return True
+
+    def _stop_listening(self) -> None:
+        if self._listeners is not None:
+            self._listeners.stop()
+
+    def _let_go_of_listeners(self) -> None:
+        if self._listeners is not None:
+            self._listeners.close()
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._phase in ("stopping", "killing")
+
+    def _loop(self) -> None:
+        while self._children or not self._is_ending:
+            for key, _ in self._selector.select(self._wait_s()):
+                key.data()
+            now = time.monotonic()
+            if not self._is_ending:
+                self._keep(now)
+            if self._deadline is not None and now >= self._deadline:
+                if self._phase == "draining":
+                    self._stop(f"{self._config.drain_s:g} s are over")
+                elif self._phase == "stopping":
+                    self._kill(f"not stopped {STOP_S:g} s after SIGTERM")
+                else:
+                    self._abandon()
+                    return
+
+    def _wait_s(self) -> float | None:
+        """Until the clock brings something."""
+        moments = [] if self._deadline is None else [self._deadline]
+        if not self._is_ending:
+            moments += [role.due_at for role in self._roles.values() if role.due_at is not None]
+            moments += [
+                child.heard_at + self._config.hang_timeout_s / (1 if child.is_watched else 2)
+                for child in self._children
+                if child.heard_at is not None
+            ]
+            now = time.monotonic()
+            moments += [
+                silent_at
+                for child in self._children
+                if child.heard_at is not None and (silent_at := child.heard_at + SILENT_S) > now
+            ]
+            if self._is_calm:
+                moments += [
+                    role.spare_due_at
+                    for role in self._roles.values()
+                    if role.spare is None and role.spare_due_at is not None
+                ]
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+    # ---- what the clock brings -----------------------------------------------------------
+
+    def _keep(self, now: float) -> None:
+        """See to it that everybody lives and every place is filled."""
+        for child in self._children:
+            self._check_beats(child, now)
+        for role in self._roles.values():
+            if role.due_at is not None and now >= role.due_at:
+                self._fill(role)
+        for role in self._roles.values():
+            is_due = role.spare_due_at is not None and now >= role.spare_due_at
+            if role.spare is None and is_due and self._is_calm:
+                role.spare = self._start(role.spec)
+        self._bulletin.tell(now)
+        if self._phase == "draining" and all(
+            role.active is not None and role.active.is_drained for role in self._roles.values()
+        ):
+            self._stop("nothing runs any more")
+
+    def _check_beats(self, child: Child, now: float) -> None:
+        timeout_s = self._config.hang_timeout_s
+        if child.heard_at is None or now < child.heard_at + timeout_s / 2:
+            return
+        if not child.is_watched:
+            child.watch(now)
+        if now < child.heard_at + timeout_s:
+            return
+        self._on_status(child)  # where we ourselves were stopped, its beats lie unread
+        if child.heard_at is not None and now >= child.heard_at + timeout_s:
+            child.heard_at = None
+            is_busy = child.is_busy(now)
+            what = "it is busy" if is_busy else "it is stopped, or waits"
+            _logger.warning("%s (process %d) hangs: %s", child.name, child.pid, what)
+            child.kill(f"hung: no sign of life for {timeout_s:g} s", within=is_busy)
+
+    @property
+    def _is_calm(self) -> bool:
+        """Whether there is time to prepare a spare."""
+        return self._phase == "serving" and all(
+            role.is_ready and not role.is_preparing_spare for role in self._roles.values()
+        )
+
+    # ---- what may happen -----------------------------------------------------------------
+
+    def _on_status(self, child: Child) -> None:
+        if child.status.has_ended():
+            return  # noticed already, by an event of the same round
+        was_ready, was_settled = child.state == "ready", child.settled_at is not None
+        child.read_status()
+        if child.status.has_ended():
+            self._selector.unregister(child.status)
+        if self._is_ending:
+            return
+        role = self._roles[child.name]
+        if child.error and child is role.active:
+            self._fail(f"{child.name}: {child.error}")
+        elif child.error:
+            child.kill(child.error)
+        elif child.state == "ready" and not was_ready:
+            self._on_ready(role, child)
+        elif child is role.spare and child.settled_at is not None and not was_settled:
+            seconds = child.settled_at - child.started_at
+            _logger.info("spare %s waits as process %d", child.name, child.pid)
+            self._report(SpareReady(child.name, child.pid, seconds))
+
+    def _on_ready(self, role: Role, child: Child) -> None:
+        now = time.monotonic()
+        if not role.has_served:
+            seconds = now - child.started_at
+            self._report(ProcessReady(child.name, child.pid, child.detail, seconds))
+        else:
+            assert role.last_exit is not None
+            seconds, how = now - role.ended_at, role.last_exit.how
+            _logger.info("%s is process %d now, %.2f s later", child.name, child.pid, seconds)
+            self._report(ProcessRestarted(child.name, child.pid, how, seconds, child.detail))
+        role.became_ready()
+        if self._phase == "starting" and all(one.is_ready for one in self._roles.values()):
+            self._phase = "serving"
+            self._report(StackReady(self._config.address))
+
+    def _on_signals(self, signals: SignalQueue) -> None:
+        for number in signals.drain():
+            if number == signal.SIGCHLD:
+                self._on_exits()
+            elif self._is_ending:
+                self._kill(f"another signal, {number.name}")
+            elif self._phase == "serving" and self._config.drain_s > 0:
+                self._drain(number.name)
+            else:
+                self._stop(number.name)
+
+    def _on_exits(self) -> None:
+        for child in [child for child in self._children if child.has_ended()]:
+            self._on_status(child)  # its last words come before its end
+            if not child.status.has_ended():
+                self._selector.unregister(child.status)
+            self._accounts.ends(child)
+            exit_ = child.reap()
+            self._children.remove(child)
+            for path in Path(self._config.runtime_dir).glob(f"*-{child.pid}.sock"):
+                path.unlink(missing_ok=True)
+            if self._is_ending:
+                _logger.debug("%s (process %d) ended: %s", child.name, child.pid, exit_.how)
+            else:
+                self._on_loss(self._roles[child.name], child, exit_)
+
+    def _on_loss(self, role: Role, child: Child, exit_: Exit) -> None:
+        is_spare, now = child is role.spare, time.monotonic()
+        may_go_on = role.lost(child, exit_, now)
+        what = f"{child.name} (process {child.pid}) ended"
+        if is_spare:
+            more = "another follows" if may_go_on else f"none follows after {role.limit}"
+            _logger.warning("spare %s: %s; %s", what, exit_.how, more)
+        elif not role.has_served:
+            self._fail(f"{what} before it was ready: {exit_.how}")
+        elif not may_go_on:
+            allowed = f"{role.limit} are allowed (max_restarts, restart_window_s)"
+            self._fail(f"{what}: {exit_.how}; {allowed}")
+        else:
+            _logger.warning("%s: %s; another takes its place", what, exit_.how)
+            self._report(ProcessEnded(child.name, child.pid, exit_.how))
+            if role.due_at is not None and now >= role.due_at:
+                self._fill(role)
+
+    # ---- what follows --------------------------------------------------------------------
+
+    def _fill(self, role: Role) -> None:
+        """Somebody serves in this place from now on."""
+        child = role.spare or self._start(role.spec)
+        if child is None:
+            return
+        role.fill(child)
+        if self._phase == "draining" and self._deadline is not None:
+            child.drain(max(0.0, self._deadline - _FLUSH_S - time.monotonic()))
+        self._report(ProcessStarted(child.name, child.pid))
+
+    def _start(self, spec: ChildSpec) -> Child | None:
+        if self._is_ending:
+            return None
+        try:
+            child = Child(spec, self._listeners)
+        except OSError as error:
+            self._fail(f"{spec.name}: cannot be started: {error}")
+            return None
+        self._children.append(child)
+        self._watch(child.status, partial(self._on_status, child))
+        _logger.info("started %s as process %d", child.name, child.pid)
+        return child
+
+    def _fail(self, error: str) -> None:
+        self._exit_code = 1
+        if self._phase != "starting":
+            _logger.error("%s; the stack ends", error)
+        self._report(StackFailed(error))
+        self._stop("failure")
+
+    def _drain(self, reason: str) -> None:
+        within_s = self._config.drain_s
+        _logger.info("draining (%s): what runs may take %g s", reason, within_s)
+        self._phase = "draining"
+        self._deadline = time.monotonic() + within_s + _FLUSH_S
+        self._report(StackDraining(within_s))
+        for role in self._roles.values():
+            if role.active is not None:
+                role.active.drain(within_s)
+
+    def _stop(self, reason: str) -> None:
+        if self._is_ending:
+            return
+        _logger.info("stopping (%s)", reason)
+        self._phase = "stopping"
+        self._stop_listening()
+        self._deadline = time.monotonic() + STOP_S
+        for child in self._children:
+            if child.listens:
+                child.drain(0.0)  # so that it knows who ends it, and may say so
+                child.terminate()
+            else:
+                child.kill()  # it serves nobody yet, and may not listen until it has loaded
+
+    def _kill(self, reason: str) -> None:
+        if self._phase != "killing":
+            self._deadline = time.monotonic() + GIVE_UP_S
+        self._phase = "killing"
+        for child in self._children:
+            _logger.warning("killing %s (process %d): %s", child.name, child.pid, reason)
+            child.kill()
+
+    def _leave_nobody(self) -> None:
+        for child in self._children:
+            child.kill()  # only an error of our own can have left one alive
+
+    def _abandon(self) -> None:
+        self._exit_code = 1
+        for child in self._children:
+            what = f"{child.name} (process {child.pid}, state {state_of(child.pid)})"
+            _logger.error("%s has not ended %g s after SIGKILL; it is left", what, GIVE_UP_S)
+
+    # ---- what to look at -----------------------------------------------------------------
+
+    def _watch(self, source: object, on_ready: Callable[[], None]) -> None:
+        self._selector.register(source, selectors.EVENT_READ, on_ready)  # type: ignore[arg-type]
+
+
+def log_to_stderr() -> None:
+    """The supervisor's own lines, in the form the children's have."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=os.environ.get("SLIPSTREAM_LOG_LEVEL", "INFO").upper(),
+        format="%(asctime)s supervisor %(levelname)s %(message)s",
+    )
+
+
+def main() -> int:
+    """For a `Stack`: the config on standard input, events on standard output."""
+    log_to_stderr()
+    line = b""
+    while not line.endswith(b"\n"):
+        chunk = os.read(STANDARD_INPUT, 65536)
+        if not chunk:
+            return 1  # the parent died while it spoke
+        line += chunk
+    config = msgspec.json.decode(line, type=SupervisorConfig)
+
+    events = LineWriter(sys.stdout.fileno())  # for whoever may take a long time to read them
+    return Supervisor(config, lambda event: events.write(msgspec.json.encode(event))).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""A timeline as a file that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+Owns: the file's format, written and read. It is the Trace Event Format's JSON, compressed where the
+name ends in `.gz`: a process of its own for each track, a slice ("ph": "X") for each span, its step
+in `args.step`, times in microseconds since the first span. Does not know: where spans come from.
+
+Rules:
+- A slice is named by kind and step, as that is what a viewer shows; `cat` holds the kind alone.
+- What is read is what was written here, not every trace that there is.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.errors import bad_request
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.telemetry.trace import NO_STEP
+
+_CHUNK = 8192  # events that are objects at one time, while a file is written
+_GZIP_MAGIC = b"\x1f\x8b"
+
+Strings = npt.NDArray[np.str_]
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """What one process (or a device) did. Columns are parallel; times begin with the trace."""
+
+    name: str
+    process_id: int
+    kinds: Strings  # [n]
+    begins_ns: Int64s  # [n]
+    ends_ns: Int64s  # [n]
+    steps: Int64s  # [n], NO_STEP where there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A whole trace. num_dropped: older spans, for which a process had no room."""
+
+    tracks: tuple[Track, ...]
+    num_dropped: int = 0
+
+    @property
+    def duration_ns(self) -> int:
+        """From the first begin, 0, to the last end."""
+        return max((int(track.ends_ns.max(initial=0)) for track in self.tracks), default=0)
+
+
+# ---- the format ----------------------------------------------------------------------------
+
+
+class _Step(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    step: int = NO_STEP
+
+
+class _Slice(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
+    name: str
+    cat: str
+    pid: int
+    tid: int
+    ts: float  # µs
+    dur: float  # µs
+    args: _Step
+
+
+class _About(msgspec.Struct, frozen=True, omit_defaults=True):
+    name: str = ""
+    labels: str = ""
+    sort_index: int | None = None
+
+
+class _Metadata(msgspec.Struct, frozen=True, tag_field="ph", tag="M"):
+    name: str
+    pid: int
+    tid: int
+    args: _About
+
+
+class _Other(msgspec.Struct, frozen=True, rename="camel"):
+    clock: str = "CLOCK_MONOTONIC"
+    num_dropped_spans: int = 0
+
+
+class _File(msgspec.Struct, frozen=True, rename="camel"):
+    other_data: _Other
+    trace_events: list[_Slice | _Metadata]
+
+
+# ---- written -------------------------------------------------------------------------------
+
+
+def write_timeline(file: Path, timeline: Timeline) -> None:
+    """Write it, whole or not at all. Raises OSError."""
+    unfinished = file.with_name(f".{file.name}.unfinished")
+    try:
+        with gzip.open(unfinished, "wb") if file.suffix == ".gz" else unfinished.open("wb") as out:
+            for piece in _pieces(timeline):
+                out.write(piece)
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _pieces(timeline: Timeline) -> Iterator[bytes]:
+    encode = msgspec.json.Encoder().encode
+    other = encode(_Other(num_dropped_spans=timeline.num_dropped))
+    yield b'{"displayTimeUnit":"ms","otherData":' + other + b',"traceEvents":[\n'
+    events = chain.from_iterable(
+        chain(_head(at, track), _slices(at, track)) for at, track in enumerate(timeline.tracks, 1)
+    )
+    separator = b""
+    while chunk := list(islice(events, _CHUNK)):
+        yield separator + b",\n".join(map(encode, chunk))
+        separator = b",\n"
+    yield b"\n]}\n"
+
+
+def _head(at: int, track: Track) -> Iterable[_Metadata]:
+    yield _Metadata("process_name", at, at, _About(name=track.name))
+    yield _Metadata("thread_name", at, at, _About(name=track.name))
+    yield _Metadata("process_labels", at, at, _About(labels=f"process {track.process_id}"))
+    yield _Metadata("process_sort_index", at, at, _About(sort_index=at))
+
+
+def _slices(at: int, track: Track) -> Iterable[_Slice]:
+    order = np.argsort(track.begins_ns, kind="stable")  # viewers want the outer of two first
+    for first in range(0, len(order), _CHUNK):
+        some = order[first : first + _CHUNK]
+        for kind, begin_ns, end_ns, step in zip(
+            track.kinds[some].tolist(),
+            track.begins_ns[some].tolist(),
+            track.ends_ns[some].tolist(),
+            track.steps[some].tolist(),
+            strict=True,
+        ):
+            name = kind if step == NO_STEP else f"{kind} {step}"
+            duration_us = (end_ns - begin_ns) / 1e3
+            yield _Slice(name, kind, at, at, begin_ns / 1e3, duration_us, _Step(step))
+
+
+# ---- read ----------------------------------------------------------------------------------
+
+
+def read_timeline(file: Path) -> Timeline:
+    """What `write_timeline` wrote. Raises: OSError; BadRequestError where it is something else."""
+    data = file.read_bytes()
+    try:
+        if data.startswith(_GZIP_MAGIC):
+            data = gzip.decompress(data)
+        decoded = msgspec.json.decode(data, type=_File)
+    except (msgspec.DecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        allowed = f"a file that --trace wrote ({error})"
+        raise bad_request(BadRequest("file", str(file), allowed)) from error
+    slices: dict[int, list[_Slice]] = {}
+    names: dict[int, str] = {}
+    process_ids: dict[int, int] = {}
+    for event in decoded.trace_events:
+        match event:
+            case _Slice():
+                slices.setdefault(event.pid, []).append(event)
+            case _Metadata(name="process_name"):
+                names[event.pid] = event.args.name
+            case _Metadata(name="process_labels"):
+                process_ids[event.pid] = int(event.args.labels.rpartition(" ")[2])
+    tracks = (
+        _track(name, process_ids.get(at, 0), slices.get(at, ())) for at, name in names.items()
+    )
+    return Timeline(tuple(tracks), decoded.other_data.num_dropped_spans)
+
+
+def _track(name: str, process_id: int, slices: Sequence[_Slice]) -> Track:
+    begins_ns = _ns([one.ts for one in slices])
+    return Track(
+        name,
+        process_id,
+        np.array([one.cat for one in slices], np.str_),
+        begins_ns,
+        begins_ns + _ns([one.dur for one in slices]),
+        np.array([one.args.step for one in slices], np.int64),
+    )
+
+
+def _ns(times_us: list[Any]) -> Int64s:
+    return np.rint(np.array(times_us, np.float64) * 1e3).astype(np.int64)

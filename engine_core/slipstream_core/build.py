@@ -1,0 +1,220 @@
+"""Puts the parts of an engine core together.
+
+Owns: which part is given which. Does not know: processes, signals; so benchmarks and tests build
+the same core inside their own.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import zmq
+
+from slipstream_core.config import CoreConfig
+from slipstream_core.engine import Engine
+from slipstream_core.engine_counters import Counters
+from slipstream_core.grammar.compiler import GrammarCompiler
+from slipstream_core.grammar.llguidance_backend import Vocabulary
+from slipstream_core.grammar.manager import GrammarRows
+from slipstream_core.logprob_budget import LogprobRoom
+from slipstream_core.runner.host_memory import read_host_memory
+from slipstream_core.runner.tokenizer_file import find_tokenizer
+from slipstream_core.scheduler.scheduler import Scheduler
+from slipstream_core.step.plan import Runner
+from slipstream_core.workers.admission import Admission
+from slipstream_core.workers.crash_note import InFlightNote, begin_note, read_note
+from slipstream_core.workers.handler import Desk
+from slipstream_core.workers.pending import OnHold
+from slipstream_core.workers.sender import CoreAcceptor, Port
+from slipstream_core.workers.stream_table import StreamTable
+from slipstream_core.workers.streams import Lives
+from slipstream_ipc.history.cursors import Cursors
+from slipstream_ipc.history.logprob_log import LogprobLog
+from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.messages import ModelCard
+from slipstream_ipc.telemetry.statistics import CoreNumbers
+from slipstream_ipc.telemetry.trace import Tracer, open_tracer
+from slipstream_ipc.transport.codec import core_codec
+from slipstream_ipc.transport.link import WINDOW
+from slipstream_ipc.transport.router import Acceptor
+from slipstream_ipc.transport.sockets import bind_router
+
+# What was accepted once may wait beyond `max_waiting`, but not without bound: that many times what
+# all cores before this one can have held.
+_READMITTED_FACTOR = 16
+
+
+# What a token that waits takes: in the core's history and its registration, and the same in the
+# worker. Together they may take a part of the machine's memory.
+_WAITING_TOKEN_BYTES = 16
+_WAITING_SHARE = 16
+_UNKNOWN_MEMORY = 16 * 2**30  # bytes, where the machine does not say what it has
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """An assembled core."""
+
+    engine: Engine
+    desk: Desk
+    lives: Lives
+    scheduler: Scheduler
+    tokens: PagedLog
+    logprobs: LogprobLog
+    room: LogprobRoom
+    runner: Runner
+    socket: zmq.Socket[bytes]
+    tracer: Tracer | None
+    note: InFlightNote | None
+    compiler: GrammarCompiler
+    counters: Counters
+
+    def numbers(self) -> CoreNumbers:
+        """What it has counted, as of now."""
+        return self.counters.numbers(self.scheduler, self.desk.num_on_hold, time.monotonic())
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Requests that run, and that wait."""
+        return self.scheduler.num_running, self.scheduler.num_waiting + self.desk.num_on_hold
+
+    def close(self, *, keeps_runner: bool = False) -> None:
+        """Leave the address; stop the device, unless it is kept for another core."""
+        if not keeps_runner:
+            self.runner.close()
+        self.socket.close()
+        self.compiler.close()
+        if self.tracer is not None:
+            self.tracer.close()
+        if self.note is not None:
+            self.note.close()
+
+
+def assemble_core(
+    config: CoreConfig,
+    runner: Runner,
+    context: zmq.Context[zmq.Socket[bytes]],
+    poller: zmq.Poller,
+) -> Core:
+    """A core at `config.address` that runs `runner`; its descriptors are in `poller`.
+
+    Raises ValueError where settings and model do not go together.
+    """
+    suspects: tuple[bytes, ...] = ()
+    note = None
+    if config.runtime_dir is not None:
+        directory = Path(config.runtime_dir)
+        if config.died_within:
+            suspects = read_note(directory)
+        note = begin_note(directory, config.max_num_seqs)
+    info = runner.info
+    tokens = PagedLog(np.uint32)
+    logprobs = LogprobLog()
+    room = LogprobRoom(int(config.logprobs_gib * 2**30))
+    scheduler = Scheduler(
+        tokens=tokens,
+        num_blocks=runner.num_blocks,
+        block_size=info.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=info.max_model_len,
+        enable_prefix_caching=config.enable_prefix_caching,
+        model_salt=config.served_model_name or info.name,
+        room=room,
+    )
+    waiting_tokens = _max_waiting_tokens(config, info.max_model_len)
+    codec = core_codec()
+    socket = bind_router(context, config.address, max_message_bytes=codec.max_message_bytes)
+    poller.register(socket, zmq.POLLIN)
+    acceptor: CoreAcceptor = Acceptor(socket, codec, window=WINDOW)
+    name = info.name if config.served_model_name is None else config.served_model_name
+    card = ModelCard(
+        name,
+        config.model,
+        info.vocab_size,
+        info.max_model_len,
+        info.eos_token_ids,
+        info.default_sampling,
+        config.max_logprobs,
+    )
+    grammars = GrammarRows(tokens, info.vocab_size)
+    compiler = GrammarCompiler(
+        lambda: Vocabulary(find_tokenizer(config.model), info.vocab_size, info.eos_token_ids)
+    )
+    poller.register(compiler.fileno(), zmq.POLLIN)
+    counters = Counters()
+    streams, cursors = StreamTable(), Cursors()
+    ports: dict[bytes, Port] = {}
+    lives = Lives(
+        scheduler,
+        streams,
+        ports,
+        tokens,
+        logprobs,
+        grammars=grammars,
+        room=room,
+        counters=counters,
+    )
+    desk = Desk(
+        acceptor,
+        card,
+        scheduler,
+        lives,
+        streams,
+        ports,
+        cursors,
+        tokens,
+        logprobs,
+        admission=Admission(
+            card,
+            fits=lambda num_tokens: -(-num_tokens // info.block_size) < runner.num_blocks,
+            max_waiting=config.max_waiting,
+            max_readmitted=_READMITTED_FACTOR * (config.max_waiting + config.max_num_seqs),
+            max_waiting_tokens=waiting_tokens,
+            max_readmitted_tokens=_READMITTED_FACTOR * waiting_tokens,
+        ),
+        on_hold=OnHold(compiler, room),
+        note=note,
+        incarnation=config.incarnation,
+        suspects=suspects,
+    )
+    tracer = open_tracer(config.trace, "core")
+    engine = Engine(
+        runner,
+        scheduler,
+        logprobs,
+        desk,
+        lives,
+        poller,
+        tracer,
+        grammars=grammars,
+        counters=counters,
+    )
+    return Core(
+        engine,
+        desk,
+        lives,
+        scheduler,
+        tokens,
+        logprobs,
+        room,
+        runner,
+        socket,
+        tracer,
+        note,
+        compiler,
+        counters,
+    )
+
+
+def _max_waiting_tokens(config: CoreConfig, max_model_len: int) -> int:
+    """Tokens that may wait: as set, or what fits into a part of this machine's memory."""
+    given = config.max_waiting_tokens
+    if given is None:
+        memory = read_host_memory()
+        total = _UNKNOWN_MEMORY if memory is None else memory.total
+        given = total // _WAITING_SHARE // _WAITING_TOKEN_BYTES
+    return max(given, max_model_len)

@@ -1,0 +1,113 @@
+"""The grammars of the streams that are computed, by row, and the masks of a step.
+
+Owns: each row's `GrammarState`, from admission to the stream's end. Does not know: how grammars are
+compiled, who is in which step.
+
+Rules:
+- A state is brought up to its row's history when its mask is wanted.
+- One stream's trouble is its own: its mask allows everything, and it is named.
+- The library gives the interpreter's lock up while it fills masks.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_core.grammar.llguidance_backend import fill_masks, num_words
+from slipstream_core.grammar.matcher import GrammarBroken, GrammarState, LexerFull
+from slipstream_core.step.limits import NO_ROW
+from slipstream_ipc.history.token_log import PagedLog
+
+logger = logging.getLogger(__name__)
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+_EVERYTHING = -1  # 32 bits that are set
+
+
+class GrammarRows:
+    """Grammars by row."""
+
+    def __init__(self, tokens: PagedLog, vocab_size: int) -> None:
+        """`tokens` holds the histories; a mask has a bit for each of `vocab_size` ids."""
+        self._tokens = tokens
+        self._num_words = num_words(vocab_size)
+        self._states: dict[int, tuple[GrammarState, int]] = {}  # and where the outputs begin
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def add(self, row: int, state: GrammarState, prompt_len: int) -> None:
+        """The stream of this row follows a grammar; `state` has seen some of its outputs."""
+        self._states[row] = state, prompt_len
+
+    def drop(self, row: int) -> None:
+        """The stream is computed no more. Dropping a row without a grammar does nothing."""
+        self._states.pop(row, None)
+
+    def masks(self, rows: Int64s) -> tuple[Int32s, list[tuple[int, str]]]:
+        """What each of `rows` [G] may sample behind its history, [G, ceil(vocab / 32)].
+
+        NO_ROW may sample anything, as nobody will look at it. Also returns who cannot go on, and
+        why; everything is allowed there, too.
+        """
+        masks = np.empty((len(rows), self._num_words), np.int32)
+        broken: list[tuple[int, str]] = []
+        states: list[tuple[int, int, GrammarState]] = []
+        to_fill: list[tuple[Any, int]] = []
+        for i, row in enumerate(rows.tolist()):
+            if row == NO_ROW:
+                masks[i] = _EVERYTHING
+                continue
+            try:
+                state = self._brought_up(row)
+                if state.matcher is not None:
+                    to_fill.append((state.matcher, i))
+                states.append((i, row, state))
+            except Exception as error:
+                broken.append((row, _why(error)))
+                masks[i] = _EVERYTHING
+        fill_masks(to_fill, masks)
+        for i, row, state in states:
+            try:
+                self._finish(row, state, masks[i : i + 1])
+            except Exception as error:
+                broken.append((row, _why(error)))
+                masks[i] = _EVERYTHING
+        return masks, broken
+
+    def _brought_up(self, row: int) -> GrammarState:
+        state, prompt_len = self._states[row]
+        begin, end = prompt_len + state.num_taken, self._tokens.length(row)
+        if begin < end:
+            try:
+                state.take(self._tokens.read(row, begin, end).tolist())
+            except LexerFull:
+                self._renew(row, state)
+        return state
+
+    def _finish(self, row: int, state: GrammarState, mask: Int32s) -> None:
+        """Of the mask, [1, words], that was filled: where its lexer was full, from another."""
+        while True:
+            try:
+                return state.finish(mask[0])
+            except LexerFull:
+                self._renew(row, state)
+                if state.matcher is not None:
+                    fill_masks([(state.matcher, 0)], mask)
+
+    def _renew(self, row: int, state: GrammarState) -> None:
+        prompt_len = self._states[row][1]
+        state.renew(self._tokens.read(row, prompt_len, self._tokens.length(row)).tolist())
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, GrammarBroken):
+        return f"structured_outputs: {error}"
+    logger.error("a grammar failed", exc_info=error)
+    return f"structured_outputs: {type(error).__name__} while its grammar was followed"

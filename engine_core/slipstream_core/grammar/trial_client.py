@@ -1,0 +1,135 @@
+"""The core's side of its grammar process: a grammar is tried there before it is compiled here.
+
+Owns: the process, started by the first grammar and replaced when it dies. Does not know: streams,
+threads; `ask` blocks, and is called by the compiler's thread alone.
+
+Rules:
+- A grammar that takes more than its processor time is refused, as is one that two processes died
+  of. What one death is told of might have come from outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from io import BufferedRWPair
+
+import msgspec
+
+from slipstream_core.grammar.llguidance_backend import GrammarError, Vocabulary
+from slipstream_core.grammar.trial_process import MAX_CPU_S
+from slipstream_ipc.messages import GrammarProcessConfig, StructuredOutputs, Tried
+from slipstream_ipc.process import CONTROL_FD_VARIABLE, PARENT_PID_VARIABLE, STATUS_FD_VARIABLE
+
+logger = logging.getLogger(__name__)
+
+_MAX_DEATHS = 2
+_SILENT_S = 120.0  # of a process that neither answers nor uses its processor time
+
+
+class _Died(Exception):  # noqa: N818  (an outcome)
+    """The process ended, or was ended, over a grammar."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        super().__init__(f"code {code}")
+
+
+class GrammarTrial:
+    """Tries grammars over one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lines: BufferedRWPair | None = None
+        self._lock = threading.Lock()  # of the process being started, and of its end
+        self._is_closed = False
+
+    def ask(self, outputs: StructuredOutputs) -> str:
+        """A grammar as the library wants it, which compiles.
+
+        Raises GrammarError with the reason why it does not; OSError where no process can be had.
+        """
+        for _ in range(_MAX_DEATHS):
+            lines = self._ready_lines()
+            try:
+                tried = self._answer(lines, msgspec.json.encode(outputs))
+            except _Died as death:
+                logger.warning("the grammar process died over a grammar (%s)", death)
+                if death.code == -signal.SIGPROF:
+                    why = f"takes more than {MAX_CPU_S:g} s of processor time to compile"
+                    raise GrammarError(why) from death
+            else:
+                if tried.error:
+                    raise GrammarError(tried.error)
+                return tried.text
+        raise GrammarError("is too deep or too large: the grammar library does not survive it")
+
+    def close(self) -> None:
+        """End the process, at whatever it is. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+
+    def _ready_lines(self) -> BufferedRWPair:
+        if self._lines is None:
+            lines = self._start()
+            try:
+                self._answer(lines)
+            except _Died as death:
+                raise OSError(f"the grammar process does not start ({death})") from death
+            self._lines = lines
+        return self._lines
+
+    def _start(self) -> BufferedRWPair:
+        own_end, end = socket.socketpair()
+        own_end.settimeout(_SILENT_S)
+        vocabulary = self._vocabulary
+        config = GrammarProcessConfig(
+            str(vocabulary.tokenizer_json),
+            vocabulary.vocab_size,
+            tuple(vocabulary.eos_ids),
+            end.fileno(),
+        )
+        others = (STATUS_FD_VARIABLE, CONTROL_FD_VARIABLE)
+        environment = {k: v for k, v in os.environ.items() if k not in others}
+        environment[PARENT_PID_VARIABLE] = str(os.getpid())  # it dies with us, however early
+        with end, own_end, self._lock:
+            if self._is_closed:
+                raise OSError("the core ends")
+            process = self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "slipstream_core.grammar.trial_process"],
+                stdin=subprocess.PIPE,
+                pass_fds=(end.fileno(),),
+                env=environment,
+            )
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(config))
+            process.stdin.close()
+            return own_end.makefile("rwb")
+
+    def _answer(self, lines: BufferedRWPair, asked: bytes | None = None) -> Tried:
+        try:
+            if asked is not None:
+                lines.write(asked + b"\n")
+                lines.flush()
+            line = lines.readline()
+        except OSError:
+            line = b""
+        if line.endswith(b"\n"):
+            return msgspec.json.decode(line, type=Tried)
+        assert self._process is not None
+        self._process.kill()  # where it has only fallen silent
+        code = self._process.wait()
+        self._lines = None
+        with contextlib.suppress(OSError):  # of what was not sent
+            lines.close()
+        raise _Died(code)

@@ -1,0 +1,87 @@
+"""Whether a model's attention is Triton's.
+
+Owns the question and its answer. Triton is imported only where the answer may be yes: not on a
+machine without a card, unless TRITON_INTERPRET=1 asks for its interpreter (tests).
+
+A machine that cannot compile (no Triton, no C compiler) serves all the same, by torch's operators
+and without recorded steps, and its log says what to install: a slow answer tells more than none,
+and a core that will not start takes all of its stack with it. Kernels that should work and do not
+are another matter: then the model is refused, for nobody knows what they would have computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from slipstream_core.runner.attention.geometry import LayerGeometry
+from slipstream_core.runner.attention.kv_cache import LayerCache
+from slipstream_core.runner.attention.tiles import MAX_DIM, MAX_GROUP, Heads, supports
+from slipstream_core.runner.attention.triton_support import (
+    compiling,
+    is_wanted,
+    shared_limit,
+    unready,
+)
+
+if TYPE_CHECKING:
+    from slipstream_core.runner.attention.triton_backend import TritonAttention
+
+logger = logging.getLogger(__name__)
+
+
+def triton_attention(
+    geometry: Sequence[LayerGeometry],
+    layers: Sequence[LayerCache],
+    *,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    model: str,
+) -> TritonAttention | None:
+    """Attention by Triton's kernels, compiled; None where CpuAttention has to serve.
+
+    That is on a CPU, without Triton or what it needs, and for heads that are larger than there are
+    tiles for in what the card has of shared memory. Raises ModelLoadError where the kernels cannot
+    be compiled for another reason.
+    """
+    if not is_wanted(device):
+        return None
+    if (missing := unready()) is not None:
+        logger.warning(
+            "%s; until then attention is computed by torch's operators and no step is recorded, "
+            "which is several times slower",
+            missing,
+        )
+        return None
+    limit = shared_limit(device)
+    for layer in geometry:
+        heads = Heads(
+            group=layer.num_heads // layer.num_kv_heads,
+            key_dim=layer.key_dim,
+            value_dim=layer.value_dim,
+            itemsize=dtype.itemsize,
+        )
+        if not supports(heads, limit):
+            logger.warning(
+                "heads of %d and %d numbers in %s, %d to a key head, are larger than our kernels "
+                "take on this card (%d numbers, %d heads, %d bytes of shared memory): attention is "
+                "computed by torch, which is slower",
+                heads.key_dim,
+                heads.value_dim,
+                str(dtype).removeprefix("torch."),
+                heads.group,
+                MAX_DIM,
+                MAX_GROUP,
+                limit,
+            )
+            return None
+    with compiling(model, "attention"):
+        from slipstream_core.runner.attention.triton_backend import TritonAttention
+
+        attention = TritonAttention(layers, block_size=block_size, device=device)
+        attention.compile(geometry, dtype)
+    return attention

@@ -1,0 +1,85 @@
+"""Attention of a decode step whose shapes never change, in torch's operators alone.
+
+Owns: what a captured decode step asks of an attention back end (`DecodeColumns`, `DecodeBackend`),
+and the plainest way to give it. Everything hangs on values of tensors that stay where they are;
+nothing on the host knows a length. It gathers each row's whole block table, however little of it a
+row uses: on a card this is the reference for kernels that follow the tables, not their rival.
+
+Rules:
+- A row of length 0 is padding: it gets numbers, nobody reads them, and they are no NaN.
+- Table entries behind a row's end may name anybody's blocks; what lies there has no effect.
+- A block is cleared when its first token is written, as `kv_cache` promises to other back ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from slipstream_core.runner.attention.interface import AttentionContext, AttentionParams
+from slipstream_core.runner.attention.kv_cache import LayerCache
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeColumns:
+    """Where B rows of one token each lie; padding rows write to the null block."""
+
+    kv_slots: torch.Tensor  # [B] int64
+    kv_lens: torch.Tensor  # [B] int32, this step's token included; 0 is padding
+    block_tables: torch.Tensor  # [B, W] int32, rows apart by a stride that may exceed W
+    block_size: int
+
+
+# Makes the context of a decode step over tensors that stay where they are, once, for many steps.
+DecodeBackend = Callable[[Sequence[LayerCache], DecodeColumns], AttentionContext]
+
+
+class FixedDecode:
+    """An AttentionContext over the paged cache."""
+
+    def __init__(self, layers: Sequence[LayerCache], columns: DecodeColumns) -> None:
+        self._layers = layers
+        self._columns = columns
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        """Store, then attend; shapes as in AttentionContext.attend."""
+        cache, at = self._layers[layer], self._columns
+        begins = at.kv_slots % at.block_size == 0
+        cache.clear(torch.where(begins, at.kv_slots // at.block_size, 0))
+        cache.store(at.kv_slots, key, value)
+        rows, width = at.block_tables.shape
+        keys_per_row = width * at.block_size
+        blocks = at.block_tables.reshape(-1)
+        kv_heads = key.shape[1]
+        keys = cache.key_blocks[blocks].view(rows, keys_per_row, kv_heads, -1).transpose(1, 2)
+        values = cache.value_blocks[blocks].view(rows, keys_per_row, kv_heads, -1).transpose(1, 2)
+        position = torch.arange(keys_per_row, dtype=torch.int32, device=query.device)
+        ends = at.kv_lens[:, None]
+        hidden = position >= ends
+        if params.window is not None:
+            hidden |= position < ends - params.window
+        hidden = hidden[:, None, :]  # [rows, 1, keys]
+        values = values.masked_fill(hidden[..., None], 0)  # 0 * nan would be nan
+        hidden = (hidden & (ends > 0)[:, None])[:, :, None]
+        group = query.view(rows, kv_heads, -1, query.shape[2])
+        scores = torch.matmul(group, keys.transpose(-1, -2)).float() * params.scale
+        if params.softcap is not None:
+            scores = params.softcap * torch.tanh(scores / params.softcap)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if params.sinks is None:
+            probs = scores.softmax(-1)
+        else:
+            sinks = params.sinks.float().view(1, kv_heads, -1, 1)
+            with_sinks = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
+            probs = with_sinks.softmax(-1)[..., :-1]
+        output = torch.matmul(probs.to(values.dtype), values)
+        return output.reshape(rows, query.shape[1], -1)

@@ -1,0 +1,75 @@
+"""The paged cache's memory: per layer one tensor of keys and one of values, in blocks.
+
+Owns allocation and layout. Knows no requests: which block is whose is the scheduler's to say.
+
+Rules:
+- Block 0 is the null block: padding points there, nobody reads it for its content.
+- A slot is block * block_size + offset; the same for every layer.
+- What lies behind a row's end in its last block is finite: memory starts as zeros, and a block is
+  cleared when its first token is written, unless the same step fills it. Attention masks it with
+  -inf, which would hide neither a NaN nor an infinity that the block's last owner left there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from slipstream_core.runner.attention.geometry import LayerGeometry
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's cache, seen by slot and by block; the views share their memory."""
+
+    keys: torch.Tensor  # [num_blocks * block_size, num_kv_heads, key_dim]
+    values: torch.Tensor  # [num_blocks * block_size, num_kv_heads, value_dim]
+    key_blocks: torch.Tensor  # [num_blocks, block_size * num_kv_heads * key_dim]
+    value_blocks: torch.Tensor  # [num_blocks, block_size * num_kv_heads * value_dim]
+
+    def store(self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Put T tokens' keys and values [T, num_kv_heads, dim] at slots int64 [T]."""
+        self.keys.index_copy_(0, slots, key)
+        self.values.index_copy_(0, slots, value)
+
+    def clear(self, blocks: torch.Tensor) -> None:
+        """Make zeros of blocks int64 [n]."""
+        self.key_blocks.index_fill_(0, blocks, 0)
+        self.value_blocks.index_fill_(0, blocks, 0)
+
+
+def allocate(
+    geometry: Sequence[LayerGeometry],
+    *,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[LayerCache]:
+    """Zeroed caches of all layers."""
+    layers = []
+    for layer in geometry:
+        parts = []
+        for dim in (layer.key_dim, layer.value_dim):
+            width = block_size * layer.num_kv_heads * dim
+            blocks = _zeros(num_blocks * width, dtype, device).view(num_blocks, width)
+            parts.append((blocks.view(-1, layer.num_kv_heads, dim), blocks))
+        (keys, key_blocks), (values, value_blocks) = parts
+        layers.append(LayerCache(keys, values, key_blocks, value_blocks))
+    return layers
+
+
+def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    # Pages of an anonymous mapping are zeros made on first touch: a large cache costs neither
+    # start-up time nor memory until it is used, where torch.zeros would write all of it.
+    memory = mmap.mmap(-1, size * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # blocks lie anywhere, so that small pages would miss the processor's page table cache
+    with contextlib.suppress(AttributeError, OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype)

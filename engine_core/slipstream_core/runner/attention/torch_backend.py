@@ -1,0 +1,307 @@
+"""Paged attention on a CPU: blocks are gathered into a small scratch, then torch's SDPA runs.
+
+Owns how a step's rows are grouped and masked. Knows no model; it is given one layer at a time.
+Made for CPUs, it runs wherever torch does: on other devices it is the reference and the fallback.
+
+Decode rows come sorted by length, and neighbours share a bucket: their blocks are gathered into
+one padded batch [rows, longest, heads, dim]. A bucket is as large as fits the scratch, which is
+small enough to stay in the processor's cache and is used again and again: a fresh gather of the
+whole batch would be bound by page faults. The query heads that share a key head are folded into
+the query's length, so that keys are never repeated. Prefill rows attend one by one.
+
+Rules:
+- Grouping, block indices and masks are made once per step; every layer uses the same.
+- Masks are made where a row needs one: rows of equal length, a single row above all, and whole
+  prompts do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from slipstream_core.runner.attention.interface import AttentionParams
+from slipstream_core.runner.attention.kv_cache import LayerCache
+from slipstream_core.runner.staging import to_device
+from slipstream_core.step.plan import Bools, Int32s
+
+# Per gathered tensor (one for keys, one for values). On a CPU two of them fit a core's share of
+# L2/L3; a card wants few launches.
+SCRATCH_BYTES = 2 << 20
+CUDA_SCRATCH_BYTES = 256 << 20
+
+
+def scratch_bytes(device: torch.device) -> int:
+    """The size of a scratch buffer on this device."""
+    return CUDA_SCRATCH_BYTES if device.type == "cuda" else SCRATCH_BYTES
+
+
+class Scratch:
+    """Two buffers, for gathered keys and values; made when first used, they only ever grow."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.device = device
+        self._keys = torch.empty(0, dtype=dtype, device=device)
+        self._values = torch.empty_like(self._keys)
+
+    def gather(
+        self, cache: LayerCache, blocks: torch.Tensor, num_rows: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The blocks [num_rows * m] as keys and values [num_rows, heads, m * block_size, dim].
+
+        They are valid until the next call.
+        """
+        self._keys, keys = _gather(self._keys, cache.key_blocks, blocks)
+        self._values, values = _gather(self._values, cache.value_blocks, blocks)
+        return (
+            keys.view(num_rows, -1, *cache.keys.shape[1:]).transpose(1, 2),
+            values.view(num_rows, -1, *cache.values.shape[1:]).transpose(1, 2),
+        )
+
+    def indices(self, blocks: Int32s) -> torch.Tensor:
+        """Block numbers as gather() takes them, flat and on the device."""
+        flat = np.ascontiguousarray(blocks).reshape(-1)
+        return to_device(flat, self.device)
+
+
+def _gather(
+    buffer: torch.Tensor, source: torch.Tensor, blocks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    size = len(blocks) * source.shape[1]
+    if size > len(buffer):  # the first use, or a single row longer than the scratch
+        buffer = buffer.new_empty(max(size, scratch_bytes(buffer.device) // buffer.itemsize))
+    target = buffer[:size].view(len(blocks), source.shape[1])
+    return buffer, torch.index_select(source, 0, blocks, out=target)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Decode rows [start, stop), all padded to `width` tokens."""
+
+    start: int
+    stop: int
+    kv_lens: Int32s  # [stop - start], ascending
+    blocks: torch.Tensor  # [(stop - start) * width / block_size] int32
+    width: int
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    def visible(self, window: int | None) -> slice | None:
+        """The keys that all rows see alike, where one slice says it; None asks for a mask."""
+        length = int(self.kv_lens[-1])
+        if self.kv_lens[0] != length:
+            return None
+        return slice(0 if window is None else max(0, length - window), length)
+
+    def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
+        """0 where a row sees a key, else -inf; [rows, 1, 1, width]."""
+        if (mask := self.masks.get(window)) is None:
+            positions = np.arange(self.width)
+            ends = self.kv_lens[:, None]
+            hidden = positions >= ends
+            if window is not None:
+                hidden |= positions < ends - window
+            mask = self.masks[window] = _as_mask(hidden, like)[:, None, None]
+        return mask
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """One prefill row, whose tokens [start, stop) are the last of its kv_len."""
+
+    start: int
+    stop: int
+    kv_len: int
+    blocks: torch.Tensor | None  # int32; None: the row starts at 0, so its keys are at hand
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    def is_plain_causal(self, window: int | None) -> bool:
+        """Whether SDPA's own causal mask, aligned at the first key, says it all."""
+        return self.blocks is None and (window is None or window >= self.kv_len)
+
+    def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
+        """0 where a query sees a key, else -inf; [queries, kv_len]."""
+        if (mask := self.masks.get(window)) is None:
+            keys = np.arange(self.kv_len)
+            queries = np.arange(self.kv_len - (self.stop - self.start), self.kv_len)[:, None]
+            hidden = keys > queries
+            if window is not None:
+                hidden |= keys <= queries - window
+            mask = self.masks[window] = _as_mask(hidden, like)
+        return mask
+
+
+def _as_mask(hidden: Bools, like: torch.Tensor) -> torch.Tensor:
+    on_device = to_device(hidden, like.device)
+    return like.new_zeros(hidden.shape).masked_fill_(on_device, -torch.inf)
+
+
+class CpuAttention:
+    """One step's attention. Decode rows, one token each, come first and in ascending length."""
+
+    def __init__(
+        self,
+        *,
+        num_decodes: int,
+        query_lens: Int32s,  # [R]
+        kv_lens: Int32s,  # [R], with this step's tokens
+        block_tables: Int32s,  # [R, widest]
+        block_size: int,
+        blocks_per_bucket: int,
+        scratch: Scratch,
+    ) -> None:
+        self._scratch = scratch
+        self._buckets = _buckets(
+            kv_lens[:num_decodes],
+            block_tables[:num_decodes],
+            block_size,
+            blocks_per_bucket,
+            scratch,
+        )
+        self._chunks = []
+        start = num_decodes
+        for row in range(num_decodes, len(kv_lens)):
+            kv_len, stop = int(kv_lens[row]), start + int(query_lens[row])
+            blocks = None
+            if stop - start < kv_len:
+                blocks = scratch.indices(block_tables[row, : -(-kv_len // block_size)])
+            self._chunks.append(_Chunk(start, stop, kv_len, blocks))
+            start = stop
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: LayerCache,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        """[T, num_heads, value_dim]; the step's keys and values are in the cache already."""
+        if len(self._buckets) == 1 and not self._chunks:
+            return self._attend_bucket(self._buckets[0], query, cache, params)
+        output = query.new_empty(*query.shape[:2], value.shape[2])
+        for bucket in self._buckets:
+            rows = slice(bucket.start, bucket.stop)
+            output[rows] = self._attend_bucket(bucket, query[rows], cache, params)
+        for chunk in self._chunks:
+            rows = slice(chunk.start, chunk.stop)
+            output[rows] = self._attend_chunk(
+                chunk, query[rows], key[rows], value[rows], cache, params
+            )
+        return output
+
+    def _attend_bucket(
+        self, bucket: _Bucket, query: torch.Tensor, cache: LayerCache, params: AttentionParams
+    ) -> torch.Tensor:
+        num_rows, num_heads, key_dim = query.shape
+        keys, values = self._scratch.gather(cache, bucket.blocks, num_rows)
+        mask = None
+        if (visible := bucket.visible(params.window)) is not None:
+            keys, values = keys[:, :, visible], values[:, :, visible]
+        else:
+            mask = bucket.mask(params.window, query)
+        # [rows, kv heads, query heads per kv head, dim]: the group stands where queries do
+        folded = query.reshape(num_rows, keys.shape[1], -1, key_dim)
+        if _is_plain(params):
+            output = scaled_dot_product_attention(
+                folded, keys, values, attn_mask=mask, scale=params.scale
+            )
+        else:
+            mask = None if mask is None else mask[:, :, :, None]
+            output = _attend_explicitly(folded[:, :, :, None], keys, values, mask, params)
+        return output.reshape(num_rows, num_heads, -1)
+
+    def _attend_chunk(
+        self,
+        chunk: _Chunk,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: LayerCache,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        num_heads = query.shape[1]
+        if chunk.blocks is None:
+            keys, values = key.transpose(0, 1)[None], value.transpose(0, 1)[None]
+        else:
+            keys, values = self._scratch.gather(cache, chunk.blocks, 1)
+            keys, values = keys[:, :, : chunk.kv_len], values[:, :, : chunk.kv_len]
+        queries = query.transpose(0, 1)[None]  # [1, heads, queries, dim]
+        if _is_plain(params):
+            causal = chunk.is_plain_causal(params.window)
+            output = scaled_dot_product_attention(
+                queries,
+                keys,
+                values,
+                attn_mask=None if causal else chunk.mask(params.window, query),
+                is_causal=causal,
+                scale=params.scale,
+                enable_gqa=num_heads != keys.shape[1],
+            )
+        else:
+            output = _attend_explicitly(
+                queries.reshape(1, keys.shape[1], -1, *queries.shape[2:]),
+                keys,
+                values,
+                chunk.mask(params.window, query),
+                params,
+            ).flatten(1, 2)
+        return output[0].transpose(0, 1)
+
+
+def _buckets(
+    kv_lens: Int32s,
+    block_tables: Int32s,
+    block_size: int,
+    blocks_per_bucket: int,
+    scratch: Scratch,
+) -> list[_Bucket]:
+    """Neighbouring rows together, as many as fit; one row alone may exceed the size."""
+    num_blocks = (-(-kv_lens // block_size)).tolist()
+    buckets = []
+    start = 0
+    while start < len(num_blocks):
+        stop = start + 1
+        while stop < len(num_blocks) and (stop + 1 - start) * num_blocks[stop] <= blocks_per_bucket:
+            stop += 1
+        widest = num_blocks[stop - 1]
+        buckets.append(
+            _Bucket(
+                start,
+                stop,
+                kv_lens[start:stop],
+                scratch.indices(block_tables[start:stop, :widest]),
+                widest * block_size,
+            )
+        )
+        start = stop
+    return buckets
+
+
+def _is_plain(params: AttentionParams) -> bool:
+    """Whether SDPA can do it: it knows neither softcap nor sinks."""
+    return params.softcap is None and params.sinks is None
+
+
+def _attend_explicitly(
+    queries: torch.Tensor,  # [rows, kv heads, group, queries, dim]
+    keys: torch.Tensor,  # [rows, kv heads, keys, dim]
+    values: torch.Tensor,  # [rows, kv heads, keys, value dim]
+    mask: torch.Tensor | None,  # broadcastable to [rows, kv heads, group, queries, keys]
+    params: AttentionParams,
+) -> torch.Tensor:
+    """Scores written out, for softcap and sinks; [rows, kv heads, group, queries, value dim]."""
+    scores = torch.matmul(queries, keys[:, :, None].transpose(-1, -2)).float() * params.scale
+    if params.softcap is not None:
+        scores = params.softcap * torch.tanh(scores / params.softcap)
+    if mask is not None:
+        scores = scores + mask
+    if params.sinks is None:
+        probs = scores.softmax(-1)
+    else:
+        sinks = params.sinks.float().view(1, keys.shape[1], -1, 1, 1)
+        with_sinks = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
+        probs = with_sinks.softmax(-1)[..., :-1]
+    return torch.matmul(probs.to(values.dtype), values[:, :, None])

@@ -1,0 +1,1 @@
+"""A model's forward as a flat list of operators: traced, fused, packed."""

@@ -1,0 +1,321 @@
+"""What may be joined in a recorded forward: patterns of operators that our kernels do at once.
+
+Owns the patterns. Knows no architecture: a pattern is what operators compute, and what does not
+match exactly stays as it was. All in float32.
+
+Rules:
+- Every rewriting leaves the values as they were, but for the order of sums.
+- Products with one input are joined into one, whose weight is one matrix; the parameters become
+  views of it, so there is still one copy. A matrix with more outputs than inputs lies by column:
+  a single token's product is then bound by memory (3 times faster for a [32000, 256] head).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from slipstream_core.runner.attention.interface import AttentionContext, AttentionParams
+from slipstream_core.runner.cpu.kernels import Kernels
+
+AnyNode = Any  # torch.fx.Node, whose own annotations would want a cast at every argument
+
+_aten = torch.ops.aten
+_linear = torch.nn.functional.linear
+_SIZES = (_aten.view.default, _aten._unsafe_view.default, _aten.expand.default)
+
+# The same operators by the names that cost least to call: half of what a name in torch.ops does.
+_SHORT_NAMES = {
+    _aten.add.Tensor: torch.add,
+    _aten.cat.default: torch.cat,
+    _aten.mul.Tensor: torch.mul,
+    _aten.neg.default: torch.neg,
+    _aten.select.int: torch.select,
+    _aten.split_with_sizes.default: torch.split_with_sizes,
+    _aten.transpose.int: torch.transpose,
+    _aten.unsqueeze.default: torch.unsqueeze,
+    _aten.view.default: torch.Tensor.view,
+}
+_SLICES_TO_END = 2**63 - 1
+
+
+def by_number_of_tokens(graph: GraphModule, *, tokens: int, kept: int) -> None:
+    """Let sizes that are `tokens` or `kept` be read off the inputs. Raises ValueError.
+
+    Only in arguments that are sizes; anywhere else, or as a factor, the number is not understood.
+    """
+    ids, _, keep = (node for node in graph.graph.nodes if node.op == "placeholder")
+    with graph.graph.inserting_after(keep):
+        num_kept = graph.graph.call_function(_aten.sym_size.int, (keep, 0))
+        num_tokens = graph.graph.call_function(_aten.sym_size.int, (ids, 1))
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function" or node in (num_tokens, num_kept):
+            continue
+        if node.target in _SIZES:
+            sizes = [{tokens: num_tokens, kept: num_kept}.get(size, size) for size in node.args[1]]
+            node.args = (node.args[0], sizes, *node.args[2:])
+        for number in _numbers([*node.args, *node.kwargs.values()]):
+            if number != _SLICES_TO_END and (number % tokens == 0 or number % kept == 0) and number:
+                raise ValueError(f"{node.target} uses the number of tokens in its own way")
+
+
+def _numbers(arguments: Any) -> list[int]:
+    found: list[int] = []
+    for each in arguments:
+        if isinstance(each, list | tuple):
+            found += _numbers(each)
+        elif isinstance(each, int) and not isinstance(each, bool):
+            found.append(each)
+    return found
+
+
+def attend_by_context(graph: GraphModule) -> None:
+    """Turn the marks of attention into calls of the context, a fourth input."""
+    last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
+    with graph.graph.inserting_after(last):
+        context = graph.graph.placeholder("context")
+    for node in graph.graph.find_nodes(
+        op="call_function", target=torch.ops.slipstream.attend.default
+    ):
+        with graph.graph.inserting_before(node):
+            call = graph.graph.call_function(attend_by_its_context, (context, *node.args))
+        call.meta = node.meta
+        node.replace_all_uses_with(call)
+        graph.graph.erase_node(node)
+
+
+def attend_by_its_context(
+    context: AttentionContext,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layer: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """What a recorded forward calls for attention; shapes as in AttentionContext.attend."""
+    return context.attend(layer, query, key, value, AttentionParams(scale, window, softcap, sinks))
+
+
+def join(graph: GraphModule, kernels: Kernels) -> None:
+    """Apply every pattern."""
+    nodes = graph.graph
+    for node in list(nodes.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target in (_aten.mm.default, _aten.addmm.default):
+            _as_linear(nodes, node)
+        elif node.target is _aten.rsqrt.default:
+            _as_norm(graph, node, kernels)
+        elif node.target is _aten.silu.default:
+            _with_product(nodes, node, kernels)
+        elif node.target is attend_by_its_context:
+            for place in (1, 2, 3):
+                _tokens_first(nodes, node, place, kernels)
+    nodes.eliminate_dead_code()
+    _join_weights(graph)
+    nodes.eliminate_dead_code()
+    for node in nodes.nodes:
+        if node.op == "call_function" and not node.kwargs:
+            node.target = _SHORT_NAMES.get(node.target, node.target)
+
+
+def _is(node: Any, target: Any) -> bool:
+    return isinstance(node, Node) and node.op == "call_function" and node.target is target
+
+
+def _shape(node: AnyNode) -> tuple[int, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+def _only_user(node: AnyNode) -> AnyNode:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _replace(nodes: Graph, old: AnyNode, target: Any, arguments: tuple[Any, ...]) -> AnyNode:
+    with nodes.inserting_before(old):
+        new = nodes.call_function(target, arguments)
+    new.meta = dict(old.meta)
+    old.replace_all_uses_with(new)
+    return new
+
+
+def _as_linear(nodes: Graph, node: AnyNode) -> None:
+    """view, t, mm, view back: one call."""
+    bias, (flat, turned) = None, node.args[-2:]
+    if node.target is _aten.addmm.default:
+        bias = node.args[0]
+        if len(node.args) != 3 or node.kwargs or not _is_weight(bias):
+            return
+    back = _only_user(node)
+    if not (_is(flat, _aten.view.default) and _is(turned, _aten.t.default)):
+        return
+    if back is None or not (_is(back, _aten._unsafe_view.default) or _is(back, _aten.view.default)):
+        return
+    x, weight = flat.args[0], turned.args[0]
+    if not _is_weight(weight):
+        return
+    if _shape(back) == (*_shape(x)[:-1], _shape(node)[-1]) and _shape(x)[-1] == _shape(flat)[-1]:
+        _replace(nodes, back, _linear, (x, weight, bias))
+
+
+def _is_weight(node: Any) -> bool:
+    return isinstance(node, Node) and node.op == "get_attr"
+
+
+def _as_norm(graph: GraphModule, rsqrt: AnyNode, kernels: Kernels) -> None:
+    """weight * (x * rsqrt(mean(x ** 2) + epsilon))."""
+    added = rsqrt.args[0]
+    if not _is(added, _aten.add.Tensor) or not isinstance(added.args[1], float):
+        return
+    mean, epsilon = added.args
+    if not _is(mean, _aten.mean.dim) or mean.args[1:] != ([-1], True):
+        return
+    power = mean.args[0]
+    if not _is(power, _aten.pow.Tensor_Scalar) or power.args[1] != 2:
+        return
+    x, scaled = power.args[0], _only_user(rsqrt)
+    if not _is(scaled, _aten.mul.Tensor) or set(scaled.args) != {x, rsqrt}:
+        return
+    product = _only_user(scaled)
+    if not _is(product, _aten.mul.Tensor):
+        return
+    weight: AnyNode = next((each for each in product.args if each is not scaled), None)
+    if not _is_weight(weight):
+        return
+    tensor = getattr(graph, weight.target)
+    if tensor.dim() == 1 and len(tensor) == _shape(x)[-1] and tensor.is_contiguous():
+        _replace(graph.graph, product, kernels.rms_norm, (x, weight, epsilon))
+
+
+def _with_product(nodes: Graph, silu: AnyNode, kernels: Kernels) -> None:
+    """silu(gate) * up, both [1, T, dim]."""
+    product = _only_user(silu)
+    if not _is(product, _aten.mul.Tensor):
+        return
+    gate, up = silu.args[0], next((each for each in product.args if each is not silu), None)
+    if not isinstance(up, Node) or not isinstance(gate, Node):
+        return
+    if _shape(up) == _shape(gate) and len(_shape(up)) == 3 and _shape(up)[0] == 1:
+        _replace(nodes, product, kernels.silu_mul, (gate, up))
+
+
+def _tokens_first(nodes: Graph, call: AnyNode, place: int, kernels: Kernels) -> None:
+    """What attention gets, [1, T, heads, dim] turned, turned back and perhaps rotated between."""
+    turned = call.args[place]
+    if not _is(turned, _aten.transpose.int) or turned.args[1:] != (0, 1):
+        return
+    selected = turned.args[0]
+    if not _is(selected, _aten.select.int) or selected.args[1:] != (0, 0):
+        return
+    source = selected.args[0]
+    rotation = _rotation(source)
+    if rotation is not None:
+        source = rotation[0]
+    if not _is(source, _aten.transpose.int) or source.args[1:] != (1, 2):
+        return
+    with nodes.inserting_before(call):
+        plain = nodes.call_function(_aten.select.int, (source.args[0], 0, 0))
+        if rotation is not None:
+            plain = nodes.call_function(kernels.rotate, (plain, *rotation[1:]))
+    call.update_arg(place, plain)
+
+
+def _rotation(node: Any) -> tuple[AnyNode, AnyNode, AnyNode] | None:
+    """x, cos, sin where node is x * cos + cat(-x's second half, x's first half) * sin."""
+    if not _is(node, _aten.add.Tensor) or len(node.args) != 2 or node.kwargs:
+        return None
+    straight, crossed = node.args
+    if not (_is(straight, _aten.mul.Tensor) and _is(crossed, _aten.mul.Tensor)):
+        return None
+    (x, cos), (halves, sin) = straight.args, crossed.args
+    if not (_is(cos, _aten.unsqueeze.default) and _is(sin, _aten.unsqueeze.default)):
+        return None
+    if not _is(halves, _aten.cat.default) or halves.args[1:] not in ((-1,), (3,)):
+        return None
+    second, first = halves.args[0]
+    dim = _shape(x)[-1]
+    half = dim // 2
+    matches = (
+        _is(second, _aten.neg.default)
+        and _is(second.args[0], _aten.slice.Tensor)
+        and second.args[0].args in ((x, 3, half, _SLICES_TO_END), (x, 3, half, dim))
+        and _is(first, _aten.slice.Tensor)
+        and first.args == (x, 3, 0, half)
+        and cos.args[1] == sin.args[1] == 1
+        and _shape(cos.args[0]) == _shape(sin.args[0]) == (1, _shape(x)[2], dim)
+        and dim == 2 * half
+    )
+    return (x, cos.args[0], sin.args[0]) if matches else None
+
+
+def _join_weights(graph: GraphModule) -> None:
+    """Products of one input become one; wide matrices are laid by column."""
+    nodes = graph.graph
+    shared = _shared(graph)
+    groups: dict[Any, list[AnyNode]] = defaultdict(list)
+    for node in nodes.find_nodes(op="call_function", target=_linear):
+        groups[node.args[0]].append(node)
+    for x, members in groups.items():
+        names = [node.args[1].target for node in members]
+        free = not any(name in shared for name in names)
+        if len(members) > 1 and free and all(node.args[2] is None for node in members):
+            _join_products(graph, x, members)
+        elif free:
+            for name in names:
+                _lay(graph, [name])
+
+
+def _shared(graph: GraphModule) -> set[str]:
+    """Names of weights that are used in more than one way or place."""
+    nodes_of: dict[int, list[AnyNode]] = defaultdict(list)
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            nodes_of[getattr(graph, node.target).data_ptr()].append(node)
+    return {
+        node.target
+        for nodes in nodes_of.values()
+        if sum(len(node.users) for node in nodes) > 1
+        for node in nodes
+    }
+
+
+def _join_products(graph: GraphModule, x: AnyNode, members: list[AnyNode]) -> None:
+    sizes = [_shape(node)[-1] for node in members]
+    matrix = _lay(graph, [node.args[1].target for node in members])
+    name = f"joined_{members[0].args[1].target}"
+    graph.register_buffer(name, matrix)
+    with graph.graph.inserting_before(members[0]):
+        weight = graph.graph.get_attr(name)
+        product = graph.graph.call_function(_linear, (x, weight, None))
+        parts = graph.graph.call_function(_aten.split_with_sizes.default, (product, sizes, -1))
+        for place, node in enumerate(members):
+            part = graph.graph.call_function(operator.getitem, (parts, place))
+            part.meta = dict(node.meta)
+            node.replace_all_uses_with(part)
+
+
+def _lay(graph: GraphModule, names: list[str]) -> torch.Tensor:
+    """Make one matrix of these weights [n, k], of which they become views."""
+    weights: list[torch.Tensor] = [getattr(graph, name) for name in names]
+    num_outputs, num_inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
+    if len(weights) == 1 and num_outputs <= num_inputs:
+        return weights[0]
+    if num_outputs > num_inputs:
+        matrix = weights[0].new_empty(num_inputs, num_outputs).t()
+    else:
+        matrix = weights[0].new_empty(num_outputs, num_inputs)
+    start = 0
+    with torch.no_grad():
+        for weight in weights:
+            part = matrix[start : start + len(weight)]
+            part.copy_(weight)
+            weight.data = part
+            start += len(part)
+    return matrix

@@ -1,0 +1,188 @@
+"""A list of operations as program.c runs it, and the buffers that it works in.
+
+Owns the translation and the memory. Knows no graph: who made the list knows what it computes.
+
+Rules:
+- A buffer is [rows, width]; what an operation reads or writes is a part of one, from a number in
+  its row on. Inputs and the output are the caller's tensors, all others lie in one arena that grows
+  with the number of rows and is kept.
+- One thread at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from slipstream_core.runner.attention.kv_cache import LayerCache
+from slipstream_core.runner.cpu.kernels import Kernels, dense
+
+NORM, PRODUCT, ROTATE, ATTEND, ADD, SILU_MUL = range(6)
+
+_Pointer, _Int, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_LINE = 16  # floats
+_ROWS = 64  # that an arena has room for at least
+
+
+class Part(NamedTuple):
+    """Of a buffer's rows, from number `at` on."""
+
+    buffer: int
+    at: int = 0
+
+
+NOTHING = Part(-1)
+
+
+@dataclass(slots=True)
+class Operation:
+    """One of program.c's, whose comments say what the fields mean."""
+
+    kind: int
+    out: Part
+    a: Part
+    b: Part = NOTHING
+    c: Part = NOTHING
+    weight: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    n: int = 0
+    k: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    layer: int = 0
+    window: int = 0
+    number: float = 0.0
+    softcap: float = 0.0
+
+    @property
+    def read(self) -> set[int]:
+        """Buffers."""
+        return {part.buffer for part in (self.a, self.b, self.c)} - {NOTHING.buffer}
+
+    @property
+    def by_row(self) -> bool:
+        """Whether each row is computed from that row alone."""
+        return self.kind not in (PRODUCT, ATTEND)
+
+
+class _Part(ctypes.Structure):
+    _fields_ = (("buffer", _Int), ("at", _Int))
+
+
+class _Operation(ctypes.Structure):
+    _fields_ = (
+        ("kind", _Int),
+        ("together", _Int),
+        ("a", _Part),
+        ("b", _Part),
+        ("c", _Part),
+        ("out", _Part),
+        ("weight", _Pointer),
+        ("bias", _Pointer),
+        ("n", _Int),
+        ("k", _Int),
+        ("heads", _Int),
+        ("kv_heads", _Int),
+        ("key_dim", _Int),
+        ("value_dim", _Int),
+        ("layer", _Int),
+        ("window", _Int),
+        ("number", _Float),
+        ("softcap", _Float),
+    )
+
+
+class _Run(ctypes.Structure):
+    _fields_ = (
+        ("operations", _Pointer),
+        ("count", _Int),
+        ("rows", _Int),
+        ("buffers", _Pointer),
+        ("widths", _Pointer),
+        ("caches", _Pointer),
+        ("decode", _Pointer),
+    )
+
+
+@dataclass
+class Program:
+    """Operations over buffers of these widths; the first are inputs, `output` is the result."""
+
+    kernels: Kernels
+    operations: Sequence[Operation]
+    widths: Sequence[int]
+    num_inputs: int
+    output: int
+
+    def __post_init__(self) -> None:
+        together = _together(self.operations)
+        self._listed = (_Operation * len(self.operations))(
+            *(_of(each, alone) for each, alone in zip(self.operations, together, strict=True))
+        )
+        self._widths = (_Int * len(self.widths))(*self.widths)
+        self._buffers = (_Pointer * len(self.widths))()
+        self._room = 0
+        self._reserve(_ROWS)
+        self._run = _Run(
+            operations=ctypes.addressof(self._listed),
+            count=len(self._listed),
+            buffers=ctypes.addressof(self._buffers),
+            widths=ctypes.addressof(self._widths),
+        )
+        self._at = ctypes.addressof(self._run)
+
+    def __call__(
+        self, inputs: Sequence[torch.Tensor], layers: Sequence[LayerCache], decode: int
+    ) -> torch.Tensor:
+        """[1, rows, width] of inputs [1, rows, width]; `decode` is a Decode's address."""
+        rows = inputs[0].shape[1]
+        if rows > self._room:
+            self._reserve(rows)
+        held = [dense(each) for each in inputs]  # until it has run
+        for place, each in enumerate(held):
+            self._buffers[place] = each.data_ptr()
+        output = inputs[0].new_empty(1, rows, self.widths[self.output])
+        self._buffers[self.output] = output.data_ptr()
+        pointers = [t.data_ptr() for each in layers for t in (each.keys, each.values)]
+        caches = (_Pointer * len(pointers))(*pointers)
+        self._run.caches = ctypes.addressof(caches)
+        self._run.rows, self._run.decode = rows, decode
+        self.kernels.run(self._at)
+        return output
+
+    def _reserve(self, rows: int) -> None:
+        own = [i for i in range(self.num_inputs, len(self.widths)) if i != self.output]
+        sizes = [-(-self.widths[i] * rows // _LINE) * _LINE for i in own]
+        self._arena = torch.empty(sum(sizes) + _LINE, dtype=torch.float32)
+        at = -(-self._arena.data_ptr() // (4 * _LINE)) * 4 * _LINE
+        for place, size in zip(own, sizes, strict=True):
+            self._buffers[place] = at
+            at += 4 * size
+        self._room = rows
+
+
+def _of(operation: Operation, together: bool) -> _Operation:
+    given: dict[str, Any] = {"together": together}
+    for name, *_ in _Operation._fields_:
+        value = given.get(name, getattr(operation, name, None))
+        if isinstance(value, Part):
+            value = _Part(*value)
+        elif isinstance(value, torch.Tensor):
+            value = value.data_ptr()
+        given[name] = value
+    return _Operation(**given)
+
+
+def _together(operations: Sequence[Operation]) -> list[bool]:
+    """Whether an operation and the one behind it are both by row: each row goes through both."""
+    behind = [*operations[1:], None]
+    return [
+        each.by_row and after is not None and after.by_row
+        for each, after in zip(operations, behind, strict=True)
+    ]

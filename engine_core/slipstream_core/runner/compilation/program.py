@@ -1,0 +1,393 @@
+"""A recorded forward's decode step as one list of operations, run by one call.
+
+Owns the translation: views become parts of buffers, our kernels' calls become operations, and
+buffers are used again. Knows no architecture: what it does not know stays an operator before or
+behind the list, and a forward in which such a one stands in between has no list.
+
+Rules:
+- The list computes, to the bit, what the recording computes with the same packed matrices.
+- It serves steps of decode rows alone. The recording itself serves all others.
+- It is tried before it is used.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from slipstream_core.runner.attention.cpu_backend import NativeContext
+from slipstream_core.runner.attention.kv_cache import LayerCache
+from slipstream_core.runner.attention.torch_backend import Scratch
+from slipstream_core.runner.compilation.fuse import attend_by_its_context
+from slipstream_core.runner.compilation.operations import (
+    ADD,
+    ATTEND,
+    NORM,
+    NOTHING,
+    PRODUCT,
+    ROTATE,
+    SILU_MUL,
+    Operation,
+    Part,
+    Program,
+)
+from slipstream_core.runner.cpu.kernels import Kernels
+
+logger = logging.getLogger(__name__)
+
+AnyNode = Any  # torch.fx.Node, whose own annotations would want a cast at every argument
+
+
+class _Value(NamedTuple):
+    """What a node gives: [1, T, *shape], or [T, *shape] where it is `flat`; a row lies together."""
+
+    part: Part
+    shape: tuple[int, ...]
+    flat: bool = False
+
+
+class _Unknown(Exception):  # noqa: N818  (an answer)
+    """No operation of ours."""
+
+
+class _Lowering:
+    """From nodes to operations; buffers are as many as values here."""
+
+    def __init__(self, graph: GraphModule, kernels: Kernels) -> None:
+        self._graph = graph
+        self._product_target = kernels.product
+        self._rules: dict[Any, Callable[..., _Value | list[_Value]]] = {
+            kernels.rms_norm: self._norm,
+            kernels.product: self._product,
+            kernels.rotate: self._rotate,
+            kernels.silu_mul: self._silu_mul,
+            attend_by_its_context: self._attend,
+            torch.add: self._add,
+            torch.split_with_sizes: self._split,
+            operator.getitem: self._getitem,
+            torch.Tensor.view: self._view,
+            torch.select: self._select,
+            torch.unsqueeze: self._unsqueeze,
+        }
+        self.values: dict[AnyNode, Any] = {}
+        self.inputs: dict[AnyNode, int] = {}  # their buffers
+        self.operations: list[Operation] = []
+        self.widths: list[int] = []
+
+    def take(self, node: AnyNode) -> None:
+        """Translate. Raises _Unknown."""
+        rule = self._rules.get(node.target) if node.op == "call_function" else None
+        if rule is None or node.kwargs:
+            raise _Unknown
+        before = len(self.widths), dict(self.inputs)
+        try:
+            self.values[node] = rule(node, *node.args)
+        except (_Unknown, TypeError, ValueError) as error:  # arguments of another form, too
+            self.widths, self.inputs = self.widths[: before[0]], before[1]
+            raise _Unknown from error
+
+    def _new(self, width: int) -> Part:
+        self.widths.append(width)
+        return Part(len(self.widths) - 1)
+
+    def _of(self, node: AnyNode, *, flat: bool = False) -> _Value:
+        value = self.values.get(node)
+        if isinstance(value, _Value) and value.flat == flat:
+            return value
+        raise _Unknown
+
+    def _or_input(self, node: AnyNode) -> _Value:
+        """As `_of`; or what operators before the list make, [1, T, width]."""
+        if node in self.values:
+            return self._of(node)
+        shape = tuple(node.meta["val"].shape) if "val" in node.meta else ()
+        if (
+            len(shape) != 3 or shape[0] != 1 or shape[1] == 1
+        ):  # recorded with many rows: one is for all
+            raise _Unknown
+        if node.meta["val"].dtype != torch.float32:
+            raise _Unknown
+        if node not in self.inputs:
+            self.inputs[node] = self._new(int(shape[2])).buffer
+        return _Value(Part(self.inputs[node]), (int(shape[2]),))
+
+    def _tensor(self, node: AnyNode) -> torch.Tensor:
+        if getattr(node, "op", None) != "get_attr":
+            raise _Unknown
+        tensor = getattr(self._graph, node.target)
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float32:
+            raise _Unknown
+        return tensor.contiguous()
+
+    def _norm(self, _: AnyNode, x: AnyNode, weight: AnyNode, epsilon: float) -> _Value:
+        source = self._or_input(x)
+        *heads, n = source.shape
+        out = self._new(math.prod(source.shape))
+        self.operations.append(
+            Operation(
+                NORM,
+                out,
+                source.part,
+                weight=self._tensor(weight),
+                n=n,
+                heads=math.prod(heads),
+                number=epsilon,
+            )
+        )
+        return _Value(out, source.shape)
+
+    def _product(self, _: AnyNode, x: AnyNode, packed: AnyNode, bias: Any, n: int) -> _Value:
+        source = self._or_input(x)
+        if len(source.shape) != 1:
+            raise _Unknown
+        matrix, added = self._tensor(packed), None if bias is None else self._tensor(bias)
+        out = self._new(n)
+        self.operations.append(
+            Operation(PRODUCT, out, source.part, weight=matrix, bias=added, n=n, k=source.shape[0])
+        )
+        return _Value(out, (n,))
+
+    def _rotate(self, _: AnyNode, x: AnyNode, cosines: AnyNode, sines: AnyNode) -> _Value:
+        source = self._of(x, flat=True)
+        cosine, sine = self._or_input(cosines), self._or_input(sines)
+        heads, n = source.shape
+        if cosine.shape != (n,) or sine.shape != (n,):
+            raise _Unknown
+        out = self._new(heads * n)
+        self.operations.append(
+            Operation(ROTATE, out, source.part, cosine.part, sine.part, n=n, heads=heads)
+        )
+        return _Value(out, source.shape, flat=True)
+
+    def _silu_mul(self, _: AnyNode, gate: AnyNode, up: AnyNode) -> _Value:
+        one, other = self._of(gate), self._of(up)
+        if len(one.shape) != 1 or one.shape != other.shape:
+            raise _Unknown
+        out = self._new(one.shape[0])
+        self.operations.append(Operation(SILU_MUL, out, one.part, other.part, n=one.shape[0]))
+        return _Value(out, one.shape)
+
+    def _attend(
+        self,
+        _: AnyNode,
+        context: AnyNode,
+        query: AnyNode,
+        key: AnyNode,
+        value: AnyNode,
+        layer: int,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: AnyNode | None,
+    ) -> _Value:
+        if context.op != "placeholder" or sinks is not None:
+            raise _Unknown
+        a, b, c = (self._of(each, flat=True) for each in (query, key, value))
+        (heads, key_dim), (kv_heads, value_dim) = a.shape, c.shape
+        out = self._new(heads * value_dim)
+        self.operations.append(
+            Operation(
+                ATTEND,
+                out,
+                a.part,
+                b.part,
+                c.part,
+                heads=heads,
+                kv_heads=kv_heads,
+                key_dim=key_dim,
+                value_dim=value_dim,
+                layer=layer,
+                window=window or 0,
+                number=scale,
+                softcap=softcap or 0.0,
+            )
+        )
+        return _Value(out, (heads, value_dim), flat=True)
+
+    def _add(self, _: AnyNode, x: AnyNode, y: AnyNode) -> _Value:
+        if not (isinstance(x, Node) and isinstance(y, Node)):
+            raise _Unknown
+        one, other = self._or_input(x), self._or_input(y)
+        if one.shape != other.shape or len(one.shape) != 1:
+            raise _Unknown
+        out = self._new(one.shape[0])
+        last = self.operations[-1] if self.operations else None
+        if last is not None and last.kind == PRODUCT and last.c == NOTHING:
+            for node, value, more in ((x, one, other), (y, other, one)):
+                if value.part == last.out and self._is_product_alone(node, last, more):
+                    self.operations[-1] = replace(last, out=out, c=more.part)
+                    return _Value(out, one.shape)
+        self.operations.append(Operation(ADD, out, one.part, other.part, n=one.shape[0]))
+        return _Value(out, one.shape)
+
+    def _is_product_alone(self, node: AnyNode, product: Operation, more: _Value) -> bool:
+        """Whether a product can add `more` itself: all of it goes into this sum, nothing else."""
+        return (
+            node.target is self._product_target
+            and len(node.users) == 1
+            and self.widths[product.out.buffer] == product.n == more.shape[0]
+            and more.part.buffer != product.out.buffer
+        )
+
+    def _split(self, _: AnyNode, x: AnyNode, sizes: list[int], dim: int) -> list[_Value]:
+        source = self._of(x)
+        if dim != -1 or len(source.shape) != 1 or not all(isinstance(n, int) for n in sizes):
+            raise _Unknown
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        buffer, at = source.part
+        return [
+            _Value(Part(buffer, at + start), (size,))
+            for start, size in zip(starts, sizes, strict=True)
+        ]
+
+    def _getitem(self, _: AnyNode, x: AnyNode, place: int) -> _Value:
+        values = self.values.get(x)
+        if not isinstance(values, list):
+            raise _Unknown
+        value: _Value = values[place]
+        return value
+
+    def _view(self, _: AnyNode, x: AnyNode, sizes: list[Any]) -> _Value:
+        source = self._of(x)
+        one, tokens, *shape = sizes
+        is_tokens = getattr(tokens, "target", None) is torch.ops.aten.sym_size.int
+        if one != 1 or not is_tokens or not all(isinstance(n, int) for n in shape):
+            raise _Unknown
+        whole = math.prod(source.shape)
+        known = math.prod(n for n in shape if n != -1)
+        shape = [whole // known if n == -1 else n for n in shape]
+        if math.prod(shape) != whole:
+            raise _Unknown
+        return source._replace(shape=tuple(shape))
+
+    def _select(self, _: AnyNode, x: AnyNode, dim: int, place: int) -> _Value:
+        if dim != 0 or place != 0:
+            raise _Unknown
+        return self._of(x)._replace(flat=True)
+
+    def _unsqueeze(self, _: AnyNode, x: AnyNode, dim: int) -> _Value:
+        if dim != 0:
+            raise _Unknown
+        return self._of(x, flat=True)._replace(flat=False)
+
+
+class DecodeGraph(NamedTuple):
+    """A forward of decode rows, and its operations that attend."""
+
+    module: GraphModule
+    attends: list[Operation]
+
+
+def decode_graph(graph: GraphModule, kernels: Kernels) -> DecodeGraph | None:
+    """The forward with all that there are operations for as one call; None where that is not one.
+
+    Its weights are `graph`'s. It takes a NativeContext of decode rows alone.
+    """
+    lowering = _Lowering(graph, kernels)
+    behind: set[AnyNode] = set()  # what hangs on the list and is not in it
+    for node in graph.graph.nodes:
+        if behind.intersection(node.all_input_nodes):
+            behind.add(node)
+            continue
+        try:
+            lowering.take(node)
+        except _Unknown:
+            if any(each in lowering.values for each in node.all_input_nodes):
+                behind.add(node)
+    wanted = {each for node in behind for each in node.all_input_nodes if each in lowering.values}
+    if len(wanted) != 1 or not any(each.kind == ATTEND for each in lowering.operations):
+        return None
+    (result,) = wanted
+    value = lowering.values[result]
+    if not isinstance(value, _Value) or value.flat or value.part.at or len(value.shape) != 1:
+        return None
+    if value.part.buffer in lowering.inputs.values():
+        return None
+    program = _program(lowering, kernels, value.part.buffer)
+    if program is None:
+        return None
+    logger.info("decode steps run as %d operations in one call", len(program.operations))
+    attends = [each for each in program.operations if each.kind == ATTEND]
+    return DecodeGraph(_with_call(graph, program, list(lowering.inputs), result), attends)
+
+
+def _program(lowering: _Lowering, kernels: Kernels, output: int) -> Program | None:
+    """The operations over as few buffers as they need: what nobody reads any more is free."""
+    operations = lowering.operations
+    if not any(each.out.buffer == output for each in operations):
+        return None
+    places: dict[int, int] = {
+        buffer: place for place, buffer in enumerate(lowering.inputs.values())
+    }
+    num_inputs = len(places)
+    widths = [lowering.widths[buffer] for buffer in places]
+    last_use = {buffer: index for index, each in enumerate(operations) for buffer in each.read}
+    last_use[output] = len(operations)
+    free: dict[int, list[int]] = {}
+    placed = []
+    for index, each in enumerate(operations):
+        own, width = each.out.buffer, lowering.widths[each.out.buffer]
+        spare = free.get(width)
+        if own != output and spare:
+            places[own] = spare.pop()
+        else:
+            places[own] = len(widths)
+            widths.append(width)
+        a, b, c, out = (
+            part if part == NOTHING else Part(places[part.buffer], part.at)
+            for part in (each.a, each.b, each.c, each.out)
+        )
+        placed.append(replace(each, a=a, b=b, c=c, out=out))
+        for buffer in {*each.read, own}:
+            is_ours = places[buffer] >= num_inputs
+            if is_ours and last_use.get(buffer, index) == index:
+                free.setdefault(lowering.widths[buffer], []).append(places[buffer])
+    return Program(kernels, placed, widths, num_inputs, places[output])
+
+
+def _with_call(
+    graph: GraphModule, program: Program, inputs: list[AnyNode], result: AnyNode
+) -> GraphModule:
+    def call(context: NativeContext, *tensors: torch.Tensor) -> torch.Tensor:
+        return program(tensors, context.layers, context.address)
+
+    new = Graph()
+    copies: dict[AnyNode, AnyNode] = {}
+    output = new.graph_copy(graph.graph, copies)
+    new.output(output)
+    context = next(node for node in new.nodes if node.name == "context")
+    with new.inserting_before(copies[result]):
+        called = new.call_function(call, (context, *(copies[each] for each in inputs)))
+    called.meta = dict(copies[result].meta)
+    copies[result].replace_all_uses_with(called)
+    new.eliminate_dead_code()
+    return GraphModule(graph, new)
+
+
+def trial_context(decode: DecodeGraph, kernels: Kernels, rows: int) -> NativeContext:
+    """Decode rows that see only themselves, in a cache of their own."""
+    layers = [LayerCache(*(torch.empty(0),) * 4)] * (1 + max(each.layer for each in decode.attends))
+    for each in decode.attends:
+        keys, values = (
+            torch.zeros(rows + 1, each.kv_heads, dim) for dim in (each.key_dim, each.value_dim)
+        )
+        layers[each.layer] = LayerCache(keys, values, keys.flatten(1), values.flatten(1))
+    return NativeContext(
+        kernels,
+        layers,
+        num_decodes=rows,
+        query_lens=np.ones(rows, np.int32),
+        kv_lens=np.ones(rows, np.int32),
+        kv_slots=np.arange(1, rows + 1),
+        block_tables=np.arange(1, rows + 1, dtype=np.int32)[:, None],
+        block_size=1,
+        scratch=Scratch(torch.float32, torch.device("cpu")),
+    )

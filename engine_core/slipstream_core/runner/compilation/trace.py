@@ -1,0 +1,227 @@
+"""A model's forward as a flat list of operator calls, for CPUs, where calling costs.
+
+A decode step of a small model spends most of its time between operators: modules, hooks, views.
+Owns the recording of a forward (make_fx), its use with any number of tokens, and the trial that
+it computes what the model computes. Knows no architecture; what operators may be joined is
+rewrite.py's to know.
+
+Rules:
+- The forward is recorded with fake tensors of TOKENS tokens, a number that no model has for
+  anything else: where it stands in an operator's arguments, the number of tokens is meant, and a
+  multiple of it is nothing we understand.
+- A recording that cannot be made (control flow by value, as in mixtures of experts), is not
+  understood, or differs from the model in the trial is not used: the model itself runs then.
+- Where decode steps cannot be one call (`program`), or differ as such, they run as recorded.
+- The weights are the module's own; what rewriting joins, the module keeps as views, until the trial
+  is over and large matrices are packed (packing.py): the module cannot run then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from slipstream_core.runner.attention.cpu_backend import NativeContext
+from slipstream_core.runner.attention.interface import AttentionContext, AttentionParams
+from slipstream_core.runner.compilation.fuse import attend_by_context, by_number_of_tokens, join
+from slipstream_core.runner.compilation.pack import pack
+from slipstream_core.runner.compilation.program import DecodeGraph, decode_graph, trial_context
+from slipstream_core.runner.cpu.kernels import Kernels
+
+logger = logging.getLogger(__name__)
+
+# ids [1, T], positions [1, T], indices of the tokens whose logits are wanted [S], context
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionContext], torch.Tensor]
+
+TOKENS = 8191  # prime
+_KEPT = 127  # prime too
+_TRIALS = (1, 3, 40)  # tokens
+_TOLERANCE = 1e-4  # of the largest logit: sums are taken in another order
+
+# a name for attention in a recording; torch's annotations leave these out
+_library: Any = torch.library
+_LIBRARY = _library.Library("slipstream", "FRAGMENT")
+_LIBRARY.define(
+    "attend(Tensor query, Tensor key, Tensor value, int layer, float scale, int? window, "
+    "float? softcap, Tensor? sinks) -> Tensor"
+)
+_LIBRARY.impl(
+    "attend",
+    lambda query, key, value, *_: query.new_empty(*query.shape[:2], value.shape[2]),
+    "CompositeExplicitAutograd",
+)
+
+
+class _Recorder:
+    """An attention context that leaves a mark in the recording."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        """Shapes as in AttentionContext.attend."""
+        marked: torch.Tensor = torch.ops.slipstream.attend(query, key, value, layer, *params)
+        return marked
+
+
+class _OwnValue:
+    """An attention context for the trial: each token gets its own value, mixed with its query."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        """Shapes as in AttentionContext.attend."""
+        group = query.shape[1] // key.shape[1]
+        scores = (query * key.repeat_interleave(group, dim=1)).sum(-1, keepdim=True) * params.scale
+        return value.repeat_interleave(group, dim=1) * scores.tanh()
+
+
+def eager(module: Any) -> Forward:
+    """The module itself as a Forward."""
+
+    def forward(
+        ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, context: AttentionContext
+    ) -> torch.Tensor:
+        logits: torch.Tensor = module(
+            input_ids=ids,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=keep,
+            paged=context,
+        ).logits
+        return logits
+
+    return forward
+
+
+def trace(module: Any, kernels: Kernels, vocab_size: int) -> Forward | None:
+    """The module's forward, recorded and joined; None where the module has to run itself."""
+    started = time.monotonic()
+    plain = eager(module)
+    try:
+        graph = _record(plain)
+        by_number_of_tokens(graph, tokens=TOKENS, kept=_KEPT)
+        attend_by_context(graph)
+        join(graph, kernels)
+        traced = _compile(graph)
+        with torch.inference_mode():
+            for num_tokens in _TRIALS:
+                _try(plain, traced, num_tokens, vocab_size)
+            if pack(graph, kernels):
+                traced = _compile(graph)
+    except Exception as error:
+        said = str(error).partition("\n")[0][:200]
+        logger.info("runs as it is, its forward is no list of operators: %s", said)
+        return None
+    traced = _with_packed(graph, traced, kernels, vocab_size)
+    logger.info("forward recorded in %.1f s", time.monotonic() - started)
+    return traced
+
+
+def _with_packed(
+    graph: torch.fx.GraphModule, traced: Forward, kernels: Kernels, vocab_size: int
+) -> Forward:
+    """The recording with packed matrices, and its decode steps as one call where they can be.
+
+    From here on the module has weights no more: what fails raises, or leaves the recording.
+    """
+    with torch.inference_mode():
+        if pack(graph, kernels):
+            traced = _compile(graph)
+        try:
+            decode = decode_graph(graph, kernels)
+            if decode is not None:
+                return _with_decodes(traced, decode, kernels, vocab_size)
+        except Exception as error:
+            said = str(error).partition("\n")[0][:200]
+            logger.warning("decode steps run as they are recorded, not as one call: %s", said)
+    return traced
+
+
+def _record(forward: Forward) -> torch.fx.GraphModule:
+    recorder = _Recorder()
+    with _quiet(), torch.no_grad():
+        graph: torch.fx.GraphModule = make_fx(
+            lambda ids, positions, keep: forward(ids, positions, keep, recorder),
+            tracing_mode="fake",
+            _allow_non_fake_inputs=True,
+        )(
+            torch.zeros(1, TOKENS, dtype=torch.int64),
+            torch.arange(TOKENS)[None],
+            torch.arange(_KEPT),
+        )
+    return graph
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the traceback that torch logs where an operator has no fake form."""
+    talker = logging.getLogger("torch._subclasses.fake_tensor")
+    level = talker.level
+    talker.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        talker.setLevel(level)
+
+
+def _compile(graph: torch.fx.GraphModule) -> Forward:
+    graph.graph.lint()
+    graph.recompile()
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":  # a module's own lookup of parameters is slow
+            graph.__dict__[node.target] = getattr(graph, node.target)
+    forward: Forward = graph.forward
+    return forward
+
+
+def _with_decodes(
+    traced: Forward, decode: DecodeGraph, kernels: Kernels, vocab_size: int
+) -> Forward:
+    """Decode rows' forward where a step has only such, the recorded one where it has others."""
+    of_decodes = _compile(decode.module)
+    for num_tokens in _TRIALS:
+        context = trial_context(decode, kernels, num_tokens)
+        _try(traced, of_decodes, num_tokens, vocab_size, context)
+
+    def forward(
+        ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, context: AttentionContext
+    ) -> torch.Tensor:
+        is_short = isinstance(context, NativeContext) and context.decodes_only
+        return (of_decodes if is_short else traced)(ids, positions, keep, context)
+
+    return forward
+
+
+def _try(
+    plain: Forward,
+    traced: Forward,
+    num_tokens: int,
+    vocab_size: int,
+    context: AttentionContext | None = None,
+) -> None:
+    """Raise ValueError where the two differ."""
+    context = context or _OwnValue()
+    ids = (torch.arange(num_tokens) * 7919 + 1)[None] % vocab_size
+    positions = torch.arange(num_tokens)[None] + 2
+    keep = torch.arange(0, num_tokens, 2)
+    expected, given = (forward(ids, positions, keep, context) for forward in (plain, traced))
+    if expected.shape != given.shape or expected.dtype != given.dtype:
+        raise ValueError(f"logits of {num_tokens} tokens have another shape")
+    if not (expected - given).abs().max() <= _TOLERANCE * expected.abs().max():
+        raise ValueError(f"logits of {num_tokens} tokens differ")

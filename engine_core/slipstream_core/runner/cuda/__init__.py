@@ -1,0 +1,1 @@
+"""Steps on a CUDA device: its threads, recorded graphs, copies back."""

@@ -1,0 +1,381 @@
+"""Decode steps over tensors that stay where they are, recorded for some batch sizes.
+
+Owns: those tensors, what a recorded step does with them, which plans can be served so, and padding
+to the next recorded size. Does not know: how recording works, how attention is computed.
+
+A step is two recordings. The forward pass is one for each size, whatever its rows ask for. How it
+is sampled is another: one for each size and kind (greedy, drawn, truncated; with log-probabilities
+or without), as those hang on the requests and change from step to step. One recording of both would
+be six times the forward's recordings, which are the ones that take time. Sampling is recorded
+because it is some twenty small kernels, which the host launches no faster than a small model
+computes; and what no kind covers (rules, masks, grammars, very many log-probabilities) is sampled
+by `sampler.sample` behind the recorded forward. What a kept set may hold beyond the candidates
+(top_p or min_p without top_k) is drawn by `rejection_sampling`, recorded with the rest. Where there
+is none of it (a CPU, in tests), it is waited for whether some set reached further, and such a step
+goes the way of those that no kind covers.
+
+Rules:
+- Padding rows have length 0, write their keys to the null block, and what they sample into a slot
+  that nobody has.
+- What a recorded step samples is what `sampler.sample` samples: both use its functions.
+- The result's piece is written again by the next step's sampling, so that waits for the copy.
+- Everything here is called on the enqueuing thread.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from slipstream_core.runner.attention.fixed_shape import DecodeBackend, DecodeColumns
+from slipstream_core.runner.attention.kv_cache import LayerCache
+from slipstream_core.runner.compilation.trace import Forward
+from slipstream_core.runner.cuda.readback import Landing, fetch, packed_layout, write_logprobs
+from slipstream_core.runner.cuda.recorder import CAPTURE_S, Recorder, Work, record_all
+from slipstream_core.runner.sampling.noise import row_keys
+from slipstream_core.runner.sampling.rejection_sampling import WholeDraws
+from slipstream_core.runner.sampling.sampler import (
+    NUM_CANDIDATES,
+    divisors,
+    draw,
+    draw_candidates,
+    effective_top_ks,
+    limited_twice,
+    logprob_columns,
+    may_reach_further,
+)
+from slipstream_core.runner.sampling.truncation import Limits
+from slipstream_core.runner.staging import AnyArray, Copies, Field, Layout, Mark, Staging
+from slipstream_core.step.plan import StepPlan
+
+logger = logging.getLogger(__name__)
+
+MAX_LOGPROBS = 20  # of a recorded sampling; OpenAI's and vLLM's limit
+
+
+class Kind(NamedTuple):
+    """A way to sample."""
+
+    drawn: bool = False  # some row is not greedy
+    truncated: bool = False  # some row uses top_k, top_p or min_p
+    logprobs: bool = False
+
+
+KINDS = tuple(
+    Kind(drawn, truncated, logprobs)
+    for logprobs in (False, True)
+    for drawn, truncated in ((False, False), (True, False), (True, True))
+)
+
+
+def static_bytes(sizes: Sequence[int], vocab_size: int, max_blocks: int) -> int:
+    """What the tensors take that recorded steps read and write; its logits above all."""
+    return max(sizes, default=0) * (4 * vocab_size + 2 * 4 * max_blocks + 8 * 64)
+
+
+class DecodeGraphs:
+    """Recorded decode steps of one runner."""
+
+    def __init__(
+        self,
+        *,
+        forward: Forward,
+        backend: DecodeBackend,
+        layers: Sequence[LayerCache],
+        last_token: torch.Tensor,  # [max_num_seqs + 1]; the last is the padding rows' slot
+        vocab: torch.Tensor,  # arange(vocab) int32
+        copies: Copies,
+        sizes: Sequence[int],  # ascending
+        max_blocks: int,  # of one row's table
+        block_size: int,
+        kinds: Sequence[Kind] = KINDS,
+        whole: WholeDraws | None = None,
+    ) -> None:
+        self._forward = forward
+        self._backend = backend
+        self._layers = layers
+        self._last_token = last_token
+        self._vocab = vocab
+        self._copies = copies
+        self._sizes = tuple(sizes)
+        self._kinds = tuple(kinds)
+        self._whole = whole
+        self._block_size = block_size
+        self._forwards: dict[int, Work] = {}
+        self._samplers: dict[tuple[int, Kind], Work] = {}
+        self._recorded: list[int] = []  # sizes, ascending
+        self._num_logprobs = min(MAX_LOGPROBS, len(vocab))
+        device, largest = vocab.device, self._sizes[-1]
+        self._layouts = {size: _columns_layout(size) for size in self._sizes}
+        width = -(-max_blocks // 16) * 16  # kernels are compiled for strides of that kind
+        # room for the widest plan: a buffer that grew would lie where no recording looks
+        table_bytes = 4 * largest * width
+        self._staging = Staging(copies, device, self._layouts[largest].size + table_bytes)
+        self._tables = torch.zeros((largest, width), dtype=torch.int32, device=device)
+        self._rows = torch.arange(largest, device=device)
+        self._logits = torch.zeros((largest, len(vocab)), dtype=torch.float32, device=device)
+        self._pieces = {
+            size: packed_layout(size, size, 1 + self._num_logprobs, with_covered=True)
+            for size in self._sizes
+        }
+        self._piece = torch.zeros(self._pieces[largest].size, dtype=torch.uint8, device=device)
+        self._last_fetch: Mark | None = None
+
+    def record(self, recorder: Recorder) -> None:
+        """Record what there is time for, largest first. Raises if the device is beyond use."""
+        # all rows are padding: their tables and lengths are zeros
+        self._staging.device_buffer.zero_()
+        total = len(self._sizes) * (1 + len(self._kinds))
+        record_all(recorder, self._work(), total, within_s=CAPTURE_S)
+        self._recorded = sorted(self._forwards)
+        if not self._recorded:
+            logger.warning("no decode step is recorded: all run eagerly")
+
+    def takes(self, plan: StepPlan) -> bool:
+        """Whether `forward` can compute this plan."""
+        num = plan.num_requests
+        return (
+            bool(self._recorded)
+            and 0 < num == plan.num_decodes <= self._recorded[-1]
+            and plan.prompt is None
+            and plan.block_tables.shape[1] <= self._tables.shape[1]
+            and bool(plan.samples.all())
+        )
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """Logits of a plan that it takes, float32 [R, vocab], until the next step's forward."""
+        num = plan.num_requests
+        size = self._size_for(num)
+        layout = self._layouts[size]
+        num_blocks = plan.block_tables.shape[1]
+        stop = layout.size + 4 * num * num_blocks
+        buffer = self._staging.open(stop)
+        columns = layout.in_host(buffer)
+        self._fill(plan, columns, num)
+        flat = buffer[layout.size : stop].view(np.int32)
+        flat.reshape(num, num_blocks)[...] = plan.block_tables
+        sent = self._staging.send(stop)
+        tables = sent[layout.size : stop].view(torch.int32).view(num, num_blocks)
+        self._tables[:num, :num_blocks].copy_(tables)
+        self._forwards[size]()
+        return self._logits[:num]
+
+    def sample(self, plan: StepPlan) -> Landing | None:
+        """The result of the plan whose forward ran last; None where no recorded kind covers it."""
+        size = self._size_for(plan.num_requests)
+        kind = self._kind_of(plan)
+        if kind is None or (size, kind) not in self._samplers:
+            return None
+        if self._last_fetch is not None:
+            self._copies.before_reuse(self._last_fetch)
+        self._samplers[size, kind]()
+        layout, rows = self._pieces[size], None
+        if kind.logprobs:
+            rows = np.flatnonzero(plan.num_logprobs >= 0)
+        else:
+            layout = packed_layout(size, 0, 0, with_covered=True)
+        target, mark = fetch(self._copies, self._piece, layout.size)
+        self._last_fetch = mark
+        asks = kind.truncated and self._whole is None
+        if asks and not self._is_covered(plan, layout, target, mark):
+            return None
+        return Landing(plan, layout, rows, self._piece, target, mark)
+
+    def _is_covered(self, plan: StepPlan, layout: Layout, target: torch.Tensor, mark: Mark) -> bool:
+        """Whether the candidates held the kept sets of all rows; waits where that is not known."""
+        vocab_size = len(self._vocab)
+        open_ended = may_reach_further(plan, effective_top_ks(plan, vocab_size), vocab_size)
+        if not open_ended.any():
+            return True
+        mark.synchronize()
+        covered = layout.in_host(target.numpy())["covered"][: len(open_ended)]
+        return bool(covered.astype(np.bool_)[open_ended].all())
+
+    def bare(self, batch: int, context: int, kind: Kind, num_blocks: int, steps: int) -> float:
+        """Seconds of `steps` steps' replays with nothing of the host between them.
+
+        Their `batch` rows have `context` tokens each, whose blocks are dealt out over the cache's
+        `num_blocks`. Writes into the cache. Raises ValueError where that is not recorded.
+        """
+        if not self._recorded or batch > self._recorded[-1]:
+            raise ValueError(f"no decode step of {batch} rows is recorded, but {self._recorded}")
+        size = self._size_for(batch)
+        if (size, kind) not in self._samplers:
+            raise ValueError(f"sampling of the kind {kind} is not recorded")
+        blocks = -(-context // self._block_size)
+        dealt = 1 + np.arange(batch * blocks, dtype=np.int64) % (num_blocks - 1)
+        tables = dealt.reshape(batch, blocks)
+        layout = self._layouts[size]
+        columns = layout.in_host(self._staging.open(layout.size))
+        for column in columns.values():
+            column[...] = 0
+        columns["gather_slots"][...] = -1
+        columns["slots"][...] = len(self._last_token) - 1
+        columns["positions"][:batch] = context - 1
+        columns["kv_lens"][:batch] = context
+        offset = (context - 1) % self._block_size
+        columns["kv_slots"][:batch] = tables[:, -1] * self._block_size + offset
+        columns["divisors"][...] = 1
+        columns["drawn"][...] = kind.drawn
+        columns["top_ps"][...] = 1
+        self._staging.send(layout.size)
+        on_device = torch.from_numpy(tables.astype(np.int32)).to(self._tables.device)
+        self._tables[:batch, :blocks].copy_(on_device)
+        forward, sampler = self._forwards[size], self._samplers[size, kind]
+
+        def replay(num: int) -> None:
+            for _ in range(num):
+                forward()
+                sampler()
+            self._copies.here().synchronize()
+
+        replay(1)
+        started = time.perf_counter()
+        replay(steps)
+        return time.perf_counter() - started
+
+    def _work(self) -> Iterator[tuple[str, Work, Callable[[Work], None]]]:
+        """What to record, largest first. What failed for one size is left out for the next."""
+        kinds = self._kinds
+        for size in reversed(self._sizes):
+            columns = self._layouts[size].in_device(self._staging.device_buffer)
+            yield (
+                f"the forward of {size} rows",
+                self._forward_of(size, columns),
+                partial(self._forwards.__setitem__, size),
+            )
+            if size not in self._forwards:
+                return
+            piece = self._pieces[size].in_device(self._piece)
+            for kind in kinds:
+                yield (
+                    f"sampling of {size} rows ({_name(kind)})",
+                    partial(self._sample, size, kind, columns, piece),
+                    partial(self._samplers.__setitem__, (size, kind)),
+                )
+            kinds = tuple(kind for kind in kinds if (size, kind) in self._samplers)
+
+    def _forward_of(self, size: int, columns: dict[str, torch.Tensor]) -> Work:
+        context = self._backend(
+            self._layers,
+            DecodeColumns(
+                columns["kv_slots"], columns["kv_lens"], self._tables[:size], self._block_size
+            ),
+        )
+        token_ids, gather_slots = columns["token_ids"], columns["gather_slots"]
+
+        def forward() -> None:
+            from_last = self._last_token[gather_slots.clamp(min=0)]
+            ids = torch.where(gather_slots < 0, token_ids, from_last)
+            positions = columns["positions"][None]
+            logits = self._forward(ids[None], positions, self._rows[:size], context)[0]
+            self._logits[:size].copy_(logits)
+
+        return forward
+
+    def _sample(
+        self,
+        size: int,
+        kind: Kind,
+        columns: dict[str, torch.Tensor],
+        piece: dict[str, torch.Tensor],
+    ) -> None:
+        logits = self._logits[:size]
+        token_ids = logits.argmax(-1)
+        if kind.drawn:
+            scaled = logits / columns["divisors"][:, None]
+            keys = columns["keys"].view(2, size)
+            if kind.truncated:
+                limits = Limits(scaled, columns["top_ks"], columns["top_ps"], columns["min_ps"])
+                drawn, covered = draw_candidates(limits, keys)
+                piece["covered"].copy_(covered)
+                if self._whole is not None and len(self._vocab) > NUM_CANDIDATES:
+                    # none of them is limited twice: see _kind_of
+                    bounded = (columns["top_ks"] > 0) & (columns["top_ks"] <= NUM_CANDIDATES)
+                    further = (columns["drawn"] > 0) & ~bounded & ~covered
+                    self._whole.further(limits, keys, further, drawn, limits.top_ps)
+            elif self._whole is not None:
+                drawn = self._whole.all(scaled, keys, columns["drawn"])
+            else:
+                drawn = draw(scaled, keys, self._vocab)
+            token_ids = torch.where(columns["drawn"] > 0, drawn, token_ids)
+        self._last_token.index_copy_(0, columns["slots"], token_ids)
+        piece["token_ids"].copy_(token_ids)
+        if kind.logprobs:
+            write_logprobs(piece, *logprob_columns(logits, token_ids, self._num_logprobs))
+
+    def _fill(self, plan: StepPlan, columns: Mapping[str, AnyArray], num: int) -> None:
+        """A plan's columns and the padding behind them."""
+        columns["token_ids"][:num] = plan.token_ids
+        columns["gather_slots"][:num] = plan.gather_slots
+        columns["positions"][:num] = plan.positions
+        columns["kv_slots"][:num] = plan.kv_slots
+        columns["slots"][:num] = plan.slots
+        columns["kv_lens"][:num] = plan.kv_lens
+        for name in ("token_ids", "positions", "kv_slots", "kv_lens"):
+            columns[name][num:] = 0
+        columns["gather_slots"][num:] = -1
+        columns["slots"][num:] = len(self._last_token) - 1
+        if plan.all_greedy:
+            return  # the columns below are read by samplings that draw
+        columns["divisors"][:num] = divisors(plan.temperatures)
+        columns["divisors"][num:] = 1
+        columns["drawn"][:num] = plan.temperatures > 0
+        columns["drawn"][num:] = 0
+        keys = columns["keys"].reshape(2, -1)
+        keys[:, :num] = row_keys(plan.seeds, plan.kv_lens)
+        keys[:, num:] = 0
+        if plan.any_truncation:
+            columns["top_ks"][:num] = effective_top_ks(plan, len(self._vocab))
+            columns["top_ps"][:num] = plan.top_ps
+            columns["min_ps"][:num] = plan.min_ps
+            columns["top_ks"][num:] = 0
+            columns["top_ps"][num:] = 1
+            columns["min_ps"][num:] = 0
+
+    def _kind_of(self, plan: StepPlan) -> Kind | None:
+        if plan.rules is not None or len(plan.masked_rows) or plan.awaits_masks or plan.any_wide:
+            return None
+        if plan.listed is not None:
+            return None
+        if plan.max_logprobs > self._num_logprobs:
+            return None
+        truncated = plan.any_truncation and not plan.all_greedy
+        if truncated and self._whole is not None:
+            vocab_size = len(self._vocab)
+            if len(limited_twice(plan, effective_top_ks(plan, vocab_size), vocab_size)):
+                return None  # how much its top_k leaves is worked out by as many as it names
+        return Kind(not plan.all_greedy, truncated, plan.max_logprobs >= 0)
+
+    def _size_for(self, num: int) -> int:
+        return self._recorded[bisect.bisect_left(self._recorded, num)]
+
+
+def _columns_layout(size: int) -> Layout:
+    return Layout(
+        [
+            *(
+                Field(name, np.int64, size)
+                for name in ("token_ids", "gather_slots", "positions", "kv_slots", "slots")
+            ),
+            Field("kv_lens", np.int32, size),
+            Field("divisors", np.float32, size),
+            Field("drawn", np.int32, size),
+            Field("top_ks", np.int32, size),
+            Field("top_ps", np.float32, size),
+            Field("min_ps", np.float32, size),
+            Field("keys", np.int32, 2 * size),
+        ]
+    )
+
+
+def _name(kind: Kind) -> str:
+    how = "truncated" if kind.truncated else "drawn" if kind.drawn else "greedy"
+    return how + (", log-probabilities" if kind.logprobs else "")

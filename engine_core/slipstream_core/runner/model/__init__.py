@@ -1,0 +1,1 @@
+"""Loading a model, and refusing one that cannot be served."""

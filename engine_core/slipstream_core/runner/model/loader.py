@@ -1,0 +1,378 @@
+"""From a folder or a hub id to a model that is ready to run, or to an error that says why not.
+
+Owns every question asked of a model before it is served. Knows no requests and no cache.
+
+Rules:
+- Whatever is wrong with a model is found here, not in its first step: a model that transformers
+  would run and compute something else (attention that ignores our function, weights missing from
+  the checkpoint, frequencies that depend on who shares the batch) is refused.
+- Every failure is a ModelLoadError that names what was given and what would do instead.
+- No code from the model's folder is run, unless `trust_remote_code` says so.
+- Nothing is written to stdout. Transformers' logging is quiet while a model loads, then as it was;
+  its progress bars are shown where a person watches, that is on a stderr that is a terminal.
+- One copy of the weights. The model is first made on the meta device, where it takes no memory,
+  and the checkpoint is mapped, not read. On a CPU, in the checkpoint's own dtype, the parameters
+  are the mapping itself; so such a file must not be rewritten in place while it is served (a new
+  file under the old name does no harm). In another dtype each tensor is converted out of the
+  mapping, whose clean pages the kernel takes back when it needs them; for another device the
+  parameters move one by one, from the mapping, or as they are read where `accelerate` is
+  installed (transformers loads to a device with it alone). Only experts are put together a layer
+  at a time. (What a runner does with them later is its own: traced.py lays some anew, one by
+  one.)
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+from transformers.utils.import_utils import is_accelerate_available
+
+from slipstream_core.runner.attention.geometry import LayerGeometry, read_geometry
+from slipstream_core.runner.attention.interface import ATTENTION_NAME, register
+from slipstream_core.runner.host_memory import read_host_memory, refuse_weights, unmapped_bytes
+from slipstream_core.runner.load_error import ModelLoadError, brief
+from slipstream_core.runner.model.attention_check import check_independence
+from slipstream_core.runner.model.hub import Source, incomplete, locate
+from slipstream_core.runner.model.random_weights import is_random, random_config, random_module
+from slipstream_core.runner.model.rope import settle
+from slipstream_core.runner.model.unsupported import (
+    refusal,
+    refuse_kind,
+    refuse_larger,
+    refuse_longrope,
+    refuse_unseen_windows,
+    ropes,
+)
+from slipstream_ipc.messages import SamplingDefaults
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+
+logger = logging.getLogger(__name__)
+
+# transformers' own annotations leave these out
+_AutoModel: Any = AutoModelForCausalLM
+_transformers_logging: Any = transformers_logging
+
+_HTTP_CLIENTS = ("httpx", "httpx2")  # their loggers
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on its device, and what was learned of it."""
+
+    name: str
+    module: PreTrainedModel
+    geometry: tuple[LayerGeometry, ...]
+    vocab_size: int
+    max_model_len: int  # tokens, prompt and output together
+    eos_token_ids: tuple[int, ...]
+    default_sampling: SamplingDefaults
+    dtype: torch.dtype
+    device: torch.device
+    kept_bytes: int = 0  # of its weights on a CPU that are no mapping of the checkpoint
+
+
+def load_model(
+    name: str,
+    *,
+    dtype: DType = "auto",
+    device: Device = "auto",
+    max_model_len: int | None = None,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Load a local folder or a hub id, or make a model of random weights (`random:NAME`).
+
+    `dtype` auto is the checkpoint's own, but float32 on a CPU, unless the checkpoint is bfloat16
+    and the CPU multiplies in it (AMX). `max_model_len` may lower what the model allows.
+    `trust_remote_code` lets code from the model's folder run, with all that a program may do.
+    Raises ModelLoadError.
+    """
+    started = time.monotonic()
+    target = _device(name, device)
+    register()
+    with _quiet():
+        try:
+            source = Source(name, True) if is_random(name) else locate(name)
+            config = random_config(name) if is_random(name) else None
+        except ValueError as error:
+            raise ModelLoadError(name, str(error)) from error
+        if config is None:
+            config = _config(name, source, trust_remote_code)
+        torch_dtype = _dtype(dtype, target, config)
+        text = config.get_text_config()
+        refuse_kind(name, config, text)
+        geometry, num_parameters = _geometry(name, config, text, trust_remote_code)
+        limit = _max_model_len(name, text, max_model_len)
+        refuse_longrope(name, config, text, limit)
+        refuse_unseen_windows(name, config, text, geometry, limit)
+        logger.info("loading %s in %s", name, str(torch_dtype).removeprefix("torch."))
+        if target.type == "cuda" and getattr(config, "quantization_config", None) is None:
+            refuse_larger(name, num_parameters * torch_dtype.itemsize, target)
+        kept = 0
+        if target.type == "cpu" and getattr(config, "quantization_config", None) is None:
+            kept = _kept_bytes(name, source, config, torch_dtype, num_parameters)
+            refuse_weights(name, kept, read_host_memory())
+        if is_random(name):
+            module = random_module(config, torch_dtype, target, attn_implementation=ATTENTION_NAME)
+        else:
+            module = _weights(name, source, config, torch_dtype, target, trust_remote_code)
+        try:
+            module = module.to(target).eval()  # type: ignore[arg-type]
+        except torch.OutOfMemoryError as error:
+            raise _no_room(name, error) from error
+        settle(module)
+        try:
+            check_independence(module, vocab_size=text.vocab_size, max_model_len=limit)
+        except Exception as error:
+            raise refusal(name, config, f"cannot be served ({brief(error)})") from error
+    logger.info(
+        "loaded %s: %.2f GiB in %.1f s",
+        name,
+        sum(p.nbytes for p in module.parameters()) / 2**30,
+        time.monotonic() - started,
+    )
+    return LoadedModel(
+        name=name,
+        module=module,
+        geometry=geometry,
+        vocab_size=text.vocab_size,
+        max_model_len=limit,
+        eos_token_ids=_eos_token_ids(name, module, text),
+        default_sampling=_default_sampling(module),
+        dtype=torch_dtype,
+        device=target,
+        kept_bytes=kept,
+    )
+
+
+def _kept_bytes(
+    name: str, source: Source, config: PreTrainedConfig, dtype: torch.dtype, num_parameters: int
+) -> int:
+    """Bytes of the weights that will be memory of this process, and no mapping of a file."""
+    converted = None
+    if not is_random(name):
+        converted = unmapped_bytes(Path(source.path), dtype)
+        if converted is None and config.dtype == dtype:
+            return 0
+    # tied weights lie in a checkpoint twice at times
+    everything = num_parameters * dtype.itemsize
+    return everything if converted is None else min(converted, everything)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    verbosity = _transformers_logging.get_verbosity()
+    had_bars = _transformers_logging.is_progress_bar_enabled()
+    # The hub's logger writes lines itself and hands them on to ours, which would say them twice;
+    # its HTTP client has a line of its own for every request.
+    hub, clients = logging.getLogger("huggingface_hub"), list(map(logging.getLogger, _HTTP_CLIENTS))
+    handlers, levels = hub.handlers[:], [client.level for client in clients]
+    _transformers_logging.set_verbosity_error()
+    _show_bars(sys.stderr.isatty())
+    hub.handlers.clear()
+    for client in clients:
+        client.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        _transformers_logging.set_verbosity(verbosity)
+        _show_bars(had_bars)
+        hub.handlers[:] = handlers
+        for client, level in zip(clients, levels, strict=True):
+            client.setLevel(level)
+
+
+def _show_bars(shown: bool) -> None:
+    logs = _transformers_logging
+    (logs.enable_progress_bar if shown else logs.disable_progress_bar)()
+
+
+def _device(name: str, device: Device) -> torch.device:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ModelLoadError(
+            name, "device is 'cuda', but torch sees no CUDA device; 'cpu' would do"
+        )
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def _dtype(dtype: DType, device: torch.device, config: PreTrainedConfig) -> torch.dtype:
+    if dtype != "auto":
+        return {
+            "float32": torch.float32,
+            "bfloat16": torch.bfloat16,
+            "float16": torch.float16,
+        }[dtype]
+    own = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    if device.type != "cpu" or (own == torch.bfloat16 and _multiplies_bfloat16()):
+        return own
+    return torch.float32
+
+
+def _multiplies_bfloat16() -> bool:
+    """Whether this CPU has tile units for bfloat16, which make it faster than float32."""
+    # torch has no public name for it; without this one the answer is only the slower one
+    supported = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    return bool(supported())
+
+
+def _config(name: str, source: Source, trust_remote_code: bool) -> PreTrainedConfig:
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            source.path,
+            local_files_only=source.local_only,
+            trust_remote_code=trust_remote_code,
+        )
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise ModelLoadError(
+                name,
+                "it comes with code of its own, which is not run; set trust_remote_code if you "
+                "have read that code and trust it",
+            ) from error
+        raise ModelLoadError(
+            name,
+            "its configuration could not be read; give a model's folder or a hub id, of an "
+            f"architecture that transformers itself has ({brief(error)}){incomplete(source)}",
+        ) from error
+    # With a padding id GPT-2 looks for padding in every batch, which makes the device wait.
+    config.pad_token_id = None
+    return config
+
+
+def _max_model_len(name: str, text: PreTrainedConfig, asked: int | None) -> int:
+    own = getattr(text, "max_position_embeddings", None)
+    if not isinstance(own, int):
+        if asked is None:
+            raise ModelLoadError(name, "its configuration names no length; give max_model_len")
+        return asked
+    if asked is not None and asked > own:
+        raise ModelLoadError(name, f"max_model_len is {asked}, but the model reaches {own} tokens")
+    return own if asked is None else asked
+
+
+def _geometry(
+    name: str, config: PreTrainedConfig, text: PreTrainedConfig, trust_remote_code: bool
+) -> tuple[tuple[LayerGeometry, ...], int]:
+    """The layers' cache geometry, and how many parameters the model has."""
+    not_replaceable = refusal(
+        name, config, "does not let its attention be replaced, which serving needs"
+    )
+    # the frequencies do not matter here, and some versions' longrope looks at positions, which have
+    # no values on the meta device
+    plain = copy.deepcopy(config)
+    for rope in ropes(getattr(plain.get_text_config(), "rope_parameters", None)):
+        if rope["rope_type"] == "longrope":
+            rope["rope_type"] = "default"
+    try:
+        with torch.device("meta"):  # in bfloat16: there, experts take no other type
+            shell = _AutoModel.from_config(
+                plain,
+                dtype=torch.bfloat16,
+                attn_implementation=ATTENTION_NAME,
+                trust_remote_code=trust_remote_code,
+            ).eval()
+    except Exception as error:
+        if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
+            # these look their attention up in a table of their own
+            raise not_replaceable from error
+        raise ModelLoadError(
+            name, f"transformers cannot build it as a causal language model ({brief(error)})"
+        ) from error
+    if not shell._supports_attention_backend:
+        raise not_replaceable
+    try:
+        layers = read_geometry(shell, text.num_hidden_layers, text.vocab_size)
+    except Exception as error:
+        raise refusal(
+            name, config, f"does not attend in a way that can be served ({brief(error)})"
+        ) from error
+    return layers, sum(parameter.numel() for parameter in shell.parameters())
+
+
+def _weights(
+    name: str,
+    source: Source,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    trust_remote_code: bool,
+) -> PreTrainedModel:
+    # straight to the card, which transformers does with the help of another package alone
+    to_card = device.type == "cuda" and is_accelerate_available()
+    try:
+        module, report = _AutoModel.from_pretrained(
+            source.path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            local_files_only=source.local_only,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            **({"device_map": {"": device}} if to_card else {}),
+        )
+    except torch.OutOfMemoryError as error:
+        raise _no_room(name, error) from error
+    except Exception as error:
+        raise ModelLoadError(
+            name, f"its weights could not be loaded ({brief(error)}){incomplete(source)}"
+        ) from error
+    # Left alone these would hold random numbers.
+    if absent := sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"])):
+        raise ModelLoadError(
+            name,
+            f"its checkpoint lacks {len(absent)} of the weights, or has them in another shape, "
+            f"{absent[0]} among them",
+        )
+    assert isinstance(module, PreTrainedModel)
+    return module
+
+
+def _no_room(name: str, error: torch.OutOfMemoryError) -> ModelLoadError:
+    return ModelLoadError(name, f"its weights do not fit into the card's memory ({brief(error)})")
+
+
+def _eos_token_ids(name: str, module: PreTrainedModel, text: PreTrainedConfig) -> tuple[int, ...]:
+    """Of the generation settings, else of the configuration; a model may have several.
+
+    Those that it has no logits for are left out: they never come, and cannot be masked.
+    """
+    ids = getattr(module.generation_config, "eos_token_id", None)
+    if ids is None:
+        ids = text.eos_token_id
+    if ids is None:
+        return ()
+    given = tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+    kept = tuple(token_id for token_id in given if 0 <= token_id < text.vocab_size)
+    if kept != given:
+        logger.warning(
+            "%s ends its outputs with the ids %s, of which its vocabulary of %d tokens has %s; "
+            "the others are left out",
+            name,
+            list(given),
+            text.vocab_size,
+            list(kept) or "none",
+        )
+    return kept
+
+
+def _default_sampling(module: PreTrainedModel) -> SamplingDefaults:
+    """What the generation settings say, where they say something."""
+    given = {
+        name: getattr(module.generation_config, name, None)
+        for name in SamplingDefaults.__struct_fields__
+    }
+    return SamplingDefaults(**given)

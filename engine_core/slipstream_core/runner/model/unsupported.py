@@ -1,0 +1,124 @@
+"""Which models are not served, and why: the reasons that a configuration tells beforehand.
+
+Owns: the refusals that need no weights. Does not know:
+how models are loaded, what an attention call looks like.
+
+Rule: whatever transformers would run here and compute something else is refused, with the class,
+the reason and what would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedConfig
+
+from slipstream_core.runner.attention.geometry import LayerGeometry
+from slipstream_core.runner.load_error import ModelLoadError
+
+_by_config: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+
+_KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_SERVED = (
+    "served are decoder-only models that do all their mixing of tokens in transformers' attention "
+    "interface, such as Llama, Qwen3, Mistral, Gemma 3, GPT-OSS or DeepSeek V3"
+)
+
+
+def refusal(name: str, config: PreTrainedConfig, problem: str) -> ModelLoadError:
+    """Of a whole architecture: its class, what is wrong, what is served."""
+    return ModelLoadError(name, f"{class_name(config)} {problem}; {_SERVED}")
+
+
+def class_name(config: PreTrainedConfig) -> str:
+    if config.architectures:
+        return str(config.architectures[0])
+    if type(config) in _by_config:
+        return str(_by_config[type(config)].__name__)
+    return type(config).__name__.removesuffix("Config")
+
+
+def refuse_kind(name: str, config: PreTrainedConfig, text: PreTrainedConfig) -> None:
+    if config.is_encoder_decoder:
+        raise refusal(name, config, "has an encoder")
+    if unknown := set(getattr(text, "layer_types", None) or ()) - _KNOWN_LAYER_TYPES:
+        raise refusal(
+            name,
+            config,
+            f"has layers of type {', '.join(sorted(unknown))}, where only "
+            f"{' and '.join(sorted(_KNOWN_LAYER_TYPES))} are known",
+        )
+    if any(r["rope_type"] == "dynamic" for r in ropes(getattr(text, "rope_parameters", None))):
+        raise ModelLoadError(
+            name,
+            f"{class_name(config)} has the rope type 'dynamic', whose results depend on who "
+            "shares a batch; a fixed one ('default', 'linear', 'llama3', 'yarn') is served",
+        )
+
+
+def refuse_longrope(
+    name: str, config: PreTrainedConfig, text: PreTrainedConfig, max_model_len: int
+) -> None:
+    """It has two sets of frequencies, and its longest row chooses one for the whole batch."""
+    for rope in ropes(getattr(text, "rope_parameters", None)):
+        if rope["rope_type"] != "longrope":
+            continue
+        short = rope.get("original_max_position_embeddings")
+        if short is None or max_model_len > short:
+            raise ModelLoadError(
+                name,
+                f"{class_name(config)} has the rope type 'longrope', whose results depend on who "
+                f"shares a batch beyond {short} tokens; give a max_model_len of at most that",
+            )
+
+
+def ropes(parameters: Any) -> Iterator[dict[str, Any]]:
+    """The rope settings: one for the model, or one per layer type."""
+    if not isinstance(parameters, dict):
+        return
+    if "rope_type" in parameters:
+        yield parameters
+    else:
+        for nested in parameters.values():
+            yield from ropes(nested)
+
+
+def refuse_unseen_windows(
+    name: str,
+    config: PreTrainedConfig,
+    text: PreTrainedConfig,
+    geometry: tuple[LayerGeometry, ...],
+    max_model_len: int,
+) -> None:
+    """Some models keep their window to the mask that they make, and do not tell their attention.
+
+    Which layers have one is read as transformers' own cache reads it.
+    """
+    window = getattr(text, "sliding_window", None)
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * len(geometry)
+    for layer, kind in zip(geometry, kinds, strict=False):
+        named = window if kind == "sliding_attention" else None
+        seen = [min(each or max_model_len, max_model_len) for each in (named, layer.window)]
+        if seen[0] != seen[1]:
+            raise refusal(
+                name,
+                config,
+                f"names a window of {named} tokens in its configuration and "
+                f"{layer.window} to its attention, so beyond the smaller of the two it would "
+                "compute something else; a max_model_len of at most that will do",
+            )
+
+
+def refuse_larger(name: str, nbytes: int, device: torch.device) -> None:
+    """Weights that the card has no room for are not loaded. Raises ModelLoadError."""
+    free, total = torch.cuda.mem_get_info(device)
+    if nbytes > free:
+        gib = [f"{num / 2**30:.2f} GiB" for num in (nbytes, free, total)]
+        raise ModelLoadError(
+            name,
+            f"its weights take {gib[0]}, but {gib[1]} of the card's {gib[2]} are free; give a "
+            "smaller model or dtype, or end what else uses the card",
+        )

@@ -1,0 +1,56 @@
+"""Carries out the rules of a plan: before a step is sampled and after.
+
+Owns: the order (biases, allowed ids, bad words; then penalties) and which rules are loaded. Knows
+no requests.
+
+Rules:
+- The raw logits stay as they are: log-probabilities are of those.
+- Every method is called on the device's thread, in launch order.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from slipstream_core.runner.sampling.constraints import Constraints
+from slipstream_core.runner.sampling.penalties import Penalties
+from slipstream_core.runner.staging import to_device
+from slipstream_core.step.constraint_plan import RulePlan, Rules
+
+
+class RuleKeeper:
+    """Of one runner, with slots for `num_lanes` rows."""
+
+    def __init__(
+        self, vocab_size: int, device: torch.device, *, num_lanes: int, max_model_len: int
+    ) -> None:
+        self._device = device
+        self._constraints = Constraints(vocab_size, device)
+        self._penalties = Penalties(
+            vocab_size, device, num_lanes=num_lanes, max_model_len=max_model_len
+        )
+        self._loaded: Rules | None = None
+        self._rows = torch.empty(0, dtype=torch.int64, device=device)
+
+    def apply(self, logits: torch.Tensor, plan: RulePlan) -> torch.Tensor:
+        """The logits to sample from, given the model's, float32 [S, vocab]; a copy."""
+        if plan.refill is not None:
+            self._constraints.refill(plan.refill)
+            self._penalties.refill(plan.refill)
+        if plan.rules is not self._loaded:
+            self._constraints.load(plan.rules)
+            self._penalties.load(plan.rules)
+            self._loaded = plan.rules
+        self._rows = to_device(plan.rows, self._device)
+        changed = logits[self._rows]
+        self._constraints.apply(changed)
+        self._penalties.apply(changed)
+        if len(changed) == len(logits):
+            return changed  # rows are in ascending order, so these are all of them
+        return logits.index_put((self._rows,), changed)
+
+    def sampled(self, token_ids: torch.Tensor) -> None:
+        """The step of the plan applied last has sampled these, int64 [S]."""
+        token_ids = token_ids[self._rows]
+        self._constraints.sampled(token_ids)
+        self._penalties.sampled(token_ids)

@@ -1,0 +1,131 @@
+"""Log-probabilities of given tokens and of the most likely ones, from logits.
+
+Owns: the passes over the vocabulary, a bounded number of logits at a time, and the way of what they
+give to the host. Does not know: plans, requests. Two users: rows that want more than the sampler's
+columns are wide, and prompts.
+
+Rules:
+- Where there are copies to make (a card), nobody waits: what comes is `Coming` until its step is
+  done. Only a result of more than `_HELD_BYTES` is waited for, piece by piece, as all of it would
+  lie on the card and in pinned memory at once.
+- What is kept of a result lies in memory of its own, not in pinned memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from slipstream_core.runner.sampling.top_tokens import most_likely
+from slipstream_core.runner.staging import Copies, Field, Layout, Mark, to_device
+from slipstream_core.step.plan import Int64s
+from slipstream_ipc.history.wide_logprobs import Candidates, joined
+
+_LOGITS_AT_ONCE = 2**22  # temporaries of 16 MiB each
+_HELD_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Some rows' results on their way. Holds on to what the copy reads."""
+
+    layout: Layout
+    width: int
+    source: torch.Tensor
+    target: torch.Tensor
+    mark: Mark
+
+    def wait(self) -> Candidates:
+        self.mark.synchronize()
+        views = self.layout.in_host(self.target.numpy())
+        values, ids = (views[name].reshape(-1, self.width) for name in ("values", "ids"))
+        return Candidates(
+            values.astype(np.float32), ids.astype(np.uint32), views["ranks"].astype(np.uint32)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """Candidates on their way from a card."""
+
+    pieces: tuple[_Piece | Candidates, ...]
+    width: int
+
+    def wait(self) -> Candidates:
+        """They, when they are here."""
+        return joined([arrived(piece) for piece in self.pieces], self.width)
+
+
+def arrived(those: Candidates | Coming | _Piece) -> Candidates:
+    """Those that are here, or will be once their step is done, which is waited for."""
+    return those if isinstance(those, Candidates) else those.wait()
+
+
+def candidates(
+    logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    num_logprobs: int,
+    copies: Copies | None = None,
+    listed: Int64s | None = None,
+) -> Candidates | Coming:
+    """Of each row of `logits` [N, vocab] its token's and the `num_logprobs` most likely ones'.
+
+    `token_ids` is int64 [N], on the logits' device. `listed` [num_logprobs or more] are ids whose
+    values are wanted in the place of the most likely ones'. The result is on the host, or coming
+    there by `copies`.
+    """
+    if listed is not None:
+        listed = listed[:num_logprobs]
+    rows = max(1, _LOGITS_AT_ONCE // logits.shape[1])
+    width = 1 + (min(num_logprobs, logits.shape[1]) if listed is None else len(listed))
+    is_large = 8 * len(logits) * width > _HELD_BYTES
+    pieces: list[_Piece | Candidates] = []
+    for begin in range(0, len(logits), rows):
+        some = slice(begin, begin + rows)
+        values, ids, ranks = _columns(logits[some].float(), token_ids[some], width - 1, listed)
+        if copies is None:
+            pieces.append(
+                Candidates(
+                    values.numpy(), ids.int().numpy().view("u4"), ranks.int().numpy().view("u4")
+                )
+            )
+            continue
+        piece = _fetch(copies, values, ids, ranks)
+        pieces.append(piece.wait() if is_large else piece)
+    coming = Coming(tuple(pieces), 1 + num_logprobs)
+    return coming.wait() if copies is None else coming
+
+
+def _columns(
+    logits: torch.Tensor, token_ids: torch.Tensor, num: int, listed: Int64s | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    own = logits.gather(1, token_ids[:, None])
+    ranks = (logits > own).sum(-1) + 1
+    values, ids = own, token_ids[:, None]
+    if listed is not None:
+        wanted = to_device(listed, logits.device).expand(len(logits), -1)
+        values = torch.cat([own, logits.gather(1, wanted)], 1)
+        ids = torch.cat([ids, wanted], 1)
+    elif num:
+        top_values, top_ids = most_likely(logits, num)
+        values, ids = torch.cat([own, top_values], 1), torch.cat([ids, top_ids], 1)
+    return values - logits.logsumexp(-1, keepdim=True), ids, ranks
+
+
+def _fetch(copies: Copies, values: torch.Tensor, ids: torch.Tensor, ranks: torch.Tensor) -> _Piece:
+    num, width = values.shape
+    layout = Layout(
+        [
+            Field("values", np.float32, num * width),
+            Field("ids", np.int32, num * width),
+            Field("ranks", np.int32, num),
+        ]
+    )
+    source = torch.empty(layout.size, dtype=torch.uint8, device=values.device)
+    views = layout.in_device(source)
+    for name, column in (("values", values), ("ids", ids), ("ranks", ranks)):
+        views[name].copy_(column.reshape(-1))
+    target = copies.host(layout.size)
+    return _Piece(layout, width, source, target, copies.fetch(source, target))

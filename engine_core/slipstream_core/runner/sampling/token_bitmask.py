@@ -1,0 +1,47 @@
+"""Bitmasks of token ids on the device: what they forbid gets a logit of -inf.
+
+Owns: the layout of the bits, 32 token ids to a word, the lowest id in the lowest bit. Does not
+know: grammars, sampling. Beside the copy that it makes of the logits it takes a bounded amount of
+memory, however many rows have masks.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from slipstream_core.runner.staging import to_device
+from slipstream_core.step.plan import Int32s, Int64s
+
+_LOGITS_AT_ONCE = 2**25  # temporaries of 128 MiB each
+
+
+def apply_masks(logits: torch.Tensor, rows: Int64s, masks: Int32s) -> torch.Tensor:
+    """A copy of `logits` [S, vocab] in which `rows` [G] keep only what `masks` allow.
+
+    `masks` [G, ceil(vocab / 32)] int32, on the host; each allows something.
+    """
+    words, index = to_device(masks, logits.device), to_device(rows, logits.device)
+    result = logits.clone()
+    keep_allowed(result, index, words)
+    return result
+
+
+def keep_allowed(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    masks: torch.Tensor,
+    which: torch.Tensor | None = None,
+) -> None:
+    """Let `rows` [G] of `logits` [S, vocab] keep only what their masks allow, in place.
+
+    `rows` int64 and `masks` int32 [*, ceil(vocab / 32)] are on the logits' device. `which` [G]
+    int64 says which of the masks is a row's; None is one each, in order.
+    """
+    vocab_size = logits.shape[1]
+    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
+    step = max(1, _LOGITS_AT_ONCE // vocab_size)
+    for begin in range(0, len(rows), step):
+        some, end = rows[begin : begin + step], begin + step
+        words = masks[begin:end] if which is None else masks[which[begin:end]]
+        allowed = (words[:, :, None] >> bits & 1).flatten(1)[:, :vocab_size].bool()
+        logits.index_copy_(0, some, logits[some].masked_fill_(~allowed, -torch.inf))

@@ -1,0 +1,1 @@
+"""A simulated device and model: time passes, tokens come, nothing is computed."""

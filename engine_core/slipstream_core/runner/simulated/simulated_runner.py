@@ -1,0 +1,286 @@
+"""A device and a model that are simulated: time passes, tokens come, nothing is computed.
+
+Owns: the clock of a device that runs steps in launch order, and a paged cache that holds real
+numbers. `SimulatedText` next door decides which token follows which history.
+
+Does not know: requests, scheduling, what a token reads like.
+
+Rules:
+- A step ends at max(launch, end of the step before) + step_ms + prefill tokens * prefill_us. No
+  thread and no busy loop: collect() sleeps until then, and that sleep is the device.
+- Idle is what lies between a step's end and the next launch.
+- The cache keeps, for each token, a running hash of the history up to it; a chunk reads the one
+  before it through its block table. A wrong block, slot, position or input id changes the text.
+- A step that no device could run (a place outside of the cache, an id outside of the vocabulary,
+  a write to the null block) fails alone, like one that raised in a model.
+- A plan that awaits masks is computed when they come; its time passes from its launch on.
+- There are no logits, so it takes no notice of what would change them, nor of a plan's `rules`:
+  temperatures above 0, truncation, penalties, biases, allowed ids and bad words. It keeps to the
+  ids that min_tokens masks, for those decide where a stream ends.
+- Whatever it measures is not a model's speed: its name always begins with `simulated:`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner.simulated.simulated_text import SimulatedText, parse_simulated
+from slipstream_core.step.plan import (
+    Candidates,
+    Float32s,
+    Int32s,
+    Logprobs,
+    ModelInfo,
+    StepFailed,
+    StepPlan,
+    StepResult,
+    UInt32s,
+)
+from slipstream_ipc.history.wide_logprobs import MAX_NARROW
+from slipstream_ipc.telemetry.trace import Span, Tracer, open_tracer
+
+Int64s = npt.NDArray[np.int64]
+UInt64s = npt.NDArray[np.uint64]
+Bools = npt.NDArray[np.bool_]
+
+_DEFAULT_MAX_MODEL_LEN = 4096
+_ENTRY_BYTES = 8  # a hash to a token
+
+
+class SimulatedRunner:
+    """Runs plans against `text`; see the module for what it simulates."""
+
+    def __init__(
+        self,
+        text: SimulatedText,
+        info: ModelInfo,
+        *,
+        num_blocks: int,
+        max_num_seqs: int,
+        step_ms: float,
+        prefill_us: float,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self.text = text
+        self.info = info
+        self.num_blocks = num_blocks  # the null block included
+        self.idle_s = 0.0  # between steps, with nothing launched
+        self.busy_s = 0.0  # in steps
+        self._tracer = tracer
+        self._step_s = step_ms / 1e3
+        self._prefill_s = prefill_us / 1e6  # a token
+        self._cache: UInt64s = np.zeros(num_blocks * info.block_size, np.uint64)
+        self._last_token: Int64s = np.zeros(max_num_seqs, np.int64)
+        self._end: float | None = None  # of the step launched last
+        # end and outcome, oldest first; None: the plan awaits its masks
+        self._results: deque[tuple[float, StepResult | StepFailed | None]] = deque()
+
+    def launch(self, plan: StepPlan) -> None:
+        """Enqueue a step. The outcome is computed here, its time passes until collect()."""
+        now = time.monotonic()
+        begin = now if self._end is None else max(now, self._end)
+        if self._end is not None:
+            self.idle_s += begin - self._end
+        prefill_tokens = plan.num_tokens - plan.num_decodes
+        duration = self._step_s + prefill_tokens * self._prefill_s
+        self.busy_s += duration
+        self._end = begin + duration
+        if self._tracer is not None:
+            self._tracer.add(Span.DEVICE, int(begin * 1e9), int(self._end * 1e9), plan.step)
+        result = None if plan.awaits_masks else self._outcome(plan, None)
+        self._results.append((self._end, result))
+
+    def sample(self, plan: StepPlan, masks: Int32s) -> None:
+        """Let the plan launched last, which awaits masks, be sampled."""
+        end, pending = self._results.pop()
+        assert pending is None, "no plan awaits masks"
+        self._results.append((end, self._outcome(plan, masks)))
+
+    def collect(self) -> StepResult:
+        """The oldest step's result, when its time has come. Raises StepFailed."""
+        end, result = self._results[0]
+        wait = end - time.monotonic()
+        if wait > 0:
+            time.sleep(wait)
+        self._results.popleft()
+        assert result is not None, "collected before it was given its masks"
+        if isinstance(result, StepFailed):
+            raise result
+        return result
+
+    def done(self) -> bool:
+        """Whether collect() would return without waiting."""
+        return bool(self._results) and self._results[0][0] <= time.monotonic()
+
+    def fileno(self) -> int | None:
+        """None: this device is waited for by the clock."""
+        return None
+
+    def done_at(self) -> float | None:
+        """time.monotonic() at which the oldest step ends, None where none is launched."""
+        return self._results[0][0] if self._results else None
+
+    def close(self) -> None:
+        """Forget steps that nobody collected."""
+        self._results.clear()
+        if self._tracer is not None:
+            self._tracer.close()
+
+    def _outcome(self, plan: StepPlan, masks: Int32s | None) -> StepResult | StepFailed:
+        try:
+            return self._execute(plan, masks)
+        except (ValueError, IndexError) as error:
+            return StepFailed(plan.step, error)
+
+    def _execute(self, plan: StepPlan, masks: Int32s | None) -> StepResult:
+        """Write the hashes of all tokens into the cache, then sample."""
+        self._check(plan)
+        ids = np.where(plan.gather_slots >= 0, self._last_token[plan.gather_slots], plan.token_ids)
+        if ids.min(initial=0) < 0 or ids.max(initial=0) >= self.info.vocab_size:
+            raise ValueError(f"token ids outside of the vocabulary of {self.info.vocab_size}")
+        sums = np.cumsum(self.text.mix(ids, plan.positions))
+        ends = np.cumsum(plan.query_lens, dtype=np.int64)
+        starts = ends - plan.query_lens
+        first = plan.positions[starts]
+        before = np.zeros(plan.num_requests, np.uint64)
+        continues = first > 0
+        before[continues] = self._read(plan, continues, first[continues] - 1)
+        was_read = before.copy()
+        before[1:] -= sums[ends[:-1] - 1]  # modulo 2**64: what the rows in front summed up to
+        self._cache[plan.kv_slots] = sums + np.repeat(before, plan.query_lens)
+        if plan.num_requests - plan.num_decodes > 1:
+            self._reread(plan, starts, ends, was_read)
+        return self._sample(plan, masks)
+
+    def _reread(self, plan: StepPlan, starts: Int64s, ends: Int64s, was_read: UInt64s) -> None:
+        """Let chunks that go on from what another chunk of this step writes read that.
+
+        A row shares blocks with rows in front of it alone, so once over them in order will do.
+        `was_read`: what each row found before anything was written, [R].
+        """
+        rows = np.arange(plan.num_decodes, plan.num_requests)
+        rows = rows[plan.positions[starts[rows]] > 0]
+        size = self.info.block_size
+        numbers, offsets = np.divmod(plan.positions[starts[rows]] - 1, size)
+        places = plan.block_tables[rows, numbers].astype(np.int64) * size + offsets
+        follows = np.isin(places, plan.kv_slots[plan.num_decodes :])
+        for row, place in zip(rows[follows].tolist(), places[follows].tolist(), strict=True):
+            # modulo 2**64, of which numpy warns where it is not asked for arrays
+            difference = self._cache[[place]] - was_read[[row]]
+            self._cache[plan.kv_slots[starts[row] : ends[row]]] += difference
+
+    def _sample(self, plan: StepPlan, masks: Int32s | None) -> StepResult:
+        rows = plan.samples
+        kv_lens = plan.kv_lens[rows].astype(np.int64)
+        prompt_lens = plan.prompt_lens[rows].astype(np.int64)
+        here = self._read(plan, rows, kv_lens - 1)
+        start, probed = self.text.start(
+            seeds=np.where(plan.temperatures > 0, plan.seeds, 0),
+            outputs=kv_lens - prompt_lens,
+            here=here,
+            prompt=self._read(plan, rows, prompt_lens - 1),
+            probe=self._read(plan, rows, self.text.probe_position(here, kv_lens)),
+        )
+        token_ids = self.text.pick(start, plan.masked_rows, plan.masked_ids)
+        if masks is not None:
+            at = plan.grammar_rows
+            token_ids[at] = self.text.pick_allowed(start[at], masks)
+        self._last_token[plan.slots[rows]] = token_ids
+        logprobs = None
+        if plan.max_logprobs >= 0:
+            values, ids = self.text.logprobs(probed, token_ids, plan.max_logprobs)
+            if plan.listed is not None:
+                for row, listed in zip(plan.listed.rows.tolist(), plan.listed.ids, strict=True):
+                    self._put_listed(values[row], ids[row], listed)
+            logprobs = Logprobs(values, ids, np.ones(len(ids), np.uint32))
+        wide: list[tuple[int, Candidates]] = []
+        for row, num in enumerate(plan.num_logprobs.tolist() if plan.any_wide else ()):
+            if num >= MAX_NARROW:
+                own = slice(row, row + 1)
+                listed = None if plan.listed is None else plan.listed.of(row)
+                those = self._candidates(probed[own], token_ids[own], num)
+                if listed is not None:
+                    self._put_listed(those.values[0], those.ids[0], listed)
+                wide.append((row, those))
+        prompt: list[Candidates] = []
+        if plan.prompt is not None:
+            hashes = self._cache[plan.kv_slots[plan.prompt.tokens]]
+            ends = np.cumsum(plan.prompt.counts)
+            for end, count, num in zip(
+                ends, plan.prompt.counts, plan.prompt.num_logprobs, strict=True
+            ):
+                own = slice(end - count, end)
+                prompt.append(self._candidates(hashes[own], plan.prompt.targets[own], int(num)))
+        return StepResult(plan.step, token_ids, logprobs, tuple(wide), tuple(prompt))
+
+    def _candidates(self, hashes: UInt64s, token_ids: Int64s, num: int) -> Candidates:
+        values, ids = self.text.logprobs(hashes, token_ids, num)
+        ids[:, 0] = token_ids  # a prompt may hold special ones
+        return Candidates(values, ids, np.ones(len(ids), np.uint32))
+
+    def _put_listed(self, values: Float32s, ids: UInt32s, listed: Int64s) -> None:
+        """Replace the most likely ones of one token by given ids, as many as there is room for."""
+        some = listed[: len(ids) - 1]
+        values[1 : 1 + len(some)] = self.text.listed_logprobs(float(values[0]), int(ids[0]), some)
+        ids[1 : 1 + len(some)] = some
+
+    def _read(self, plan: StepPlan, rows: Bools, positions: Int64s) -> UInt64s:
+        """The hashes at `positions` of the plan's `rows`, one each, through their tables."""
+        size = self.info.block_size
+        blocks = plan.block_tables[np.flatnonzero(rows), positions // size]
+        if not blocks.all():
+            raise ValueError("a block table ends before the position that is read")
+        hashes: UInt64s = self._cache[blocks.astype(np.int64) * size + positions % size]
+        return hashes
+
+    def _check(self, plan: StepPlan) -> None:
+        """Refuse what would be an illegal access on a device."""
+        if plan.kv_slots.min() < self.info.block_size or plan.kv_slots.max() >= len(self._cache):
+            raise ValueError(
+                f"kv_slots from {plan.kv_slots.min()} to {plan.kv_slots.max()}; the cache goes "
+                f"from {self.info.block_size}, behind the null block, to {len(self._cache) - 1}"
+            )
+        if plan.positions.min() < 0 or plan.positions.max() >= self.info.max_model_len:
+            raise ValueError(f"positions outside of max_model_len {self.info.max_model_len}")
+
+
+def load_simulated(config: CoreConfig) -> SimulatedRunner:
+    """The runner that `config.model`, a string `simulated:…`, describes.
+
+    The cache has `config.num_blocks` blocks; by default enough for every slot at its longest,
+    within `config.kv_cache_gib`. Raises ValueError for options that are unknown or out of range.
+    """
+    options = parse_simulated(config.model)
+    max_model_len = config.max_model_len or options.max_model_len or _DEFAULT_MAX_MODEL_LEN
+    if options.max_model_len is not None and max_model_len > options.max_model_len:
+        raise ValueError(
+            f"max_model_len is {max_model_len}, but {config.model} allows {options.max_model_len}"
+        )
+    text = SimulatedText(options)
+    block_bytes = config.block_size * _ENTRY_BYTES
+    num_blocks = config.num_blocks
+    if num_blocks is None:
+        wanted = config.max_num_seqs * -(-max_model_len // config.block_size) + 1
+        num_blocks = min(wanted, int(config.kv_cache_gib * 2**30) // block_bytes)
+    info = ModelInfo(
+        name=config.model,
+        vocab_size=text.vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=(),  # it never samples a special id, so it has no end of its own
+        block_bytes=block_bytes,
+        block_size=config.block_size,
+    )
+    return SimulatedRunner(
+        text,
+        info,
+        num_blocks=num_blocks,
+        max_num_seqs=config.max_num_seqs,
+        step_ms=options.step_ms,
+        prefill_us=options.prefill_us,
+        tracer=open_tracer(config.trace, "device"),
+    )

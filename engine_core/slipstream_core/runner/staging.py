@@ -1,0 +1,241 @@
+"""Copies between host and device that never make the host wait.
+
+`Layout` places a step's columns in one piece of memory, `Staging` is the ring of host buffers that
+steps are written into and the device buffer they are copied to, `Copies` makes the copies and waits
+for them. `to_device` copies a single column through torch's pool of pinned memory.
+
+Rules:
+- A host buffer is written again only when the copy out of it is done.
+- The device buffer stays where it is as long as it is large enough: graphs read from it.
+- A copy to the device takes its turn among the kernels of the current stream; one to the host runs
+  beside those that come later, so what it reads must not be overwritten by them: `before_reuse`.
+- Nobody waits for the whole device, only for the one copy that is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Bytes = npt.NDArray[np.uint8]
+AnyArray = npt.NDArray[np.generic]
+
+_cuda: Any = torch.cuda  # torch's own annotations leave constructors out
+
+_ALIGNMENT = 16  # bytes: what kernels may count on of a pointer
+_DEPTH = 3  # two steps in flight and one that is being written
+
+_TORCH_TYPES: dict[np.dtype[np.generic], torch.dtype] = {
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.float32): torch.float32,
+}
+
+
+class Field(NamedTuple):
+    """One column: `num` numbers."""
+
+    name: str
+    dtype: type[np.generic]  # int64, int32 or float32
+    num: int
+
+
+class Layout:
+    """Where columns lie in a piece of memory; the same fields lie in the same places."""
+
+    def __init__(self, fields: Sequence[Field]) -> None:
+        self._fields: dict[str, tuple[np.dtype[np.generic], int, int]] = {}
+        at = 0
+        for name, dtype, num in fields:
+            kind = np.dtype(dtype)
+            stop = at + num * kind.itemsize
+            self._fields[name] = kind, at, stop
+            at = -(-stop // _ALIGNMENT) * _ALIGNMENT
+        self.size = at  # bytes
+
+    def stop(self, name: str) -> int:
+        """The byte behind the column."""
+        return self._fields[name][2]
+
+    def in_host(self, buffer: Bytes) -> dict[str, AnyArray]:
+        """The columns as views of a host buffer."""
+        return {
+            name: buffer[start:stop].view(dtype)
+            for name, (dtype, start, stop) in self._fields.items()
+        }
+
+    def in_device(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The columns as views of a tensor of bytes."""
+        return {
+            name: buffer[start:stop].view(_TORCH_TYPES[dtype])
+            for name, (dtype, start, stop) in self._fields.items()
+        }
+
+
+class Mark(Protocol):
+    """A point in the device's work."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has come there; gives the GIL up."""
+
+
+class Copies(Protocol):
+    """How bytes get to the device and back. Called on the enqueuing thread."""
+
+    def host(self, size: int) -> torch.Tensor:
+        """Host memory that copies may run from and to, uint8 [size]."""
+
+    def upload(self, source: torch.Tensor, target: torch.Tensor) -> Mark:
+        """From host to device, in turn with the current stream's kernels; until when."""
+
+    def fetch(self, source: torch.Tensor, target: torch.Tensor) -> Mark:
+        """From device to host, behind what is enqueued so far and beside what comes; until when.
+
+        The caller holds on to both until then.
+        """
+
+    def before_reuse(self, mark: Mark) -> None:
+        """What is enqueued from now on runs behind `mark`."""
+
+    def here(self) -> Mark:
+        """The end of what is enqueued so far."""
+
+
+class HostCopies:
+    """Of a CPU: done when they return."""
+
+    def host(self, size: int) -> torch.Tensor:
+        """Plain memory."""
+        return torch.empty(size, dtype=torch.uint8)
+
+    def upload(self, source: torch.Tensor, target: torch.Tensor) -> Mark:
+        """See Copies."""
+        target.copy_(source)
+        return _PAST
+
+    def fetch(self, source: torch.Tensor, target: torch.Tensor) -> Mark:
+        """See Copies."""
+        target.copy_(source)
+        return _PAST
+
+    def before_reuse(self, mark: Mark) -> None:
+        """See Copies."""
+
+    def here(self) -> Mark:
+        """See Copies."""
+        return _PAST
+
+
+class _Past:
+    def synchronize(self) -> None:
+        """It has been."""
+
+
+_PAST = _Past()
+
+
+class CardCopies:
+    """Of a card: pinned memory, a stream of its own for the way back, an event for each copy.
+
+    The events are of the blocking kind: a thread that waits sleeps, and does not spin on a core
+    that the host's other threads need.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._back = _cuda.Stream(device)
+
+    def host(self, size: int) -> torch.Tensor:
+        """From torch's pool of pinned memory."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def upload(self, source: torch.Tensor, target: torch.Tensor) -> Mark:
+        """See Copies."""
+        target.copy_(source, non_blocking=True)
+        copied = _event()
+        copied.record()
+        return copied
+
+    def fetch(self, source: torch.Tensor, target: torch.Tensor) -> Mark:
+        """See Copies."""
+        computed = _cuda.Event()
+        computed.record()
+        self._back.wait_event(computed)
+        with torch.cuda.stream(self._back):
+            target.copy_(source, non_blocking=True)
+            copied = _event()
+            copied.record()
+        return copied
+
+    def before_reuse(self, mark: Mark) -> None:
+        """See Copies."""
+        assert isinstance(mark, torch.cuda.Event)
+        torch.cuda.current_stream().wait_event(mark)
+
+    def here(self) -> Mark:
+        """See Copies."""
+        event = _event()
+        event.record()
+        return event
+
+
+def _event() -> torch.cuda.Event:
+    """One that a thread sleeps for."""
+    event: torch.cuda.Event = _cuda.Event(blocking=True)
+    return event
+
+
+class Staging:
+    """A ring of host buffers in front of one device buffer."""
+
+    def __init__(
+        self, copies: Copies, device: torch.device, size: int, *, depth: int = _DEPTH
+    ) -> None:
+        """`size` is in bytes; larger steps make the buffers grow, which moves the device's."""
+        self.device_buffer = torch.empty(size, dtype=torch.uint8, device=device)
+        self._copies = copies
+        self._ring: list[torch.Tensor] = [copies.host(size) for _ in range(depth)]
+        self._marks: list[Mark | None] = [None] * depth
+        self._at = 0
+
+    def open(self, size: int) -> Bytes:
+        """A host buffer of at least `size` bytes to be written, and then sent."""
+        if (mark := self._marks[self._at]) is not None:
+            mark.synchronize()
+        if len(self._ring[self._at]) < size:
+            self._ring[self._at] = self._copies.host(2 * size)
+        buffer: Bytes = self._ring[self._at].numpy()
+        return buffer
+
+    def send(self, size: int) -> torch.Tensor:
+        """Copy the first `size` bytes of the buffer opened last; the device's buffer."""
+        if len(self.device_buffer) < size:
+            self.device_buffer = self.device_buffer.new_empty(2 * size)
+        source = self._ring[self._at][:size]
+        self._marks[self._at] = self._copies.upload(source, self.device_buffer[:size])
+        self._at = (self._at + 1) % len(self._ring)
+        return self.device_buffer
+
+    def send_columns(self, columns: Sequence[AnyArray]) -> list[torch.Tensor]:
+        """Columns [n] of any lengths as tensors on the device, by one copy.
+
+        They are overwritten by the next one, in its turn among the current stream's kernels.
+        """
+        layout = Layout(
+            [Field(str(at), column.dtype.type, column.size) for at, column in enumerate(columns)]
+        )
+        views = layout.in_host(self.open(layout.size))
+        for view, column in zip(views.values(), columns, strict=True):
+            view[...] = column
+        return list(layout.in_device(self.send(layout.size)).values())
+
+
+def to_device(column: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """The column as a tensor: on a CPU the same memory, on a card a copy that is on its way."""
+    tensor = torch.from_numpy(column)
+    if device.type == "cuda" and tensor.numel():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

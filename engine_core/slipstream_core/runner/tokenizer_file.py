@@ -1,0 +1,46 @@
+"""Where the model's tokenizer.json is.
+
+Owns: nothing. Does not know: what the file holds. The core needs it for grammars alone, so nothing
+is looked up before the first of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_NAME = "tokenizer.json"
+_SIMULATED = "simulated:"
+_RANDOM = "random:"
+
+
+def find_tokenizer(model: str) -> Path:
+    """The tokenizer.json of a folder, a hub id that was downloaded, or a simulated model.
+
+    Raises ValueError where there is none.
+    """
+    if model.startswith(_SIMULATED):
+        from slipstream_core.runner.simulated.simulated_text import parse_simulated
+
+        given = parse_simulated(model).tokenizer
+        if given is None:
+            raise ValueError("the simulated model has no tokenizer; it has an option for one")
+        path = Path(given)
+    elif model.startswith(_RANDOM):
+        raise ValueError("a model of random weights has no tokenizer of its own")
+    else:
+        path = Path(model).expanduser()
+        if not path.is_dir():
+            return _from_hub(model)
+    path = path / _NAME if path.is_dir() else path
+    if not path.is_file():
+        raise ValueError(f"the model's folder holds no {_NAME}")
+    return path
+
+
+def _from_hub(model: str) -> Path:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model, _NAME)
+    if not isinstance(found, str):
+        raise ValueError(f"no {_NAME} of the model has been downloaded")
+    return Path(found)

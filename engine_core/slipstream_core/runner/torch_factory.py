@@ -1,0 +1,105 @@
+"""From a core's settings to a runner that is ready: the model loaded, its cache sized.
+
+Owns the order in which that is done. Does not know: how models are loaded, what steps do, how much
+memory anything takes (`memory`).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from contextlib import closing
+from functools import partial
+
+import torch
+
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner.cpu.cpu_threads import num_cores
+from slipstream_core.runner.cuda.graph_support import graph_sizes
+from slipstream_core.runner.host_memory import HostMemory, read_host_memory, refuse_cache
+from slipstream_core.runner.memory import (
+    PROFILE_BLOCKS,
+    Meter,
+    block_bytes,
+    blocks_on_card,
+    check_length,
+    free_before_loading,
+    no_room,
+)
+from slipstream_core.runner.model.loader import LoadedModel, load_model
+from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_ipc.telemetry.trace import open_tracer
+
+logger = logging.getLogger(__name__)
+
+
+def load_runner(config: CoreConfig) -> TorchRunner:
+    """Load the model and size its cache. Raises ModelLoadError.
+
+    To be called in a process of the core's own: this thread is left with one thread for torch's
+    operators. libgomp lets a team wait for its next loop without falling asleep only while the
+    process has no more such threads than cores; a team that loading left behind would cost the
+    device's own team a third of its speed.
+    """
+    threads = config.threads or num_cores()
+    torch.set_num_threads(1)
+    free_before = free_before_loading(config)
+    model = load_model(
+        config.model,
+        dtype=config.dtype,
+        device=config.device,
+        max_model_len=config.max_model_len,
+        trust_remote_code=config.trust_remote_code,
+    )
+
+    make = partial(
+        TorchRunner,
+        model,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        threads=threads,
+        native=config.native,
+    )
+
+    sizes = graph_sizes(model, config)
+    num_blocks = config.num_blocks
+    if num_blocks is None and model.device.type == "cuda":
+        with closing(make(num_blocks=PROFILE_BLOCKS)) as small:
+            num_blocks = blocks_on_card(
+                model, config, Meter(model.device), small, free_before=free_before, sizes=sizes
+            )
+    elif num_blocks is None:
+        num_blocks = int(config.kv_cache_gib * 2**30) // block_bytes(model, config.block_size)
+    check_length(model, config, num_blocks)
+    packs = True
+    if model.device.type == "cpu":
+        memory = read_host_memory()
+        cache = num_blocks * block_bytes(model, config.block_size)
+        refuse_cache(model.name, model.kept_bytes, cache, memory)
+        packs = packs_weights(model, memory)
+    try:
+        return make(
+            num_blocks=num_blocks,
+            tracer=open_tracer(config.trace, "device"),
+            graph_sizes=sizes,
+            packs=packs,
+        )
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise no_room(model, config, num_blocks) from error
+    except (OSError, RuntimeError) as error:  # a mapping's error, torch's own allocator's
+        if getattr(error, "errno", 0) == errno.ENOMEM or "can't allocate memory" in str(error):
+            raise no_room(model, config, num_blocks) from error
+        raise
+
+
+def packs_weights(model: LoadedModel, memory: HostMemory | None) -> bool:
+    """Whether there is memory to lay weights anew that are a checkpoint's mapping."""
+    mapped = sum(weight.nbytes for weight in model.module.parameters()) - model.kept_bytes
+    if memory is None or mapped <= memory.available:
+        return True
+    logger.warning(
+        "the weights of %s stay in the checkpoint's mapping, as there is no memory for them; "
+        "steps are slower, and read the file again where the system takes its pages",
+        model.name,
+    )
+    return False

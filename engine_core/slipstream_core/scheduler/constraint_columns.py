@@ -1,0 +1,290 @@
+"""What requests ask of single tokens, and the columns that a step's plan has of it.
+
+Owns: the rules of each row that has some, and which lane of the runner's memory a running row
+holds. Does not know: logits, who runs.
+
+Rules:
+- Rows without rules cost nothing, and a batch whose rows with rules stay the same costs one look:
+  its columns are made once.
+- A row gets its lanes with the first step that samples it since it got a slot, together with what
+  it has output so far, and loses them with the slot. So it does not matter how often it is
+  preempted, how its prompt is cut, or which core it ran on before.
+- Low lanes are handed out first, which keeps the runner's memory small.
+- Allowed ids are a bit for each id of the vocabulary, kept once for all rows that have the same:
+  the answers of a request share them here, and a lane of the runner's.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_core.step.constraint_plan import NO_TOKEN, Refill, RulePlan, Rules
+from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.messages import SamplingParams
+from slipstream_ipc.validation.token_constraints import MAX_BAD_WORD_TOKENS, Words
+
+Int64s = npt.NDArray[np.int64]
+Float32s = npt.NDArray[np.float32]
+
+_NONE: Int64s = np.empty(0, np.int64)
+_TAIL = MAX_BAD_WORD_TOKENS - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRules:
+    """What one request asks of single tokens."""
+
+    bias_ids: Int64s = field(default_factory=lambda: _NONE)
+    biases: Float32s = field(default_factory=lambda: np.empty(0, np.float32))
+    allowed: bytes | None = None  # the int32 words of a mask, as in `token_bitmask`
+    banned_ids: Int64s = field(default_factory=lambda: _NONE)
+    words: tuple[tuple[int, ...], ...] = ()  # of two tokens and more
+    presence: float = 0.0
+    frequency: float = 0.0
+    repetition: float = 1.0
+
+    @property
+    def is_penalised(self) -> bool:
+        """Whether its tokens have to be counted."""
+        return bool(self.presence or self.frequency or self.repetition != 1)
+
+
+def token_rules(params: SamplingParams, words: Words) -> TokenRules | None:
+    """The rules of a request, `words` being what its bad words are in tokens; None for none."""
+    biases, allowed = params.logit_bias or {}, params.allowed_token_ids
+    rules = TokenRules(
+        bias_ids=np.fromiter(biases.keys(), np.int64, len(biases)),
+        biases=np.fromiter(biases.values(), np.float32, len(biases)),
+        allowed=None if allowed is None else allowed_mask(allowed),
+        banned_ids=np.array([word[0] for word in words if len(word) == 1], np.int64),
+        words=tuple(word for word in words if len(word) > 1),
+        presence=params.presence_penalty,
+        frequency=params.frequency_penalty,
+        repetition=params.repetition_penalty,
+    )
+    return rules if biases or allowed or words or rules.is_penalised else None
+
+
+def allowed_mask(token_ids: Sequence[int]) -> bytes:
+    """The int32 words with the bits of these ids, the lowest id in the lowest bit; see
+    `token_bitmask`. Neither their order nor how often one is listed makes a difference."""
+    ids = np.array(token_ids, np.int64)
+    bits = np.zeros(32 * (int(ids.max()) // 32 + 1), np.uint8)
+    bits[ids] = 1
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+class RuleColumns:
+    """The rules of all requests that have some."""
+
+    def __init__(self) -> None:
+        self._rules: dict[int, TokenRules] = {}  # by row
+        self._entered: set[int] = set()  # rows that hold their lanes, if they need any
+        self._tail_lanes = _Lanes()
+        self._count_lanes = _Lanes()
+        self._allowed = _Shared()
+        self._last: tuple[Int64s, Rules] | None = None  # of which rows, in this order
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def add(self, row: int, rules: TokenRules) -> None:
+        """A request with rules starts on `row`."""
+        if rules.allowed is not None:
+            rules = replace(rules, allowed=self._allowed.hold(rules.allowed))
+        self._rules[row] = rules
+
+    def remove(self, rows: Iterable[int]) -> None:
+        """These rows' requests are gone; they hold no slots any more."""
+        for row in rows:
+            rules = self._rules.pop(row, None)
+            if rules is not None and rules.allowed is not None:
+                self._allowed.release(rules.allowed)
+
+    def leave(self, rows: Iterable[int]) -> None:
+        """These rows lose their slots."""
+        for row in rows:
+            if row in self._entered:
+                self._entered.remove(row)
+                self._tail_lanes.give_back(row)
+                self._count_lanes.give_back(row)
+                allowed = self._rules[row].allowed
+                if allowed is not None:
+                    self._allowed.leave(allowed)
+                self._last = None
+
+    def plan(self, rows: Int64s, places: Int64s, tokens: PagedLog, prompt_lens: Int64s) -> RulePlan:
+        """Of a step that samples `rows` [C], which have rules and lie at `places` in the batch.
+
+        `prompt_lens` is by row. A row that is new here must have all of its tokens in `tokens`.
+        """
+        refill = None
+        if self._last is None or not np.array_equal(self._last[0], rows):
+            asking = rows.tolist()
+            fresh = [row for row in asking if row not in self._entered]
+            if fresh:
+                refill = self._enter(fresh, tokens, prompt_lens)
+            self._last = rows, self._columns(asking)
+        return RulePlan(places, self._last[1], refill)
+
+    def _enter(self, rows: Sequence[int], tokens: PagedLog, prompt_lens: Int64s) -> Refill | None:
+        """Give lanes to rows that need some; what is to be put there."""
+        self._entered.update(rows)
+        with_tails = [row for row in rows if self._rules[row].words]
+        counted = [row for row in rows if self._rules[row].is_penalised]
+        allowed = [mask for row in rows if (mask := self._rules[row].allowed) is not None]
+        if not with_tails and not counted and not allowed:
+            return None
+        for mask in allowed:
+            self._allowed.enter(mask)
+        masks = list(dict.fromkeys(allowed))
+        bits = np.zeros((len(masks), max((len(mask) // 4 for mask in masks), default=0)), np.int32)
+        for line, mask in zip(bits, masks, strict=True):
+            line[: len(mask) // 4] = np.frombuffer(mask, "<i4")
+        tails = np.full((len(with_tails), _TAIL), NO_TOKEN, np.int64)
+        for tail, row in zip(tails, with_tails, strict=True):
+            end = tokens.length(row)
+            last = tokens.read(row, max(int(prompt_lens[row]), end - _TAIL), end)
+            tail[_TAIL - len(last) :] = last
+        outputs, seen = [], []
+        for row in counted:
+            ids = tokens.read(row, 0, tokens.length(row)).astype(np.int64)
+            outputs.append(ids[prompt_lens[row] :])
+            seen.append(np.unique(outputs[-1] if self._rules[row].repetition == 1 else ids))
+        count_lanes = self._count_lanes.take(counted)
+        return Refill(
+            tail_lanes=self._tail_lanes.take(with_tails),
+            tails=tails,
+            allowed_lanes=self._allowed.lanes(masks),
+            allowed_bits=bits,
+            count_lanes=count_lanes,
+            seen=_side_by_side(seen),
+            num_seen=np.array([len(ids) for ids in seen], np.int64),
+            output_lanes=np.repeat(count_lanes, [len(ids) for ids in outputs]),
+            output_ids=_concatenated(outputs),
+        )
+
+    def _columns(self, rows: Sequence[int]) -> Rules:
+        """The rules of these rows, in this order."""
+        asked = [self._rules[row] for row in rows]
+        limited = [i for i, rules in enumerate(asked) if rules.allowed is not None]
+        allowed = [mask for rules in asked if (mask := rules.allowed) is not None]
+        words = [(i, word) for i, rules in enumerate(asked) for word in rules.words]
+        tailed = [i for i, rules in enumerate(asked) if rules.words]
+        counted = [i for i, rules in enumerate(asked) if rules.is_penalised]
+        heads = np.full((len(words), max((len(w) - 1 for _, w in words), default=0)), NO_TOKEN)
+        for head, (_, word) in zip(heads, words, strict=True):
+            head[len(head) - len(word) + 1 :] = word[:-1]
+        repetitions = [asked[i].repetition for i in counted]
+        return Rules(
+            bias_places=_owners([rules.bias_ids for rules in asked]),
+            bias_ids=_concatenated([rules.bias_ids for rules in asked]),
+            biases=np.concatenate([rules.biases for rules in asked]),
+            allowed_places=np.array(limited, np.int64),
+            allowed_lanes=self._allowed.lanes(allowed),
+            banned_places=_owners([rules.banned_ids for rules in asked]),
+            banned_ids=_concatenated([rules.banned_ids for rules in asked]),
+            word_places=np.array([i for i, _ in words], np.int64),
+            word_lanes=self._tail_lanes.of([rows[i] for i, _ in words]),
+            word_heads=heads,
+            word_lasts=np.array([word[-1] for _, word in words], np.int64),
+            tail_places=np.array(tailed, np.int64),
+            tail_lanes=self._tail_lanes.of([rows[i] for i in tailed]),
+            penalty_places=np.array(counted, np.int64),
+            count_lanes=self._count_lanes.of([rows[i] for i in counted]),
+            repetitions=np.array(repetitions, np.float32),
+            frequencies=np.array([asked[i].frequency for i in counted], np.float32),
+            presences=np.array([asked[i].presence for i in counted], np.float32),
+            any_repetition=any(repetition != 1 for repetition in repetitions),
+        )
+
+
+class _Lanes:
+    """Which lane a row holds, or a mask."""
+
+    def __init__(self) -> None:
+        self._of: dict[Hashable, int] = {}
+        self._free: list[int] = []  # heap
+        self._num = 0
+
+    def take(self, rows: Sequence[Hashable]) -> Int64s:
+        """A lane for each of `rows`, which hold none."""
+        for row in rows:
+            if not self._free:
+                self._free.append(self._num)
+                self._num += 1
+            self._of[row] = heapq.heappop(self._free)
+        return self.of(rows)
+
+    def of(self, rows: Sequence[Hashable]) -> Int64s:
+        """The lanes of `rows`."""
+        return np.array([self._of[row] for row in rows], np.int64)
+
+    def give_back(self, row: Hashable) -> None:
+        """Free the lane of `row`, if it holds one."""
+        lane = self._of.pop(row, None)
+        if lane is not None:
+            heapq.heappush(self._free, lane)
+
+
+class _Shared:
+    """Masks that several rows may have: each is kept once, and has one lane while it is in use."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, bytes] = {}
+        self._rows: Counter[bytes] = Counter()  # that have it
+        self._entered: Counter[bytes] = Counter()  # of those, the ones that run
+        self._lanes = _Lanes()
+
+    def hold(self, mask: bytes) -> bytes:
+        """A row has this mask; the copy of it that is kept."""
+        mask = self._kept.setdefault(mask, mask)
+        self._rows[mask] += 1
+        return mask
+
+    def release(self, mask: bytes) -> None:
+        """A row that had it is gone, and does not run any more."""
+        self._rows[mask] -= 1
+        if not self._rows[mask]:
+            del self._rows[mask], self._kept[mask]
+
+    def enter(self, mask: bytes) -> None:
+        """A row with it runs."""
+        if not self._entered[mask]:
+            self._lanes.take([mask])
+        self._entered[mask] += 1
+
+    def leave(self, mask: bytes) -> None:
+        """A row with it runs no longer."""
+        self._entered[mask] -= 1
+        if not self._entered[mask]:
+            del self._entered[mask]
+            self._lanes.give_back(mask)
+
+    def lanes(self, masks: Sequence[bytes]) -> Int64s:
+        """The lanes of masks that are in use."""
+        return self._lanes.of(masks)
+
+
+def _owners(columns: Sequence[Int64s]) -> Int64s:
+    """The index of its column, by value."""
+    return np.repeat(np.arange(len(columns)), [len(column) for column in columns])
+
+
+def _concatenated(columns: Sequence[Int64s]) -> Int64s:
+    return np.concatenate([_NONE, *columns])
+
+
+def _side_by_side(columns: Sequence[Int64s]) -> Int64s:
+    """As the rows of a table; behind a row's own values its first again, or 0."""
+    table = np.zeros((len(columns), max([1, *map(len, columns)])), np.int64)
+    for line, column in zip(table, columns, strict=True):
+        line[:] = column[:1] if len(column) else 0
+        line[: len(column)] = column
+    return table

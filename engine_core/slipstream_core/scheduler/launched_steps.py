@@ -1,0 +1,139 @@
+"""Whom the steps in flight are for.
+
+Owns: a record of each launched step until it is answered, in launch order, and who has part in a
+failure through the blocks that requests share. Does not know: what has become of those requests
+since; whoever asks compares generations (see `request_table`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from slipstream_core.step.plan import StepPlan
+from slipstream_ipc.row_set import RowSet
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+UInt32s = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockUse:
+    """Blocks that a row of a step reads from others (`shared`), or fills for others to read."""
+
+    row: int
+    generation: int
+    shared: Int32s
+    filled: Int32s
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """Whom a step is for: R rows, of which S are sampled, with their generations."""
+
+    step: int
+    rows: RowSet  # [R]
+    generations: Int64s  # [R]
+    sampled: RowSet  # [S] rows
+    sampled_generations: Int64s  # [S]
+    on_probation: bool  # its one request is
+    uses: tuple[BlockUse, ...] = ()  # in the order in which its rows were planned
+
+
+class Sampled(Struct, frozen=True, gc=False):
+    """What a step gave to the requests that still live, n of them."""
+
+    rows: RowSet  # [n]
+    token_ids: UInt32s  # [n]
+    index: Int64s  # [n] their places among the step's S sampled rows
+    ended: Int64s  # rows that reached their length limit; they compute no more
+
+
+class LaunchedSteps:
+    """The steps in flight, oldest first."""
+
+    def __init__(self) -> None:
+        self._records: deque[Launched] = deque()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def has_probation(self) -> bool:
+        """Whether a request on probation is in flight, which nothing is launched behind."""
+        return len(self._records) > 0 and self._records[-1].on_probation
+
+    @property
+    def last_step(self) -> int | None:
+        """The step launched last, None where none is in flight."""
+        return self._records[-1].step if self._records else None
+
+    @property
+    def first_step(self) -> int | None:
+        """The step that is answered next, None where none is in flight."""
+        return self._records[0].step if self._records else None
+
+    def add(
+        self,
+        plan: StepPlan,
+        rows: RowSet,
+        generations: Int64s,
+        sampled: RowSet,
+        *,
+        on_probation: bool,
+        uses: Sequence[BlockUse] = (),
+    ) -> None:
+        """`plan`, for these rows, of which it samples some, is launched next."""
+        sampled_generations = generations
+        if len(sampled) < len(rows):
+            sampled_generations = generations[plan.samples]
+        self._records.append(
+            Launched(
+                plan.step,
+                rows,
+                generations,
+                sampled,
+                sampled_generations,
+                on_probation,
+                tuple(uses),
+            )
+        )
+
+    def answered(self, plan: StepPlan) -> Launched:
+        """The record of the oldest step, which is `plan`; it is in flight no longer."""
+        record = self._records.popleft()
+        assert record.step == plan.step, f"step {plan.step} answered before {record.step}"
+        return record
+
+    def spoilt_by(self, failed: Launched) -> tuple[Int32s, dict[int, int]]:
+        """What a step that failed, answered already, has spoilt in the steps behind it.
+
+        The blocks that do not hold what they were to hold, all different; and the rows behind it,
+        with their generations, that read one of them, or one of a row that did.
+        """
+        rows = dict(zip(failed.rows.tolist(), failed.generations.tolist(), strict=True))
+        behind: dict[int, int] = {}
+        blocks: set[int] = set()
+        for record in (failed, *self._records):
+            for use in record.uses:
+                is_spoilt = use.generation in (rows.get(use.row), behind.get(use.row))
+                if not is_spoilt and not blocks.isdisjoint(use.shared.tolist()):
+                    behind[use.row] = use.generation
+                    is_spoilt = True
+                if is_spoilt:
+                    blocks.update(use.filled.tolist())
+        return np.array(sorted(blocks), np.int32), behind
+
+    def rows_of(self, plan: StepPlan) -> Int64s:
+        """The rows of a step in flight, [R]."""
+        return self.record_of(plan).rows.array
+
+    def record_of(self, plan: StepPlan) -> Launched:
+        """The record of a step in flight."""
+        return next(record for record in self._records if record.step == plan.step)

@@ -1,0 +1,104 @@
+"""Requests whose prompts' log-probabilities are still to be computed.
+
+Owns: who they are, how many positions of them a step may look at, and the part of a plan that asks
+for them. Does not know: when chunks run, what becomes of the results.
+
+Rules:
+- The logits at a position say how likely the token behind it was: those of positions 0 to
+  prompt_len - 2 are wanted, for all tokens of the prompt but the first.
+- A step has logits at no more than MAX_POSITIONS of them: as numbers of the whole vocabulary they
+  take far more memory than anything else of a step. A chunk is cut to that.
+- Such a request shares no blocks that others computed, as their logits are gone. Once all of its
+  own are here it is like any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_core.step.limits import MAX_POSITIONS
+from slipstream_core.step.plan import PromptPlan, StepPlan
+from slipstream_ipc.history.token_log import PagedLog
+
+Int64s = npt.NDArray[np.int64]
+
+
+class _Wanted(NamedTuple):
+    stop: int  # the position behind the last one
+    num_logprobs: int
+
+
+class PromptRows:
+    """Rows whose prompts are to be looked at; false where there are none."""
+
+    def __init__(self, tokens: PagedLog) -> None:
+        self._tokens = tokens
+        self._wanted: dict[int, _Wanted] = {}
+        self._room = MAX_POSITIONS  # in the step that is being planned
+
+    def __bool__(self) -> bool:
+        return bool(self._wanted)
+
+    def add(self, row: int, prompt_len: int, num_logprobs: int) -> None:
+        """A request comes that wants them."""
+        if prompt_len > 1:
+            self._wanted[row] = _Wanted(prompt_len - 1, num_logprobs)
+
+    def remove(self, row: int) -> None:
+        """All of them are here, or nobody wants them any more. Idempotent."""
+        self._wanted.pop(row, None)
+
+    def has_room(self, row: int) -> bool:
+        """Whether the step that is being planned can compute a chunk of this row."""
+        return self._room > 0 or row not in self._wanted
+
+    def cut(self, row: int, start: int, count: int) -> int:
+        """As many of `count` tokens from `start` on as the step can compute."""
+        wanted = self._wanted.get(row)
+        if wanted is None or start >= wanted.stop:
+            return count
+        if start + count <= wanted.stop:
+            count = min(count, self._room)
+        elif wanted.stop - start > self._room:
+            count = self._room
+        self._room -= min(start + count, wanted.stop) - start
+        return count
+
+    def extend(self, plan: StepPlan, rows: Int64s) -> StepPlan:
+        """The plan, whose rows these are, with what it has to look at."""
+        self._room = MAX_POSITIONS
+        places = np.cumsum(plan.query_lens, dtype=np.int64) - plan.query_lens
+        found, starts, stops, widths = [], [], [], []
+        targets: list[npt.NDArray[np.generic]] = []
+        for index in range(plan.num_decodes, len(rows)):
+            row, wanted = int(rows[index]), self._wanted.get(int(rows[index]))
+            stop = int(plan.kv_lens[index])
+            start = stop - int(plan.query_lens[index])
+            if wanted is None or start >= wanted.stop:
+                continue
+            stop = min(stop, wanted.stop)
+            found.append(index)
+            starts.append(start)
+            stops.append(stop)
+            widths.append(wanted.num_logprobs)
+            targets.append(self._tokens.read(row, start + 1, stop + 1))
+        if not found:
+            return plan
+        counts = np.subtract(stops, starts)
+        firsts = np.repeat(places[found], counts)
+        within = np.arange(len(firsts)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return replace(
+            plan,
+            prompt=PromptPlan(
+                rows=np.array(found),
+                starts=np.array(starts),
+                counts=counts,
+                num_logprobs=np.array(widths),
+                tokens=firsts + within,
+                targets=np.concatenate(targets).astype(np.int64),
+            ),
+        )

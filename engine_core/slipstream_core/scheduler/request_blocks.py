@@ -1,0 +1,271 @@
+"""The blocks that requests compute into: taking, growing, sharing and giving them back.
+
+Owns: the block pool, the prefix cache where there is one, and what is still to be registered there.
+Does not know: who is to run, budgets, preemption.
+
+Rules:
+- A request shares only full blocks in front of the first token that it computes, and computes at
+  least one: a shared block is never written.
+- Prompts and known outputs are registered when the step that fills their blocks is planned, which
+  `take_uses` hands over for the record of that step. What is sampled is not on the host by then: it
+  is registered when the request gives its blocks back, as far as completed steps have computed it.
+  So a decode step costs nothing more than without the cache.
+- What a step that failed was to write is forgotten: `forget`.
+- Who found no room is looked up again only when it might find some (`_Lack`): looking up a long
+  prompt takes milliseconds, and who is next is asked after before every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_core.kvcache.block_pool import BlockPool
+from slipstream_core.kvcache.prefix_cache import PrefixCache
+from slipstream_core.scheduler.launched_steps import BlockUse
+from slipstream_core.scheduler.request_table import NO_SLOT, RequestColumns, SlotColumns
+from slipstream_ipc.history.token_log import PagedLog
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+_NO_BLOCKS: Int32s = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lack:
+    """That a waiting request found no room, and what it would have needed.
+
+    It takes fewer free blocks now only where more of its own are there, or where blocks that were
+    free when they were found are held by others since: no more of them than kept blocks were taken.
+    """
+
+    request: tuple[int, int, int, bool]  # row, generation, known, whether the cache is asked
+    num_shared: int
+    max_shared: int
+    num_wanted: int  # free blocks, with those of the shared that nobody held
+    num_kept_taken: int  # of the pool, then
+
+
+class RequestBlocks:
+    """Blocks of all requests; the tables that say whose they are lie in `slots`."""
+
+    def __init__(
+        self,
+        requests: RequestColumns,
+        slots: SlotColumns,
+        tokens: PagedLog,
+        *,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool,
+        model_salt: str,
+    ) -> None:
+        self._requests = requests
+        self._slots = slots
+        self._tokens = tokens
+        self._block_size = block_size
+        self._pool = BlockPool(num_blocks)
+        self._cache: PrefixCache | None = None
+        if enable_prefix_caching:
+            self._cache = PrefixCache(self._pool, block_size, model_salt)
+        self._lack: _Lack | None = None  # of who found no room last
+        self._uses: list[BlockUse] = []  # of the step that is being planned
+        # by slot: blocks that were shared, or registered when they were planned
+        self._num_registered = np.zeros(len(slots.row), np.int64)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the cache, the null block included."""
+        return self._pool.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds."""
+        return self._pool.num_free
+
+    @property
+    def num_query_tokens(self) -> int:
+        """Tokens of admitted requests that were looked for in the prefix cache."""
+        return 0 if self._cache is None else self._cache.num_query_tokens
+
+    @property
+    def num_hit_tokens(self) -> int:
+        """And those of them that were there."""
+        return 0 if self._cache is None else self._cache.num_hit_tokens
+
+    def open(self, row: int, cache_salt: str) -> None:
+        """A request comes."""
+        if self._cache is not None:
+            self._cache.open(row, cache_salt)
+
+    def close(self, rows: Int64s) -> None:
+        """Requests go; they hold no blocks any more."""
+        if self._cache is not None:
+            for row in rows.tolist():
+                self._cache.close(row)
+
+    def find_room(self, row: int, *, reserved: int = 0) -> Int32s | None:
+        """The blocks that a waiting request would share, None where it does not fit.
+
+        It fits where there is room for one token more than it has, lest it be preempted at its
+        first output. All of its tokens are on the host. `reserved`: free blocks that others get.
+        """
+        known = int(self._requests.known[row])
+        is_sought = self._cache is not None and bool(self._requests.use_prefix_cache[row])
+        request = (row, int(self._requests.generation[row]), known, is_sought)
+        num_free, last = self._pool.num_free - reserved, self._lack
+        if last is not None and last.request == request and not self._might_fit(last, num_free):
+            return None
+        max_shared = (known - 1) // self._block_size if is_sought else 0
+        shared = self._find(row, max_shared)
+        wanted = -(-(known + 1) // self._block_size) - len(shared) + self._num_idle(shared)
+        if wanted <= num_free:
+            return shared
+        taken = self._pool.num_kept_taken
+        self._lack = _Lack(request, len(shared), max_shared, wanted, taken)
+        return None
+
+    def admit(self, row: int, shared: Int32s) -> None:
+        """Give a waiting request a slot and blocks, the first of them `shared` (see find_room)."""
+        requests = self._requests
+        known = int(requests.known[row])
+        blocks = shared
+        if len(shared):
+            self._pool.share(shared)
+            generation = int(requests.generation[row])
+            self._uses.append(BlockUse(row, generation, shared, _NO_BLOCKS))
+        new = self._pool.allocate(-(-known // self._block_size) - len(shared))
+        blocks = np.concatenate([shared, new]) if len(shared) else new
+        requests.slot[row] = self._slots.take(row, blocks)
+        requests.computed[row] = len(shared) * self._block_size
+        self._num_registered[requests.slot[row]] = len(shared)
+        if self._cache is not None and requests.use_prefix_cache[row]:
+            self._cache.count(known, len(shared) * self._block_size)
+
+    def fill(self, row: int, count: int) -> None:
+        """The step that is being planned computes `count` more of the row's known tokens."""
+        if self._cache is None:
+            return
+        computed = int(self._requests.computed[row])
+        start, stop = computed // self._block_size, (computed + count) // self._block_size
+        if start == stop:
+            return
+        blocks = self._register(row, start, stop)
+        self._num_registered[self._requests.slot[row]] = stop
+        self._uses.append(BlockUse(row, int(self._requests.generation[row]), _NO_BLOCKS, blocks))
+
+    def grow(self, slots: Int64s) -> None:
+        """One more block for each of these slots, [n]; there are as many."""
+        self._slots.append_blocks(slots, self._pool.allocate(len(slots)))
+
+    def upcoming(self, num: int) -> Int32s:
+        """The blocks that `grow` would give to `num` slots, in their order; as many as are free."""
+        return self._pool.upcoming(num)
+
+    def take_later(self, num: int) -> None:
+        """`num` of the upcoming blocks are in use: `grow` will give them to somebody, before
+        anything else takes or frees a block.
+        """
+        self._pool.owe(num)
+
+    def take_uses(self) -> list[BlockUse]:
+        """What the step that was planned shares and fills, in the order of its rows."""
+        uses, self._uses = self._uses, []
+        return uses
+
+    def release(self, rows: Int64s) -> None:
+        """Take slots and blocks from running requests, all different."""
+        if self._cache is not None:
+            self._register_sampled(rows)
+        blocks = self._slots.give_back(self._requests.slot[rows])
+        self._pool.release(blocks[::-1])  # a beginning is of more use to others than what follows
+        self._requests.slot[rows] = NO_SLOT
+
+    def forget(self, blocks: Int32s) -> None:
+        """What these blocks, all different, were to hold is not there."""
+        if self._cache is not None:
+            self._cache.forget(blocks)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what every block holds. Who runs goes on with what he has."""
+        if self._cache is not None:
+            self._cache.reset()
+
+    def _register_sampled(self, rows: Int64s) -> None:
+        """Let what completed steps have computed of running rows' outputs be found."""
+        slots = self._requests.slot[rows]
+        computed = np.minimum(self._tokens.lengths(rows) - 1, self._requests.computed[rows])
+        starts, stops = self._num_registered[slots], computed // self._block_size
+        news = np.flatnonzero(starts < stops)
+        if len(news):
+            self._digest_all(rows[news], stops[news])
+            tables = self._slots.tables
+            assert self._cache is not None
+            self._cache.register_all(
+                (row, start, tables[slot, start:stop].tolist())
+                for row, slot, start, stop in zip(
+                    rows[news].tolist(),
+                    slots[news].tolist(),
+                    starts[news].tolist(),
+                    stops[news].tolist(),
+                    strict=True,
+                )
+            )
+
+    def _register(self, row: int, start: int, stop: int) -> Int32s:
+        """Name the row's blocks [start, stop), whose tokens are on the host; returns the blocks."""
+        assert self._cache is not None
+        blocks = self._slots.tables[self._requests.slot[row], start:stop].copy()
+        self._digest(row, stop)
+        self._cache.register(row, start, blocks)
+        return blocks
+
+    def _might_fit(self, lack: _Lack, num_free: int) -> bool:
+        """Whether who lacked that might find room by now, with so many free blocks for it."""
+        if lack.num_wanted <= num_free + self._pool.num_kept_taken - lack.num_kept_taken:
+            return True
+        num, row = lack.num_shared, lack.request[0]
+        if num == lack.max_shared:
+            return False
+        assert self._cache is not None
+        return len(self._cache.lookup(row, num + 1, start=num)) > 0
+
+    def _find(self, row: int, max_shared: int) -> Int32s:
+        if not max_shared:
+            return _NO_BLOCKS
+        assert self._cache is not None
+        self._digest(row, max_shared)
+        return self._cache.lookup(row, max_shared)
+
+    def _digest(self, row: int, num_blocks: int) -> None:
+        """Have the names of the row's first `num_blocks`, whose tokens are on the host."""
+        assert self._cache is not None
+        start = self._cache.num_named(row)
+        if start < num_blocks:
+            size = self._block_size
+            ids = self._tokens.read(row, start * size, num_blocks * size)
+            self._cache.extend(row, ids)
+
+    def _digest_all(self, rows: Int64s, num_blocks: Int64s) -> None:
+        """The same for many rows: reading a history costs as much for one as for a thousand."""
+        assert self._cache is not None
+        size = self._block_size
+        begins = np.array([self._cache.num_named(row) for row in rows.tolist()], np.int64)
+        lacking = np.flatnonzero(begins < num_blocks)
+        if not len(lacking):
+            return
+        rows, begins = rows[lacking], begins[lacking]
+        counts = (num_blocks[lacking] - begins) * size
+        ids = self._tokens.gather(rows, begins * size, counts)
+        ends = np.cumsum(counts)
+        for row, begin, end in zip(
+            rows.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True
+        ):
+            self._cache.extend(row, ids[begin:end])
+
+    def _num_idle(self, blocks: Int32s) -> int:
+        """How many of these blocks nobody holds."""
+        return int((self._pool.refs(blocks) == 0).sum()) if len(blocks) else 0

@@ -1,0 +1,356 @@
+"""What the scheduler remembers of its requests, as numpy columns.
+
+Owns: `RequestColumns`, the facts of a request by its row, from add to remove, and `SlotColumns`,
+the compute rows: who holds a slot and which blocks its tokens lie in.
+
+Does not know: who should run, token ids, which blocks are free.
+
+Rules:
+- A row is a stream's index in the token history. It may be handed out again at once, so every
+  remove counts up its `generation`: whoever kept a row in mind compares both. So does a failed
+  step, for what is in flight of its requests means nothing any more.
+- A slot is held only while a request runs. Low slots are handed out first, which keeps the
+  running ones together.
+- Block tables are padded with the null block behind `num_blocks`.
+- Arrays that leave as part of a plan are never written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_core.kvcache.block_pool import NULL_BLOCK
+from slipstream_core.logprob_budget import step_len
+from slipstream_core.scheduler.constraint_columns import RuleColumns, TokenRules
+from slipstream_core.step.limits import NO_ROW
+from slipstream_core.step.plan import ListedLogprobs
+from slipstream_ipc.history.wide_logprobs import MAX_NARROW
+from slipstream_ipc.row_set import RowSet
+from slipstream_ipc.row_table import RowTable, column
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+Float32s = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+NO_SLOT = -1
+
+# Positions that each row's worker has acknowledged, the prompt's included, by row; a function where
+# to say them costs something: nobody asks unless somebody has to be looked at.
+Acked = Int64s | Callable[[], Int64s]
+
+
+def positions(acked: Acked) -> Int64s:
+    """What was acknowledged, by row."""
+    return acked() if callable(acked) else acked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRequest:
+    """A request as the scheduler wants it: plain values, its tokens already in the history."""
+
+    row: int
+    prompt_len: int  # tokens
+    max_tokens: int  # outputs wanted, counted from the prompt's end
+    priority: int = 0  # lower runs first
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int  # int64
+    num_logprobs: int = -1
+    logprob_token_ids: tuple[int, ...] = ()  # in the place of the most likely; num_logprobs of them
+    min_tokens: int = 0
+    stop_token_ids: tuple[
+        int, ...
+    ] = ()  # not sampled while there are fewer outputs than min_tokens
+    worker_ends: bool = True  # an end may come that only the worker sees
+    on_probation: bool = False  # runs alone until it has sampled a token
+    cache_salt: str = ""  # blocks are shared only among requests with the same
+    use_prefix_cache: bool = True  # False: computes all of its tokens itself
+    num_prompt_logprobs: int = -1  # as num_logprobs, of the prompt's tokens
+    rules: TokenRules | None = None
+    has_grammar: bool = False  # what it may sample next hangs on its history
+    tenant: bytes = b""  # those of equal priority take turns
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingColumns:
+    """The sampling half of a plan for the S rows that it samples; fields as in StepPlan."""
+
+    temperatures: Float32s
+    top_ks: Int32s
+    top_ps: Float32s
+    min_ps: Float32s
+    seeds: Int64s
+    num_logprobs: Int32s
+    all_greedy: bool
+    any_truncation: bool
+    max_logprobs: int
+    any_wide: bool
+    listed: ListedLogprobs | None
+
+
+class RequestColumns(RowTable):
+    """Facts by row; every column is [rows], and all of them grow together."""
+
+    generation: Int64s = column(np.int64)
+    alive: Bools = column(np.bool_)
+    on_probation: Bools = column(np.bool_)  # of those alive
+    use_prefix_cache: Bools = column(np.bool_)
+    slot: Int64s = column(np.int64, NO_SLOT)  # NO_SLOT while it waits
+    priority: Int64s = column(np.int64)
+    arrival: Int64s = column(np.int64)
+    turn: Int64s = column(np.int64)  # among tenants of equal priority; see `waiting_queue`
+    prompt_len: Int64s = column(np.int64)
+    limit: Int64s = column(np.int64)  # tokens, prompt included, that it may grow to
+    run_ahead: Int64s = column(np.int64)  # outputs that may be unacknowledged
+    room: Int64s = column(np.int64)  # tokens, as `limit`, that log-probabilities fit of
+    known: Int64s = column(np.int64)  # tokens in the history or in flight
+    computed: Int64s = column(np.int64)  # tokens in the cache once all launched steps ran
+    masked_until: Int64s = column(np.int64)  # `known` from which stop ids are allowed
+    temperature: Float32s = column(np.float32)
+    top_k: Int32s = column(np.int32)
+    top_p: Float32s = column(np.float32, 1)
+    min_p: Float32s = column(np.float32)
+    seed: Int64s = column(np.int64)
+    num_logprobs: Int32s = column(np.int32, -1)
+    has_rules: Bools = column(np.bool_)  # of single tokens; they are in `rules`
+    has_grammar: Bools = column(np.bool_)
+
+    def __init__(self, rows: int = 64) -> None:
+        super().__init__(rows)
+        self.num_ended = 0  # times that some generation went up
+        self.num_growing = 0  # rows that want log-probabilities
+        self.tenants: dict[int, bytes] = {}  # by row, of those alive
+        self.rules = RuleColumns()
+        self._num_grammars = 0  # rows that have one
+        self._stop_ids: dict[int, Int64s] = {}  # row -> ids, of rows with min_tokens
+        self._logprob_ids: dict[int, Int64s] = {}  # row -> ids, of rows that list some
+        self._arrivals = 0
+        # What was told last, and of whom: between two steps the batch seldom changes.
+        self._last_sampling: tuple[RowSet, SamplingColumns] | None = None
+        self._last_masks: tuple[Int64s, Int64s, tuple[Int64s, Int64s]] | None = None
+
+    def add(self, request: NewRequest, *, known: int, limit: int, run_ahead: int) -> None:
+        """Start a request on its row; it waits."""
+        row = request.row
+        if row >= self.num_rows:
+            self.grow(row + 1)
+        self.alive[row] = True
+        self.on_probation[row] = request.on_probation
+        self.use_prefix_cache[row] = request.use_prefix_cache
+        self.slot[row] = NO_SLOT
+        self.priority[row] = request.priority
+        self.arrival[row] = self._arrivals
+        self.turn[row] = 0
+        self.tenants[row] = request.tenant
+        self._arrivals += 1
+        self.prompt_len[row] = request.prompt_len
+        self.limit[row] = limit
+        self.run_ahead[row] = run_ahead
+        self.room[row] = limit
+        if request.num_logprobs >= 0:
+            self.room[row] = known + step_len(request.num_logprobs)
+            self.num_growing += 1
+        self.known[row] = known
+        self.computed[row] = 0
+        self.masked_until[row] = 0
+        if request.min_tokens > 0 and request.stop_token_ids:
+            self.masked_until[row] = request.prompt_len + request.min_tokens
+            self._stop_ids[row] = np.array(request.stop_token_ids, np.int64)
+        self.temperature[row] = request.temperature
+        self.top_k[row] = request.top_k
+        self.top_p[row] = request.top_p
+        self.min_p[row] = request.min_p
+        self.seed[row] = request.seed
+        self.num_logprobs[row] = request.num_logprobs
+        if request.logprob_token_ids:
+            self._logprob_ids[row] = np.array(request.logprob_token_ids, np.int64)
+        self.has_rules[row] = request.rules is not None
+        if request.rules is not None:
+            self.rules.add(row, request.rules)
+        self.has_grammar[row] = request.has_grammar
+        self._num_grammars += request.has_grammar
+        self._last_sampling = None
+        self._last_masks = None
+
+    def remove(self, rows: Int64s) -> None:
+        """Forget live requests, all different."""
+        self.end_lives(rows)
+        if self.num_growing:
+            self.num_growing -= int((self.num_logprobs[rows] >= 0).sum())
+        self.alive[rows] = self.on_probation[rows] = False
+        if self._num_grammars:
+            self._num_grammars -= int(self.has_grammar[rows].sum())
+            self.has_grammar[rows] = False
+        for row in rows.tolist():
+            self.tenants.pop(row, None)
+            self._stop_ids.pop(row, None)
+            self._logprob_ids.pop(row, None)
+        if self.rules:
+            self.rules.remove(rows.tolist())
+
+    def end_lives(self, rows: Int64s | int) -> None:
+        """Whatever is in flight of `rows` counts for nothing."""
+        self.generation[rows] += 1
+        self.num_ended += 1
+
+    def is_alive(self, row: int) -> bool:
+        """Whether a request holds `row`."""
+        return 0 <= row < len(self.alive) and bool(self.alive[row])
+
+    def in_order(self, rows: Int64s) -> Int64s:
+        """`rows`, those that run first first: by priority, then by turn, then by arrival."""
+        return rows[np.lexsort((self.arrival[rows], self.turn[rows], self.priority[rows]))]
+
+    def may_run(self, rows: Int64s, acked: Acked) -> Bools:
+        """Whether each row may sample one more: below its limit, with room for its
+        log-probabilities, not too far ahead.
+        """
+        known = self.known[rows]
+        unacked = known - np.maximum(positions(acked)[rows], self.prompt_len[rows])
+        least = np.minimum(self.limit[rows], self.room[rows])
+        return np.logical_and(known < least, unacked < self.run_ahead[rows])
+
+    def lacks_room(self, rows: Int64s) -> Bools:
+        """Whether each row cannot sample one more for want of room for its log-probabilities."""
+        known = self.known[rows]
+        return np.logical_and(known >= self.room[rows], known < self.limit[rows])
+
+    def sampling(self, row_set: RowSet) -> SamplingColumns:
+        """The sampling columns of these rows, [S]."""
+        last, rows = self._last_sampling, row_set.array
+        if last is not None and last[0].version == row_set.version:
+            return last[1]
+        if last is not None and np.array_equal(last[0].array, rows):
+            self._last_sampling = row_set, last[1]
+            return last[1]
+        temperatures = self.temperature[rows]
+        top_ks, top_ps, min_ps = self.top_k[rows], self.top_p[rows], self.min_p[rows]
+        num_logprobs = self.num_logprobs[rows]
+        is_wide = num_logprobs >= MAX_NARROW
+        columns = SamplingColumns(
+            temperatures=temperatures,
+            top_ks=top_ks,
+            top_ps=top_ps,
+            min_ps=min_ps,
+            seeds=self.seed[rows],
+            num_logprobs=num_logprobs,
+            all_greedy=not temperatures.any(),
+            any_truncation=bool(top_ks.any() or (top_ps < 1).any() or min_ps.any()),
+            max_logprobs=int(num_logprobs[~is_wide].max(initial=-1)),
+            any_wide=bool(is_wide.any()),
+            listed=self._listed(rows, num_logprobs) if self._logprob_ids else None,
+        )
+        self._last_sampling = row_set, columns
+        return columns
+
+    def _listed(self, rows: Int64s, num_logprobs: Int32s) -> ListedLogprobs | None:
+        listing = [at for at, row in enumerate(rows.tolist()) if row in self._logprob_ids]
+        if not listing:
+            return None
+        lists = [self._logprob_ids[row] for row in rows[listing].tolist()]
+        ids = np.zeros((len(lists), max(map(len, lists))), np.int64)
+        for at, each in enumerate(lists):
+            ids[at, : len(each)] = each
+        others = np.delete(num_logprobs, listing)
+        most = int(others[others < MAX_NARROW].max(initial=-1))
+        return ListedLogprobs(rows=np.array(listing), ids=ids, max_unlisted=most)
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether there may be ids that some row must not sample, which hangs on `known`."""
+        return bool(self._stop_ids)
+
+    def masks(self, rows: Int64s) -> tuple[Int64s, Int64s]:
+        """Coordinates (index into `rows`, token id) of what those rows must not sample next."""
+        if not self._stop_ids:
+            return _NO_COORDINATES, _NO_COORDINATES
+        masked = np.flatnonzero(self.known[rows] < self.masked_until[rows])
+        masked_rows = rows[masked]
+        last = self._last_masks
+        if last is None or not (
+            np.array_equal(last[0], masked) and np.array_equal(last[1], masked_rows)
+        ):
+            ids = [_NO_COORDINATES, *(self._stop_ids[row] for row in masked_rows.tolist())]
+            coordinates = np.repeat(masked, [len(each) for each in ids[1:]]), np.concatenate(ids)
+            last = self._last_masks = masked, masked_rows, coordinates
+        return last[2]
+
+    def grammars(self, rows: Int64s) -> Int64s:
+        """Which of `rows`, by index, have a grammar."""
+        if not self._num_grammars:
+            return _NO_COORDINATES
+        return np.flatnonzero(self.has_grammar[rows])
+
+
+class SlotColumns:
+    """Who runs in which slot, and the blocks of its tokens."""
+
+    def __init__(self, max_num_seqs: int, max_blocks: int) -> None:
+        self.row = np.full(max_num_seqs, NO_ROW, np.int64)
+        self.num_blocks = np.zeros(max_num_seqs, np.int64)
+        self.tables = np.full((max_num_seqs, max_blocks), NULL_BLOCK, np.int32)
+        self._num_free = max_num_seqs
+        self._running: RowSet | None = None
+
+    @property
+    def num_free(self) -> int:
+        """Slots that nobody holds."""
+        return self._num_free
+
+    @property
+    def num_running(self) -> int:
+        """Slots that are held."""
+        return len(self.row) - self._num_free
+
+    def running(self) -> RowSet:
+        """Rows that hold a slot, by slot; the same set until a slot is taken or given back."""
+        if self._running is None:
+            self._running = RowSet(self.row[self.row != NO_ROW])
+        return self._running
+
+    def take(self, row: int, blocks: Int32s) -> int:
+        """A slot for `row`, whose first tokens will lie in `blocks`."""
+        slot = int(np.argmin(self.row))  # the first that holds NO_ROW
+        assert self.row[slot] == NO_ROW, "no slot is free"
+        self._num_free -= 1
+        self.row[slot] = row
+        self.num_blocks[slot] = len(blocks)
+        self.tables[slot, : len(blocks)] = blocks
+        self._running = None
+        return slot
+
+    def append_blocks(self, slots: Int64s, blocks: Int32s) -> None:
+        """One more block for each of `slots`, all different."""
+        numbers = self.num_blocks.take(slots)
+        self.tables[slots, numbers] = blocks
+        numbers += 1
+        self.num_blocks[slots] = numbers
+
+    def give_back(self, slots: Int64s) -> Int32s:
+        """Free held `slots`, all different; returns the blocks that their requests had."""
+        tables = self.tables[slots]
+        blocks: Int32s = tables[tables != NULL_BLOCK]
+        self.tables[slots] = NULL_BLOCK
+        self.num_blocks[slots] = 0
+        self.row[slots] = NO_ROW
+        self._num_free += len(slots)
+        self._running = None
+        return blocks
+
+    def padded_tables(self, slots: Int64s) -> Int32s:
+        """A copy of the block tables of `slots`, [len(slots), widest of them]."""
+        widest = int(self.num_blocks[slots].max())
+        if np.array_equal(slots, np.arange(len(slots))):  # low slots are handed out first
+            return self.tables[: len(slots), :widest].copy()
+        tables: Int32s = self.tables[slots, :widest]
+        return tables
+
+
+_NO_COORDINATES: Int64s = np.empty(0, np.int64)

@@ -1,0 +1,475 @@
+"""Who computes which tokens in the next step.
+
+Owns: which requests a step is made of, and the count of what is in flight. There is no prefill
+phase and no decode phase: every request catches `computed` up with the tokens known of it, inside a
+budget of tokens per step, those that run already first.
+
+Does not know: sockets, clocks, devices, text, why a request ends. Token ids pass through it
+unread, from the runner into the history.
+
+Rules:
+- `known` counts the tokens in the history and those still in flight, so a step can be planned
+  before the one ahead of it is collected, and a length limit is never overrun.
+- Requests run by priority; those of equal priority by turns of their tenants, then by arrival
+  (`waiting`). Who decodes comes first, then who prefills (`prefill`);
+  who finds no block gives way (`running_set`). In a step in which somebody did nobody is admitted.
+- Tokens reach the row that they were sampled for, or nobody: a plan remembers generations.
+- Room for log-probabilities is given as rows grow, in their order (`logprob_budget`). Who finds
+  none gives up its place until there is some. Where all that hold some wait for more, the first
+  goes on beyond the bound, to its end.
+- Who is on probation runs alone (`suspects`). A step that fails puts its requests there, and
+  whatever was launched behind it counts for nothing of theirs.
+- Who read what a failed step was to write (see `request_blocks`) computes everything anew, too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_core.logprob_budget import LogprobRoom, outputs_bytes, step_len
+from slipstream_core.scheduler.decode_batch import Course, DecodeBatch
+from slipstream_core.scheduler.launched_steps import LaunchedSteps, Sampled
+from slipstream_core.scheduler.prefill import Chunk, Prefill
+from slipstream_core.scheduler.prompt_logprobs import PromptRows
+from slipstream_core.scheduler.request_blocks import RequestBlocks
+from slipstream_core.scheduler.request_table import Acked, NewRequest, RequestColumns, SlotColumns
+from slipstream_core.scheduler.running_set import Places
+from slipstream_core.scheduler.step_builder import TokenColumns, build_plan, token_columns
+from slipstream_core.scheduler.suspects import Probation
+from slipstream_core.step.limits import NO_ROW
+from slipstream_core.step.plan import StepPlan
+from slipstream_ipc.history.pages import PAGE_LEN
+from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.row_set import NO_ROWS, RowSet
+
+__all__ = ["NewRequest", "Sampled", "Scheduler"]
+
+Int64s = npt.NDArray[np.int64]
+
+_UNBOUNDED = np.iinfo(np.int64).max
+_NOBODY: Int64s = np.empty(0, np.int64)
+
+
+class Scheduler:
+    """Plans steps over the requests it was given and takes in what they sampled."""
+
+    def __init__(
+        self,
+        *,
+        tokens: PagedLog,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        max_unacked: int = 64,
+        enable_prefix_caching: bool = False,
+        model_salt: str = "",
+        room: LogprobRoom | None = None,
+    ) -> None:
+        """`tokens` holds prompt and outputs of every row; its owner opens and drops the rows.
+
+        `num_blocks` includes the null block and must hold one request of `max_model_len` tokens;
+        `max_unacked` is how many outputs a request with `worker_ends` may be ahead of its worker;
+        `room` holds what rows that want log-probabilities are promised, and its owner opens and
+        closes them there; None: there is always enough. `model_salt` sets the names of cached
+        blocks apart from those of another model.
+        """
+        max_blocks = -(-max_model_len // block_size)
+        if num_blocks <= max_blocks:
+            raise ValueError(
+                f"num_blocks is {num_blocks}; one request of max_model_len {max_model_len} needs "
+                f"{max_blocks} blocks of {block_size} tokens, and one block is the null block: "
+                f"give at least {max_blocks + 1}, or a smaller max_model_len"
+            )
+        self._tokens = tokens
+        self._block_size = block_size
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_model_len = max_model_len
+        self._max_unacked = max_unacked
+        self._requests = RequestColumns()
+        self._slots = SlotColumns(max_num_seqs, max_blocks)
+        self._blocks = RequestBlocks(
+            self._requests,
+            self._slots,
+            tokens,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            model_salt=model_salt,
+        )
+        self._room = LogprobRoom() if room is None else room
+        self._unbounded: int | None = None  # the row that goes on beyond the room there is
+        self._places = Places(
+            self._requests, self._slots, self._blocks, block_size=block_size, room=self._room
+        )
+        self._prompts = PromptRows(tokens)
+        self._prefill = Prefill(
+            self._requests, self._slots, self._blocks, self._places, self._prompts, tokens
+        )
+        self._probation = Probation(self._requests)
+        self._in_flight = LaunchedSteps()
+        self._batch: DecodeBatch | None = None  # while the same requests run, one token each
+        self._course = Course()  # of those that were sampled last
+        self._step = 0
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a slot."""
+        return self._slots.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that do not run yet, or were preempted."""
+        return len(self._places.waiting) + len(self._room.waiting)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens that the waiting requests have to compute before their next output."""
+        rows = list(self._room.waiting)
+        lacking = int(self._requests.known[rows].sum()) if rows else 0
+        return self._places.waiting.num_tokens + lacking
+
+    def waiting_of(self, tenant: bytes) -> tuple[int, int]:
+        """How many of a tenant's requests wait, and how many tokens they have to compute."""
+        return self._places.waiting.of_tenant(tenant)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the cache, the null block included."""
+        return self._blocks.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody holds."""
+        return self._blocks.num_free
+
+    @property
+    def num_preemptions(self) -> int:
+        """Times that a request gave up its blocks."""
+        return self._places.num_preemptions
+
+    @property
+    def prefix_cache_queries(self) -> int:
+        """Tokens of admitted requests that were looked for in the prefix cache."""
+        return self._blocks.num_query_tokens
+
+    @property
+    def prefix_cache_hits(self) -> int:
+        """Tokens of admitted requests that were found there, and not computed."""
+        return self._blocks.num_hit_tokens
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is here, running or waiting."""
+        return self.num_waiting > 0 or self.num_running > 0
+
+    def take_admitted(self) -> list[int]:
+        """The rows that were let run since the last call, preempted ones again."""
+        return self._places.take_entered()
+
+    def add(self, request: NewRequest) -> None:
+        """Queue a request whose tokens are in the history: its prompt, and outputs so far."""
+        row = request.row
+        known = self._tokens.length(row)
+        limit = min(request.prompt_len + request.max_tokens, self._max_model_len)
+        if not 1 <= request.prompt_len <= known:
+            raise ValueError(
+                f"prompt_len is {request.prompt_len}; row {row} holds {known} tokens, "
+                f"so it must be 1 to {known}"
+            )
+        if known >= limit:
+            raise ValueError(
+                f"row {row} holds {known} tokens and may grow to {limit}: nothing to compute"
+            )
+        assert not self._requests.is_alive(row), f"row {row} is in use"
+        run_ahead = self._max_unacked if request.worker_ends else _UNBOUNDED
+        self._requests.add(request, known=known, limit=limit, run_ahead=run_ahead)
+        self._blocks.open(row, request.cache_salt)
+        if request.num_prompt_logprobs >= 0:
+            self._prompts.add(row, request.prompt_len, request.num_prompt_logprobs)
+        self._probation.came(row)
+        self._places.waiting.join(row)
+
+    def remove(self, row: int) -> None:
+        """Forget a request, wherever it is. Removing one that is not here does nothing."""
+        if self._requests.is_alive(row):
+            self._remove(np.array([row]))
+
+    def schedule(self, acked: Acked) -> StepPlan | None:
+        """The next step, or None where nobody can run.
+
+        `acked`: see columns. Every plan is to be launched, and answered by complete() or fail() in
+        the same order.
+        """
+        requests = self._requests
+        if self._in_flight.has_probation:
+            return None
+        if self._batch is not None:
+            plan = None if self._probation else self._plan_again(self._batch, acked)
+            if plan is not None:
+                return plan
+            self._end_batch()
+        if requests.num_growing:
+            self._give_room()
+        if self._probation:
+            row = self._probation.first(acked)
+            if row is not None:
+                return None if self._in_flight else self._plan_alone(row)
+        decoding = self._slots.running()
+        rows, prefilling = decoding.array, _NOBODY
+        runnable = requests.may_run(rows, acked)
+        one_behind = requests.known[rows] - requests.computed[rows] == 1
+        if not (runnable.all() and one_behind.all()):
+            decoding = RowSet(rows[runnable & one_behind])
+            prefilling = rows[runnable & ~one_behind]
+
+        if len(decoding) > self._max_num_batched_tokens:
+            first = requests.in_order(decoding.array)[: self._max_num_batched_tokens]
+            decoding = RowSet(first)
+        preemptions_before = self._places.num_preemptions
+        decoding = self._places.extend_tables(decoding)
+        budget = self._max_num_batched_tokens - len(decoding)
+        chunks = self._prefill.go_on(prefilling, budget)
+        if self._places.waiting and self._places.num_preemptions == preemptions_before:
+            chunks += self._prefill.admit(acked, budget - sum(count for _, count in chunks))
+        if not len(decoding) and not chunks:
+            return None
+        return self._plan(decoding, chunks)
+
+    def complete(self, plan: StepPlan, token_ids: npt.NDArray[np.integer]) -> Sampled:
+        """Append what the oldest plan sampled, [S], to the history of those that still live."""
+        record = self._in_flight.answered(plan)
+        rows = record.sampled
+        again = self._course.go_on(rows, self._requests.num_ended)
+        if again is not None:
+            ids = token_ids.astype(np.uint32)
+            self._tokens.append(rows, ids)
+            return Sampled(rows, ids, again, _NOBODY)
+        index = np.arange(len(token_ids))
+        alive = self._requests.generation.take(rows.array) == record.sampled_generations
+        if not alive.all():
+            index, rows = index[alive], RowSet(rows.array[alive])
+            token_ids = token_ids[alive]
+        ids = token_ids.astype(np.uint32)
+        self._tokens.append(rows, ids)
+        if record.on_probation:
+            self._probation.end(rows.array)
+        num_left = self._requests.limit.take(rows.array) - self._tokens.lengths(rows)
+        least_left, ended = int(num_left.min(initial=_UNBOUNDED)), _NOBODY
+        if least_left <= 0:
+            ended = rows.array[num_left <= 0]
+            self._remove(ended)
+        elif not record.on_probation:
+            self._course.begin(rows, index, self._requests.num_ended, least_left)
+        return Sampled(rows, ids, index, ended)
+
+    def fail(self, plan: StepPlan) -> Int64s:
+        """Answer the oldest plan, whose step failed; returns who is at fault, removed already.
+
+        That is the request that was alone in the step. Of several nobody knows: each of them
+        computes its tokens anew, alone.
+        """
+        self._end_batch()
+        record = self._in_flight.answered(plan)
+        spoilt, readers = self._in_flight.spoilt_by(record)
+        self._blocks.forget(spoilt)
+        for row, generation in readers.items():
+            if self._requests.generation[row] == generation:
+                self._take_back(row)
+        every = record.rows.array
+        rows: Int64s = every[self._requests.generation[every] == record.generations]
+        if len(record.rows) == 1:
+            self._remove(rows)
+            return rows
+        for row in rows.tolist():
+            self._probation.begin(row)
+            self._take_back(row)
+        return rows[:0]
+
+    def settle(self) -> None:
+        """Do what can wait until the readers have what was sampled last."""
+        self._tokens.settle()
+
+    def acks_moved_back(self) -> None:
+        """Some row's acknowledgements are fewer than schedule() was told last."""
+        if self._batch is not None:
+            self._batch.look_again()
+
+    def reset_prefix_cache(self) -> None:
+        """Let nothing be found in the cache that is there now."""
+        self._end_batch()
+        self._blocks.reset_prefix_cache()
+
+    def rows_of(self, plan: StepPlan) -> Int64s:
+        """The rows of a plan in flight, [R]."""
+        return self._in_flight.rows_of(plan)
+
+    def grammar_rows_of(self, plan: StepPlan) -> Int64s:
+        """The rows with a grammar that a plan in flight samples, [G]; NO_ROW where it lives on no
+        more, or what the plan samples for it counts for nothing."""
+        record, at = self._in_flight.record_of(plan), plan.grammar_rows
+        return self._live(record.sampled.array[at], record.sampled_generations[at])
+
+    def prompt_rows_of(self, plan: StepPlan) -> Int64s:
+        """The same of the rows whose prompts a plan in flight looks at, [P]."""
+        assert plan.prompt is not None
+        record, at = self._in_flight.record_of(plan), plan.prompt.rows
+        return self._live(record.rows.array[at], record.generations[at])
+
+    def has_prompt_logprobs(self, row: int) -> None:
+        """All log-probabilities of a row's prompt are there."""
+        self._prompts.remove(row)
+        self._requests.use_prefix_cache[row] = True
+
+    def _live(self, rows: Int64s, generations: Int64s) -> Int64s:
+        return np.where(self._requests.generation[rows] == generations, rows, NO_ROW)
+
+    def _take_back(self, row: int) -> None:
+        """Let a request compute everything anew; what is in flight of it is not its own."""
+        self._requests.end_lives(row)
+        self._requests.known[row] = self._tokens.length(row)
+        if self._places.runs(row):
+            self._places.preempt(row)
+        elif row in self._room.waiting and not self._requests.lacks_room(np.array([row]))[0]:
+            self._places.has_room(row)
+
+    def _give_room(self) -> None:
+        """Let rows grow that are out of room for their log-probabilities, first those that are
+        first in order; what runs and finds none gives up its place.
+        """
+        requests, waiting = self._requests, self._room.waiting
+        rows = self._slots.running().array
+        asking = rows[requests.lacks_room(rows)]
+        if waiting:
+            asking = np.concatenate([asking, np.array([*waiting], np.int64)])
+        if not len(asking):
+            return
+        self._room.was_freed = False
+        left = requests.in_order(asking).tolist()
+        while left and self._grow(left[0]):
+            row = left.pop(0)
+            if row in waiting:
+                self._places.has_room(row)
+        for row in left:
+            if row not in waiting:
+                self._places.preempt(row)
+        if not left:  # then those that are about to ask, all at once: a batch ends for each asking
+            soon = requests.room[rows] - requests.known[rows] < PAGE_LEN
+            soon &= (requests.num_logprobs[rows] >= 0) & (
+                requests.room[rows] < requests.limit[rows]
+            )
+            for row in requests.in_order(rows[soon]).tolist():
+                if not self._grow(row):
+                    break
+        elif self._unbounded is None and self._room.is_stuck:
+            self._unbounded = left[0]
+            self._grow(left[0])
+            self._places.has_room(left[0])
+
+    def _grow(self, row: int) -> bool:
+        """Room for a step more of a row; whether there is."""
+        num_logprobs = int(self._requests.num_logprobs[row])
+        num_tokens = step_len(num_logprobs)
+        num_bytes = outputs_bytes(num_logprobs, num_tokens)
+        if not self._room.grow(row, num_bytes, force=row == self._unbounded):
+            return False
+        self._requests.room[row] += num_tokens
+        return True
+
+    def _plan_alone(self, row: int) -> StepPlan:
+        """The next step of a request on probation."""
+        if not self._places.runs(row):
+            self._places.enter_by_force(row)
+        chunk = self._prefill.chunk(row, self._max_num_batched_tokens)
+        assert chunk is not None
+        return self._plan(NO_ROWS, [chunk])
+
+    def _plan(self, decoding: RowSet, chunks: list[Chunk]) -> StepPlan:
+        """The step of these rows; from here on it counts as computed, its tokens as known."""
+        requests = self._requests
+        rows, counts = decoding, np.ones(len(decoding), np.int64)
+        if chunks:
+            more = np.array(chunks, np.int64)
+            rows = RowSet(np.concatenate([decoding.array, more[:, 0]]))
+            counts = np.concatenate([counts, more[:, 1]])
+        columns = token_columns(
+            requests,
+            self._slots,
+            self._tokens,
+            rows=rows,
+            counts=counts,
+            num_decodes=len(decoding),
+            block_size=self._block_size,
+        )
+        generations = requests.generation.take(rows.array)
+        plan = self._launch(columns, rows, generations, num_decodes=len(decoding))
+        if self._prompts and chunks:
+            plan = self._prompts.extend(plan, rows.array)
+        requests.computed[rows.array] = plan.kv_lens
+        requests.known[rows.array] += plan.samples
+        if not chunks and rows.version == self._slots.running().version:
+            self._batch = DecodeBatch(
+                requests,
+                self._slots,
+                self._blocks,
+                self._tokens,
+                rows,
+                columns,
+                step=self._step,
+                generations=generations,
+                block_size=self._block_size,
+            )
+        return plan
+
+    def _plan_again(self, batch: DecodeBatch, acked: Acked) -> StepPlan | None:
+        """The next step of the same requests; None where it is not that simple."""
+        has_changed = batch.rows.version != self._slots.running().version
+        if has_changed or not batch.may_run(acked):
+            return None
+        if self._room.waiting and self._room.was_freed:
+            return None
+        num_beginning = batch.num_beginning()
+        if num_beginning > self._blocks.num_free or self._prefill.can_admit(acked, num_beginning):
+            return None
+        if self._requests.has_masks:
+            batch.settle()
+        columns = batch.next_columns(
+            oldest_in_flight=self._in_flight.first_step,
+            is_last=self._in_flight.last_step == batch.step,
+        )
+        num = len(batch.rows)
+        plan = self._launch(columns, batch.rows, batch.generations, num_decodes=num)
+        batch.count(plan.step)
+        return plan
+
+    def _end_batch(self) -> None:
+        """Somebody comes or goes, or has to be looked at."""
+        if self._batch is not None:
+            self._batch.settle()
+            self._batch = None
+
+    def _launch(
+        self, columns: TokenColumns, rows: RowSet, generations: Int64s, *, num_decodes: int
+    ) -> StepPlan:
+        requests = self._requests
+        self._step += 1
+        plan = build_plan(requests, columns, self._tokens, step=self._step, num_decodes=num_decodes)
+        on_probation = self._probation.has(int(rows.array[0]))
+        uses = self._blocks.take_uses()
+        self._in_flight.add(
+            plan, rows, generations, columns.sampled, on_probation=on_probation, uses=uses
+        )
+        return plan
+
+    def _remove(self, rows: Int64s) -> None:
+        """Forget live requests, all different, running or waiting."""
+        if self._batch is not None:
+            self._end_batch()
+        self._probation.end(rows)
+        if self._unbounded is not None and self._unbounded in rows:
+            self._unbounded = None
+        self._places.remove(rows)
+        for row in rows.tolist() if self._prompts else ():
+            self._prompts.remove(row)

@@ -1,0 +1,157 @@
+"""From "these rows compute so many tokens" to the columns of a step.
+
+Owns: nothing; it reads the columns and the history, and has rows with rules given their lanes.
+What is made here is never written again, so some arrays are shared: between a plan's columns, and
+the sampling columns with the steps before and after.
+
+Does not know: why a row is in the step, who comes next.
+
+Rules:
+- A token that is in the history is given by its id; one that is still in flight by the slot that
+  it is sampled in. Only the last known token of a row can be in flight, so only a row that
+  computes one token can need it.
+- A row is sampled when the step computes all that is known of it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_core.scheduler.request_table import RequestColumns, SlotColumns
+from slipstream_core.step.plan import StepPlan
+from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.row_set import RowSet
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class TokenColumns(NamedTuple):
+    """What a step computes, without how it is sampled: fields as in StepPlan."""
+
+    slots: Int64s
+    token_ids: Int64s
+    gather_slots: Int64s
+    positions: Int64s
+    kv_slots: Int64s
+    query_lens: Int32s
+    kv_lens: Int32s
+    prompt_lens: Int32s
+    block_tables: Int32s
+    samples: Bools
+    sampled: RowSet  # the rows that are
+
+
+def token_columns(
+    requests: RequestColumns,
+    slots: SlotColumns,
+    tokens: PagedLog,
+    *,
+    rows: RowSet,
+    counts: Int64s,
+    num_decodes: int,
+    block_size: int,
+) -> TokenColumns:
+    """The columns in which `rows` [R] compute `counts` [R] tokens, the first `num_decodes` one.
+
+    Their block tables have room for those tokens.
+    """
+    own = rows.array
+    at = requests.slot[own]
+    known = requests.known[own]
+    starts = requests.computed[own]
+    kv_lens = starts + counts
+    in_flight = known > tokens.lengths(rows)
+
+    # by token; where every row has one, a column by token is one by row
+    positions, token_rows, gathered = starts, np.arange(len(rows)), in_flight
+    if num_decodes < len(rows):
+        token_rows = np.repeat(token_rows, counts)
+        offsets = np.cumsum(counts) - counts
+        positions = np.arange(len(token_rows)) + (starts - offsets)[token_rows]
+        gathered = in_flight[token_rows]
+    if in_flight.all():
+        token_ids = np.zeros(len(positions), np.int64)
+        gather_slots = at
+    elif not in_flight.any():
+        each_one = None if len(positions) == len(rows) else counts
+        token_ids = tokens.gather(rows, starts, each_one).astype(np.int64)
+        gather_slots = np.full(len(positions), -1)
+    else:
+        token_ids = np.zeros(len(positions), np.int64)
+        on_host = ~in_flight
+        ids = tokens.gather(own[on_host], starts[on_host], counts[on_host])
+        token_ids[~gathered] = ids
+        gather_slots = np.where(gathered, at[token_rows], -1)
+
+    block_tables = slots.padded_tables(at)
+    numbers = positions // block_size
+    blocks = block_tables.reshape(-1).take(token_rows * block_tables.shape[1] + numbers)
+    # positions - numbers * block_size takes a third of the time of a modulo
+    kv_slots = (blocks - numbers) * block_size + positions
+
+    samples = kv_lens == known
+    sampled = rows if samples.all() else RowSet(own[samples])
+    return TokenColumns(
+        slots=at,
+        token_ids=token_ids,
+        gather_slots=gather_slots,
+        positions=positions,
+        kv_slots=kv_slots,
+        query_lens=counts.astype(np.int32),
+        kv_lens=kv_lens.astype(np.int32),
+        prompt_lens=requests.prompt_len[own].astype(np.int32),
+        block_tables=block_tables,
+        samples=samples,
+        sampled=sampled,
+    )
+
+
+def build_plan(
+    requests: RequestColumns,
+    columns: TokenColumns,
+    tokens: PagedLog,
+    *,
+    step: int,
+    num_decodes: int,
+) -> StepPlan:
+    """The plan of these columns, with how its sampled rows are sampled."""
+    sampling = requests.sampling(columns.sampled)
+    sampled = columns.sampled.array
+    masked_rows, masked_ids = requests.masks(sampled)
+    rules = None
+    if requests.rules and len(asking := np.flatnonzero(requests.has_rules[sampled])):
+        rules = requests.rules.plan(sampled[asking], asking, tokens, requests.prompt_len)
+    return StepPlan(
+        step=step,
+        num_decodes=num_decodes,
+        token_ids=columns.token_ids,
+        gather_slots=columns.gather_slots,
+        positions=columns.positions,
+        kv_slots=columns.kv_slots,
+        slots=columns.slots,
+        query_lens=columns.query_lens,
+        kv_lens=columns.kv_lens,
+        prompt_lens=columns.prompt_lens,
+        block_tables=columns.block_tables,
+        samples=columns.samples,
+        temperatures=sampling.temperatures,
+        top_ks=sampling.top_ks,
+        top_ps=sampling.top_ps,
+        min_ps=sampling.min_ps,
+        seeds=sampling.seeds,
+        num_logprobs=sampling.num_logprobs,
+        masked_rows=masked_rows,
+        masked_ids=masked_ids,
+        grammar_rows=requests.grammars(sampled),
+        all_greedy=sampling.all_greedy,
+        any_truncation=sampling.any_truncation,
+        max_logprobs=sampling.max_logprobs,
+        rules=rules,
+        any_wide=sampling.any_wide,
+        listed=sampling.listed,
+    )

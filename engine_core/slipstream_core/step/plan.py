@@ -1,0 +1,191 @@
+"""What one step asks of a runner, and what a runner gives back.
+
+A plan is plain numpy columns and flags, no Python objects: every branch a runner takes is
+decided in the plan by the scheduler, so that a plan can become one packed buffer for other ranks.
+
+Rules:
+- Rows [0, num_decodes) compute one token each; the rows behind them are prefill chunks.
+- A row's tokens lie together in the token columns, rows in order.
+- `gather_slots` names the slot whose last sampled token is the input id; it is -1 where
+  `token_ids` holds the id. A runner executes steps in launch order, so it may read what the
+  step before left in its `last_token[slot]`.
+- A plan stays as it is until its step is answered: `block_tables` may be another plan's later.
+- Only rows with `samples` set are sampled; a prefill chunk that does not reach the end of what
+  is known of its request is not.
+- What rows with a grammar may sample hangs on the ids of the step before, which the host has yet to
+  see when a plan is launched. So a plan with such rows is launched without, and their masks follow
+  (`Runner.sample`) while its forward pass runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_core.step.constraint_plan import RulePlan
+from slipstream_ipc.history.logprob_log import Logprobs as Logprobs
+from slipstream_ipc.history.wide_logprobs import Candidates as Candidates
+from slipstream_ipc.messages import SamplingDefaults
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+UInt32s = npt.NDArray[np.uint32]
+Float32s = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptPlan:
+    """Whose prompts' log-probabilities a step computes: N positions of P of its rows."""
+
+    rows: Int64s  # [P] of the plan's R
+    starts: Int64s  # [P] of each the first position
+    counts: Int64s  # [P] and how many from there on, at least one
+    num_logprobs: Int64s  # [P] as many of the most likely, besides the token's own
+    tokens: Int64s  # [N] the positions' places among the plan's T tokens
+    targets: Int64s  # [N] the tokens behind them, whose log-probabilities are wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedLogprobs:
+    """Which ids' log-probabilities C of the S sampled rows want in the place of the most likely."""
+
+    rows: Int64s  # [C] of the plan's S sampled rows, ascending
+    ids: Int64s  # [C, the longest list]; behind each row's `num_logprobs` padded with 0
+    max_unlisted: int  # as `max_logprobs`, of the other rows
+
+    def of(self, row: int) -> Int64s | None:
+        """The ids of one sampled row, padded; None where it lists none."""
+        at = int(np.searchsorted(self.rows, row))
+        return self.ids[at] if at < len(self.rows) and self.rows[at] == row else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One step over T tokens of R requests, of which S are sampled."""
+
+    step: int
+    num_decodes: int
+
+    # token columns, all [T]
+    token_ids: Int64s
+    gather_slots: Int64s
+    positions: Int64s
+    kv_slots: Int64s  # the token's place in the cache: block * block_size + offset
+
+    # request columns, all [R]
+    slots: Int64s
+    query_lens: Int32s
+    kv_lens: Int32s  # tokens in the cache once this step has run, this step's included
+    prompt_lens: Int32s
+    block_tables: Int32s  # [R, widest table or more], padded with the null block 0
+    samples: Bools
+
+    # sampling columns of the S sampled rows, in row order
+    temperatures: Float32s  # 0 is greedy
+    top_ks: Int32s  # 0 is off
+    top_ps: Float32s  # 1 is off
+    min_ps: Float32s  # 0 is off
+    seeds: Int64s
+    num_logprobs: Int32s  # -1 none; k >= 0: the sampled token and the k most likely, or listed
+    # such rows with k of MAX_NARROW or more are not in the result's columns, but in its `wide`
+
+    # ids that must not be sampled (stop ids while a request is under its min_tokens), as
+    # coordinates into [S, vocab]
+    masked_rows: Int64s
+    masked_ids: Int64s
+
+    # which of the S sampled rows have a grammar, [G]: the plan's masks follow by `sample`
+    grammar_rows: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+
+    # flags, so that no runner has to look at a column to know its branch
+    all_greedy: bool
+    any_truncation: bool  # some sampled row uses top_k, top_p or min_p
+    max_logprobs: int  # of rows that are not wide; -1 none
+
+    rules: RulePlan | None = None  # of single tokens, where some sampled row has any
+    any_wide: bool = False  # some sampled row wants very many log-probabilities
+    prompt: PromptPlan | None = None  # where some row wants its prompt's
+    listed: ListedLogprobs | None = None  # where some sampled row lists ids
+
+    @property
+    def num_tokens(self) -> int:
+        """T, the tokens this step computes."""
+        return len(self.token_ids)
+
+    @property
+    def num_requests(self) -> int:
+        """R, the rows of this step."""
+        return len(self.slots)
+
+    @property
+    def awaits_masks(self) -> bool:
+        """Whether it can be sampled only once `Runner.sample` was called."""
+        return len(self.grammar_rows) > 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step sampled, in the order of the plan's sampled rows."""
+
+    step: int
+    token_ids: Int64s  # [S]
+    logprobs: Logprobs | None  # of rows that are not wide
+    wide: tuple[tuple[int, Candidates], ...] = ()  # of those that are, with their places among S
+    prompt: tuple[Candidates, ...] = ()  # of the P rows of the plan's `prompt`
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the rest of the core needs to know of a loaded model."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int  # tokens, prompt and output together
+    eos_token_ids: tuple[int, ...]
+    block_bytes: int  # bytes of cache that one block of `block_size` tokens takes, all layers
+    block_size: int
+    default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+
+
+class StepFailed(Exception):  # noqa: N818  (an outcome of a step, named like the field's results)
+    """A step raised in the model; the runner itself goes on with the next one."""
+
+    def __init__(self, step: int, cause: BaseException) -> None:
+        super().__init__(f"step {step} failed in the model: {type(cause).__name__}: {cause}")
+        self.step = step
+
+
+class Runner(Protocol):
+    """Executes plans in launch order, one device behind it."""
+
+    info: ModelInfo
+    num_blocks: int  # of its cache, the null block included
+
+    def launch(self, plan: StepPlan) -> None:
+        """Enqueue a step. Returns at once."""
+
+    def sample(self, plan: StepPlan, masks: Int32s) -> None:
+        """Let a launched plan that awaits masks be sampled. Returns at once.
+
+        `masks` [G, ceil(vocab / 32)] has a bit for each token id, the lowest first: 1 is allowed.
+        To be called once for each such plan, in launch order, when all before it are collected.
+        """
+
+    def collect(self) -> StepResult:
+        """The oldest launched step's result; waits for it. Raises StepFailed."""
+
+    def done(self) -> bool:
+        """Whether collect() would return without waiting."""
+
+    def fileno(self) -> int | None:
+        """A descriptor that is readable while a finished step waits to be collected, if any."""
+
+    def done_at(self) -> float | None:
+        """time.monotonic() at which the oldest step will be done, where that is known."""
+
+    def close(self) -> None:
+        """Stop the device's thread, free the cache. Idempotent."""

@@ -1,0 +1,197 @@
+"""Whether a stream can be taken, and as what: from a registration to the scheduler's request.
+
+Owns: the limits of admission, and when two registrations are of the same request. Pure. Does not
+know: which streams there are, messages' order.
+
+Rules:
+- The worker has checked a request against the model's card; what is checked again here are limits
+  that only the core knows, and whatever would harm it.
+- A stream that cannot be replayed or admitted again is not admitted: at its longest, with all of
+  its log-probabilities, its registration must fit into one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from slipstream_core.scheduler.constraint_columns import token_rules
+from slipstream_core.scheduler.request_table import NewRequest
+from slipstream_core.workers.crash_note import ID_BYTES
+from slipstream_core.workers.stream_table import Stream
+from slipstream_ipc.columns import check_entry, num_scored, u32
+from slipstream_ipc.errors import BadRequest, ProtocolError
+from slipstream_ipc.messages import Admit, Fault, ModelCard
+from slipstream_ipc.messages.budgets import MAX_CORE_MESSAGE_BYTES
+from slipstream_ipc.validation.sampling_params import check_logprob_bytes, check_num_logprobs
+from slipstream_ipc.validation.structured_output import check_ending
+from slipstream_ipc.validation.token_constraints import check_rules, unpack_words
+
+_STRIKES_TO_PROBATION = 2
+_OTHER_BYTES = 2**23  # of a registration, besides its columns: its settings
+
+
+class Waiting(NamedTuple):
+    """How many requests and tokens wait, of all tenants and of one."""
+
+    num: int
+    num_tokens: int
+    own_num: int
+    own_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The limits. `fits(n)`: whether the cache could ever hold a request of n tokens.
+
+    Of those that wait a tenant may have as much as is left to all others: alone it may have
+    `max_waiting` requests and `max_waiting_tokens` tokens, and there is always room for another.
+    """
+
+    card: ModelCard
+    fits: Callable[[int], bool]
+    max_waiting: int  # of a tenant that is alone
+    max_readmitted: int  # the same where the next one was accepted once
+    max_waiting_tokens: int
+    max_readmitted_tokens: int
+
+    def objection(self, admit: Admit, waiting: Waiting) -> Fault | None:
+        """Why a stream cannot be taken while so much waits; ProtocolError for bad columns."""
+        if len(admit.stream_id) != ID_BYTES:
+            why = f"{len(admit.stream_id)} bytes, allowed: {ID_BYTES}"
+            return Fault("bad_request", why, "stream_id")
+        prompt = u32(admit.prompt_ids, "prompt_ids")
+        outputs = u32(admit.output_ids, "output_ids")
+        total = len(prompt) + admit.max_tokens
+        for field, largest in (
+            ("prompt_token_ids", int(prompt.max(initial=0))),
+            ("output_ids", int(outputs.max(initial=0))),
+            ("stop_token_ids", max(admit.stop_token_ids, default=0)),
+        ):
+            if largest >= self.card.vocab_size:
+                why = f"token id {largest}, allowed: [0, {self.card.vocab_size})"
+                return Fault("bad_request", why, field)
+        if not len(prompt) or total > self.card.max_model_len:
+            why = f"{total} tokens, allowed: a prompt, and {self.card.max_model_len} in all"
+            return Fault("bad_request", why, "prompt")
+        if len(outputs) >= admit.max_tokens:
+            why = f"{len(outputs)} tokens are there already, allowed: fewer than {admit.max_tokens}"
+            return Fault("bad_request", why, "output_ids")
+        try:
+            check_ending(admit.params, admit.stop_token_ids)
+        except BadRequest as error:
+            return error.fault
+        if not self.fits(total):
+            why = f"prompt and max_tokens: {total} tokens would never fit into the cache"
+            return Fault("bad_request", why, "max_tokens")
+        try:
+            check_rules(
+                admit.params,
+                unpack_words(admit.bad_word_ids, admit.bad_word_counts),
+                vocab_size=self.card.vocab_size,
+                stop_ids=admit.stop_token_ids,
+                max_tokens=admit.max_tokens,
+            )
+        except BadRequest as error:
+            return error.fault
+        return self._logprobs_objection(admit, total) or self._overload(admit, waiting)
+
+    def _logprobs_objection(self, admit: Admit, total: int) -> Fault | None:
+        params, num_prompt = admit.params, len(admit.prompt_ids) // 4
+        try:
+            check_num_logprobs(params, self.card)
+            check_logprob_bytes(params, num_prompt, admit.max_tokens, self.card.vocab_size)
+        except BadRequest as error:
+            return error.fault
+        if -1 in (params.logprobs, params.prompt_logprobs):
+            return Fault("bad_request", "-1, allowed: what that stands for", "logprobs")
+        if params.logprob_token_ids is not None and params.logprobs is None:
+            return Fault(
+                "bad_request", "None, allowed: the number of logprob_token_ids", "logprobs"
+            )
+        if admit.prompt_logprobs is not None:
+            prompt_width = 0 if params.prompt_logprobs is None else 1 + params.prompt_logprobs
+            try:
+                check_entry(admit.prompt_logprobs, num_prompt - 1, prompt_width)
+            except ProtocolError as error:
+                return Fault("bad_request", str(error), "prompt_logprobs")
+        width = 0 if admit.params.logprobs is None else 1 + admit.params.logprobs
+        if admit.logprobs is not None:
+            try:
+                check_entry(admit.logprobs, num_scored(admit), width)
+            except ProtocolError as error:
+                return Fault("bad_request", str(error), "logprobs")
+        num_bytes = 4 * total + admit.max_tokens * (8 * width + 4) + _OTHER_BYTES
+        if num_bytes > MAX_CORE_MESSAGE_BYTES:
+            why = (
+                f"{total} tokens with {width} log-probabilities to an output may take {num_bytes} "
+                f"bytes, allowed: {MAX_CORE_MESSAGE_BYTES}"
+            )
+            return Fault("bad_request", why, "logprobs" if width else "prompt")
+        return None
+
+    def _overload(self, admit: Admit, waiting: Waiting) -> Fault | None:
+        most, most_tokens = self.max_waiting, self.max_waiting_tokens
+        if admit.was_accepted:
+            most, most_tokens = self.max_readmitted, self.max_readmitted_tokens
+        # as much as is left to all others: twice that much waits at most
+        if waiting.own_num >= 2 * most - waiting.num:
+            return Fault("overloaded", _full(waiting.own_num, waiting.num, "requests"))
+        num_tokens = waiting.own_tokens + num_tokens_of(admit)
+        if num_tokens > 2 * most_tokens - waiting.num_tokens:
+            return Fault("overloaded", _full(waiting.own_tokens, waiting.num_tokens, "tokens"))
+        return None
+
+
+def num_tokens_of(admit: Admit) -> int:
+    """Tokens that have to be computed before its next output."""
+    return (len(admit.prompt_ids) + len(admit.output_ids)) // 4
+
+
+def _full(own: int, num: int, what: str) -> str:
+    if own == num:
+        return f"{num} {what} wait already"
+    return f"{own} {what} of this tenant wait already, {num} in all"
+
+
+def is_same(one: Admit, other: Admit) -> bool:
+    """Whether two registrations are of one request, however far each of them is."""
+    if one.fingerprint or other.fingerprint:
+        return one.fingerprint == other.fingerprint
+    names = ("prompt_ids", "params", "stop_token_ids", "seed", "max_tokens", "cache_salt")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+def wants_prompt(admit: Admit) -> bool:
+    """Whether the log-probabilities of its prompt are to be computed here."""
+    return admit.params.prompt_logprobs is not None and admit.prompt_logprobs is None
+
+
+def new_request(stream: Stream) -> NewRequest:
+    """What the scheduler needs of a registration."""
+    admit = stream.registration
+    params = admit.params
+    return NewRequest(
+        row=stream.row,
+        prompt_len=stream.prompt_len,
+        max_tokens=admit.max_tokens,
+        priority=admit.priority,
+        temperature=params.temperature,
+        top_k=max(params.top_k, 0),
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=admit.seed,
+        num_logprobs=-1 if params.logprobs is None else params.logprobs,
+        logprob_token_ids=params.logprob_token_ids or (),
+        min_tokens=params.min_tokens,
+        stop_token_ids=admit.stop_token_ids,
+        worker_ends=bool(admit.stop_token_ids or params.stop),
+        on_probation=admit.strikes >= _STRIKES_TO_PROBATION,
+        cache_salt=admit.cache_salt,
+        use_prefix_cache=not wants_prompt(admit),
+        num_prompt_logprobs=(params.prompt_logprobs or 0) if wants_prompt(admit) else -1,
+        rules=token_rules(params, unpack_words(admit.bad_word_ids, admit.bad_word_counts)),
+        has_grammar=params.structured_outputs is not None,
+        tenant=admit.tenant,
+    )

@@ -1,0 +1,164 @@
+"""The life of every stream of a core: taken, sent to its worker, over, forgotten.
+
+Owns: all streams, and what is kept of each by its row: history, log-probabilities, grammar, cursor.
+Does not know: which message causes a change (`handler`), whether a stream may be taken
+(`admission`).
+
+Rules:
+- A stream is over once: then it computes no more and nothing more of it is sent. Its row, histories
+  and end are kept until it is forgotten.
+- What a row has is opened when its stream is taken and dropped when it is forgotten, all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_core.engine_counters import Counters
+from slipstream_core.grammar.manager import GrammarRows
+from slipstream_core.grammar.matcher import GrammarState
+from slipstream_core.logprob_budget import LogprobRoom, first_bytes, stream_bytes
+from slipstream_core.scheduler.scheduler import Scheduler
+from slipstream_core.step.limits import NO_ROW
+from slipstream_core.workers.admission import new_request, wants_prompt
+from slipstream_core.workers.sender import Port
+from slipstream_core.workers.stream_table import Stream, StreamTable
+from slipstream_ipc.columns import UInt32s, u32
+from slipstream_ipc.history.logprob_log import LogprobLog
+from slipstream_ipc.history.prompt_logprob_log import PromptLog
+from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.wide_logprobs import Candidates
+from slipstream_ipc.messages import Admit, Admitted, End, Fault, PromptScores, Refused
+from slipstream_ipc.row_set import RowSet
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Lives:
+    """All streams of one core."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        streams: StreamTable,
+        ports: dict[bytes, Port],
+        tokens: PagedLog,
+        logprobs: LogprobLog,
+        *,
+        grammars: GrammarRows,
+        room: LogprobRoom,
+        counters: Counters,
+    ) -> None:
+        self._scheduler = scheduler
+        self._streams = streams
+        self._ports = ports  # of the workers that own them, by identity
+        self._tokens = tokens
+        self._logprobs = logprobs
+        self._prompts = PromptLog()
+        self._grammars = grammars
+        self._room = room
+        self._counters = counters
+
+    def take(self, worker: bytes, admit: Admit, grammar: GrammarState | None, now: float) -> None:
+        """A stream that nothing is to be said against gets a row, and waits to be computed. Room is
+        promised to it (`logprob_budget`).
+        """
+        port = self._ports[worker]
+        prompt, outputs = u32(admit.prompt_ids), u32(admit.output_ids)
+        stream = self._streams.add(admit, worker)
+        self._tokens.open(stream.row)
+        self._tokens.extend(stream.row, prompt)
+        if len(outputs):
+            self._tokens.extend(stream.row, outputs)
+        position = len(prompt) + len(outputs)
+        self._room.open(stream.row, first_bytes(admit))
+        if admit.params.logprobs is not None:
+            self._logprobs.open(stream.row, admit.params.logprobs, position)
+        if wants_prompt(admit):
+            assert admit.params.prompt_logprobs is not None
+            self._prompts.open(stream.row, len(prompt), admit.params.prompt_logprobs)
+        if grammar is not None:
+            self._grammars.add(stream.row, grammar, stream.prompt_len)
+        port.state(Admitted(admit.stream_id, stream.row))
+        self.send_from(stream, position)
+        self._scheduler.add(new_request(stream))
+        self._counters.waits(stream.row, now)
+
+    def num_outputs(self, stream: Stream) -> int:
+        """Tokens of its history behind the prompt."""
+        return self._tokens.length(stream.row) - stream.prompt_len
+
+    def outputs(self, stream: Stream, num: int) -> UInt32s:
+        """The first `num` of them."""
+        return self._tokens.read(stream.row, stream.prompt_len, stream.prompt_len + num)
+
+    def send_from(self, stream: Stream, position: int) -> None:
+        """Send a stream's worker what lies behind a position of its history."""
+        wants_logprobs = stream.registration.params.logprobs is not None
+        self._ports[stream.worker].open(stream.row, position, logprobs=wants_logprobs)
+        self._scheduler.acks_moved_back()
+
+    def state_prompt(self, stream: Stream) -> None:
+        """Send what was computed of a prompt, if all of it was; no token leaves before it."""
+        port = self._ports[stream.worker]
+        for start, columns in self._prompts.pieces(stream.row):
+            port.state(PromptScores(stream.registration.stream_id, start, columns))
+
+    def scored(
+        self, rows: Sequence[int], starts: Sequence[int], pieces: Sequence[Candidates]
+    ) -> None:
+        """Log-probabilities of these rows' prompts, from position `starts[i]` on."""
+        for row, start, piece in zip(rows, starts, pieces, strict=True):
+            stream = self._streams.at(row) if row != NO_ROW else None
+            if stream is not None and self._prompts.add(row, start, piece):
+                self._scheduler.has_prompt_logprobs(row)
+                self.state_prompt(stream)
+
+    def mark(self, rows: RowSet) -> None:
+        """These rows have new tokens."""
+        if len(self._ports) == 1:
+            next(iter(self._ports.values())).mark(rows)
+            return
+        for row in rows.tolist():
+            stream = self._streams.at(row)
+            if stream is not None:
+                self._ports[stream.worker].mark(RowSet(np.array([row])))
+
+    def end_by_fault(self, rows: Sequence[int], why: str) -> None:
+        """The streams of these rows end with an error of ours."""
+        for row in rows:
+            stream = self._streams.at(row)
+            if stream is None or stream.is_over:
+                continue
+            fault = Fault("engine", why)
+            self.end(stream, End("error", self.num_outputs(stream), fault=fault))
+            self._ports[stream.worker].state(Refused(stream.registration.stream_id, fault))
+
+    def end(self, stream: Stream, end: End) -> None:
+        """End a stream for a reason that its tokens do not imply."""
+        if stream.end is None:
+            stream.end = end
+        self.stop(stream)
+
+    def stop(self, stream: Stream) -> None:
+        """Compute and send nothing more of a stream. Idempotent."""
+        if not stream.is_over:
+            stream.is_over = True
+            self._scheduler.remove(stream.row)
+            self._grammars.drop(stream.row)
+            self._ports[stream.worker].close(stream.row)
+            self._room.shrink(
+                stream.row, stream_bytes(stream.registration, self.num_outputs(stream))
+            )
+
+    def forget(self, stream: Stream) -> None:
+        """Let go of all there is of a stream; its row goes to another."""
+        self.stop(stream)
+        self._tokens.drop(stream.row)
+        self._logprobs.drop(stream.row)
+        self._prompts.drop(stream.row)
+        self._room.close(stream.row)
+        self._streams.remove(stream)

@@ -1,0 +1,1 @@
+"""Token and text histories by row, and the cursors of their receivers."""

@@ -1,0 +1,205 @@
+"""How far one receiver has been sent, and has acknowledged, each row of a history.
+
+Owns: the cursors into token histories (`token_log`), by row: which rows have something new, how
+much of it fits the next message, what an acknowledgement means for them.
+
+Does not know: messages, sockets, what a row is.
+
+Rules:
+- A message takes what lies between the cursor and the end of the history, and moves the cursor.
+- A message has a budget of tokens, shared evenly by the rows that wait; whoever was left out is
+  taken first the next time.
+- An attach moves cursors back to what the receiver states it has; nothing else moves them back.
+- Rows that are sent one position each, message after message, are counted and not looked up
+  (`take_next`), as long as no row is opened or closed.
+- A row that is opened again begins a new life: an acknowledgement of an earlier one is void, so a
+  row can be given to another stream while messages about the last one are still under way.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_ipc.row_set import RowSet
+from slipstream_ipc.row_table import RowTable, column
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Portion(NamedTuple):
+    """What a message carries: of each row, `counts` positions from `starts` on."""
+
+    rows: RowSet
+    starts: Int64s
+    counts: Int64s
+    lives: Int64s  # the row's life (see Cursors.open) when the message was made
+    num_tokens: int  # the sum of counts, none of which is 0
+    is_all: bool  # that the rows in question had to be sent
+    course: int = 0  # the run of messages to the same rows that it is a part of; 0: none
+
+    @property
+    def each_one(self) -> bool:
+        """Whether it is one position of each row."""
+        return self.num_tokens == len(self.rows)
+
+
+class _Course:
+    """Rows that are all open and have been sent all they have: what is sent of them next."""
+
+    def __init__(self, portion: Portion) -> None:
+        """The course that begins with `portion`, which took one position of each row."""
+        self.number = portion.course
+        self.rows, self.counts, self.lives = portion.rows, portion.counts, portion.lives
+        self.ends = portion.starts + 1
+        self.is_written = True  # `ends` stand in the column of what was sent
+        self.acked: Int64s | None = None  # the starts of the latest that was acknowledged
+        self.is_acked_written = True  # it stands in the column of what was acknowledged
+
+    def is_later(self, portion: Portion) -> bool:
+        """Whether a portion of the course acknowledges more than is known."""
+        return self.acked is None or self.acked.item(0) < portion.starts.item(0)
+
+
+class Cursors(RowTable):
+    """Cursors by row; positions count from the row's own start."""
+
+    _sent: Int64s = column(np.int64)
+    _acked: Int64s = column(np.int64)
+    _open: npt.NDArray[np.bool_] = column(np.bool_)
+    _lives: Int64s = column(np.int64)
+
+    def __init__(self, rows: int = 64) -> None:
+        super().__init__(rows)
+        self._first = 0  # the row that is taken first where not all fit
+        self._course: _Course | None = None
+        self._num_courses = 0
+
+    @property
+    def acked(self) -> Int64s:
+        """Positions acknowledged until now, by row; not to be written."""
+        course = self._course
+        if course is not None and not course.is_acked_written:
+            # nobody was opened since the portion was made, and acknowledgements only grow
+            assert course.acked is not None
+            self._acked[course.rows.array] = course.acked + 1
+            course.is_acked_written = True
+        return self._acked
+
+    def open(self, row: int, position: int) -> None:
+        """Begin (or, after an attach, begin again) to send `row` from `position` on."""
+        self._end_course()
+        if row >= self.num_rows:
+            self.grow(row + 1)
+        self._sent[row] = self._acked[row] = position
+        self._open[row] = True
+        self._lives[row] += 1
+
+    def close(self, row: int) -> None:
+        """Stop sending `row`."""
+        self._end_course()
+        self._open[row] = False
+
+    def is_open(self, row: int) -> bool:
+        """Whether `row` is being sent."""
+        return row < len(self._open) and bool(self._open[row])
+
+    def sent(self, row: int) -> int:
+        """Positions of `row` sent so far."""
+        self._write_sent()
+        return int(self._sent[row])
+
+    def take(self, rows: RowSet, lengths: Int64s, budget: int) -> Portion:
+        """The next message's portion of `rows`, whose histories have `lengths`; moves the cursors.
+
+        At most `budget` positions altogether, at least one of some row if any has news.
+        """
+        self._end_course()
+        some = rows.array
+        starts = self._sent.take(some)
+        counts = lengths - starts
+        news = self._open.take(some)
+        news &= counts > 0
+        if not news.all():
+            some, starts, counts = some[news], starts[news], counts[news]
+            rows = RowSet(some)
+        num_tokens = int(counts.sum())
+        is_all = num_tokens <= max(budget, 1)
+        if not is_all:
+            some, starts, counts = self._share(some, starts, counts, max(budget, 1))
+            rows = RowSet(some)
+            num_tokens = int(counts.sum())
+        self._sent[some] = starts + counts
+        portion = Portion(rows, starts, counts, self._lives.take(some), num_tokens, is_all)
+        if is_all and num_tokens and portion.each_one:
+            self._num_courses += 1
+            portion = portion._replace(course=self._num_courses)
+            self._course = _Course(portion)
+        return portion
+
+    def take_next(self, rows: RowSet, budget: int) -> Portion | None:
+        """The next message's portion of `rows`, each of which has got one position since they were
+        taken last; moves the cursors. As `take`, for less; None where that has to be asked.
+        """
+        course = self._course
+        if course is None or course.rows.version != rows.version or len(rows) > budget:
+            return None
+        starts = course.ends
+        course.ends = starts + 1
+        course.is_written = False
+        return Portion(rows, starts, course.counts, course.lives, len(rows), True, course.number)
+
+    def untake(self, portion: Portion) -> None:
+        """The message of `portion`, the last one taken, did not leave: move the cursors back."""
+        self._end_course()
+        self._sent[portion.rows.array] = portion.starts
+
+    def lags(self, rows: Int64s, lengths: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of `rows` are being sent and have not been sent all of their `lengths`."""
+        self._write_sent()
+        behind: npt.NDArray[np.bool_] = self._open.take(rows) & (self._sent.take(rows) < lengths)
+        return behind
+
+    def acknowledge(self, portion: Portion) -> None:
+        """The receiver has everything up to the end of `portion`."""
+        course = self._course
+        if course is not None and portion.course == course.number:
+            if course.is_later(portion):
+                course.acked = portion.starts
+                course.is_acked_written = False
+            return
+        rows, ends = portion.rows.array, portion.starts + portion.counts
+        same = self._lives.take(rows) == portion.lives
+        if not same.all():
+            rows, ends = rows[same], ends[same]
+        self._acked[rows] = np.maximum(self._acked.take(rows), ends)
+
+    def _write_sent(self) -> None:
+        course = self._course
+        if course is not None and not course.is_written:
+            self._sent[course.rows.array] = course.ends
+            course.is_written = True
+
+    def _end_course(self) -> None:
+        """What is known of its rows is written, and no longer counted."""
+        if self._course is not None:
+            self._write_sent()
+            _ = self.acked
+            self._course = None
+
+    def _share(
+        self, rows: Int64s, starts: Int64s, counts: Int64s, budget: int
+    ) -> tuple[Int64s, Int64s, Int64s]:
+        order = np.argsort(rows)
+        order = np.roll(order, -int(np.searchsorted(rows[order], self._first)))[:budget]
+        rows, starts, counts = rows[order], starts[order], counts[order]
+        self._first = int(rows[-1]) + 1
+        # the largest even share under which all fit: short rows leave theirs to the long ones
+        ascending = np.sort(counts)
+        left = budget - np.concatenate([[0], np.cumsum(ascending)[:-1]])
+        shares = left // np.arange(len(counts), 0, -1)
+        exceeds = ascending > shares
+        share = int(shares[np.argmax(exceeds)]) if exceeds.any() else int(ascending[-1])
+        return rows, starts, np.minimum(counts, max(share, 1))

@@ -1,0 +1,420 @@
+"""Histories of log-probabilities by row, ragged: each row as wide as its request asked.
+
+Owns: the values beside the tokens of rows that want them, from the row's opening on. Positions are
+those of the row's token history. Does not know: cursors, when something is sent, tokens.
+
+Rules:
+- A row's `width` is the number of values to a token: the token's own and the most likely ones'.
+- All rows of one width share a page table and three pools: where a token's values lie is looked up
+  once.
+- Rows that want very many are not paged (`wide_logprobs`): a page would cost megabytes. Neither do
+  their values come in the columns of all rows: `append_wide` takes those.
+- What was appended last is kept as it came until something else is wanted (see `token_log`).
+- Rows that were never opened, or were dropped, want none: what comes for them is passed over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_ipc.columns import f32, pack_f32, pack_u32, u32
+from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.history.pages import PageTable, Pool, spans
+from slipstream_ipc.history.wide_logprobs import MAX_NARROW, Candidates, WideRows, joined
+from slipstream_ipc.messages import LogprobColumns
+from slipstream_ipc.row_set import Rows, RowSet, array_of
+from slipstream_ipc.row_table import RowTable, column
+
+_FEWEST_ROWS = 64
+_SPARE_BYTES = 2**22  # that the pools of a width may keep when no row has it
+
+Int64s = npt.NDArray[np.int64]
+UInt32s = npt.NDArray[np.uint32]
+Float32s = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities of S tokens, column 0 the sampled token, then the most likely.
+
+    As wide as the widest of them asked for: row i means the first columns of each.
+    """
+
+    values: Float32s  # [S, width], natural logarithm, of the raw logits
+    ids: UInt32s  # [S, width]
+    ranks: UInt32s  # [S] rank of the sampled token, 1 is the most likely
+
+
+class _Latest(NamedTuple):
+    """What was appended last, one token for each of `rows`, all of one width; has no place yet."""
+
+    rows: RowSet
+    values: Float32s
+    ids: UInt32s
+    ranks: UInt32s
+
+
+class _Width:
+    """All rows with the same number of values to a token."""
+
+    def __init__(self, width: int) -> None:
+        self._table = PageTable()
+        self._values = Pool(np.float32, width)
+        self._ids = Pool(np.uint32, width)
+        self._ranks = Pool(np.uint32)
+        self._latest: _Latest | None = None
+        self._num_rows = 0  # that are open
+
+    @property
+    def num_pages_used(self) -> int:
+        self.settle()
+        return self._table.num_pages_used
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether no row is open, and enough memory lies in the pools to be worth giving back."""
+        return not self._num_rows and len(self._values) * self._values.width * 8 > _SPARE_BYTES
+
+    def open(self, row: int) -> None:
+        self._table.open(row)  # it was dropped: what is not settled is none of its own
+        self._num_rows += 1
+
+    def drop(self, row: int) -> None:
+        self.settle()
+        self._table.drop(row)
+        self._num_rows -= 1
+
+    def length(self, row: int) -> int:
+        self.settle()
+        return self._table.length(row)
+
+    def append(self, latest: _Latest) -> None:
+        self.settle()
+        self._latest = latest
+
+    def append_spans(
+        self, rows: Int64s, counts: Int64s, values: Float32s, ids: UInt32s, ranks: UInt32s
+    ) -> None:
+        self.settle()
+        self._write(self._table.append_spans(rows, counts), values, ids, ranks)
+
+    def settle(self) -> None:
+        """Write what was appended last, if it is not written yet."""
+        if self._latest is not None:
+            rows, values, ids, ranks = self._latest
+            self._latest = None
+            self._write(self._table.append(rows.array), values, ids, ranks)
+
+    def find(
+        self, rows: Rows, positions: Int64s, counts: Int64s | None
+    ) -> tuple[Float32s, UInt32s, UInt32s]:
+        """Their values [n, width], ids [n, width] and ranks [n]."""
+        latest = self._latest
+        if latest is not None:
+            is_same = isinstance(rows, RowSet) and rows.version == latest.rows.version
+            if is_same and counts is None and self._table.are_next(latest.rows.array, positions):
+                return latest.values, latest.ids, latest.ranks
+            self.settle()
+        places = self._table.find(array_of(rows), positions, counts)
+        return self._values.read(places), self._ids.read(places), self._ranks.read(places)
+
+    def _write(self, places: Int64s, values: Float32s, ids: UInt32s, ranks: UInt32s) -> None:
+        for pool, found in ((self._values, values), (self._ids, ids), (self._ranks, ranks)):
+            pool.reserve(self._table.num_places)
+            pool.write(places, found)
+
+
+class _Wide:
+    """All rows of one width that is no page's, with the face of `_Width`."""
+
+    def __init__(self, rows: WideRows, width: int) -> None:
+        self._rows = rows
+        self._width = width
+
+    @property
+    def num_pages_used(self) -> int:
+        return 0
+
+    @property
+    def is_spent(self) -> bool:
+        return not self._rows.has_width(self._width)
+
+    def open(self, row: int) -> None:
+        self._rows.open(row, self._width)
+
+    def drop(self, row: int) -> None:
+        self._rows.drop(row)
+
+    def length(self, row: int) -> int:
+        return self._rows.length(row)
+
+    def append(self, latest: _Latest) -> None:
+        counts = np.ones(len(latest.rows), np.int64)
+        self.append_spans(latest.rows.array, counts, latest.values, latest.ids, latest.ranks)
+
+    def append_spans(
+        self, rows: Int64s, counts: Int64s, values: Float32s, ids: UInt32s, ranks: UInt32s
+    ) -> None:
+        ends = np.cumsum(counts)
+        for row, begin, end in zip(
+            rows.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True
+        ):
+            # copies: a view would keep all of the message, other rows' parts too
+            piece = Candidates(
+                values[begin:end].copy(), ids[begin:end].copy(), ranks[begin:end].copy()
+            )
+            self._rows.append(row, piece)
+
+    def settle(self) -> None:
+        """Nothing is put off."""
+
+    def find(
+        self, rows: Rows, positions: Int64s, counts: Int64s | None
+    ) -> tuple[Float32s, UInt32s, UInt32s]:
+        """As `_Width.find`."""
+        sizes = [1] * len(rows) if counts is None else counts.tolist()
+        found = [
+            self._rows.read(row, start, start + size)
+            for row, start, size in zip(rows.tolist(), positions.tolist(), sizes, strict=True)
+        ]
+        whole = joined(found, self._width)
+        return whole.values, whole.ids, whole.ranks
+
+
+class LogprobLog(RowTable):
+    """Log-probabilities of every token since a row was opened."""
+
+    _widths: Int64s = column(np.int64)  # 0: none wanted
+    _bases: Int64s = column(np.int64)  # position in the row's token history of the first
+
+    def __init__(self) -> None:
+        super().__init__(_FEWEST_ROWS)
+        self._by_width: dict[int, _Width | _Wide] = {}
+        self._wide = WideRows()
+        self._asked: tuple[RowSet, int] | None = None  # rows last asked for, the width of all
+
+    def open(self, row: int, num_logprobs: int, position: int) -> None:
+        """Keep the sampled token's and `num_logprobs` more for tokens from `position` on."""
+        if row >= self.num_rows:
+            self.grow(row + 1)
+        self.drop(row)
+        self._asked = None
+        width = 1 + num_logprobs
+        if width not in self._by_width:
+            is_narrow = width <= MAX_NARROW
+            self._by_width[width] = _Width(width) if is_narrow else _Wide(self._wide, width)
+        self._by_width[width].open(row)
+        self._widths[row] = width
+        self._bases[row] = position
+
+    def drop(self, row: int) -> None:
+        """Free what `row` holds, if it was ever opened."""
+        if row < len(self._widths) and self._widths[row]:
+            self._asked = None
+            width = int(self._widths[row])
+            self._by_width[width].drop(row)
+            if self._by_width[width].is_spent:
+                del self._by_width[width]  # there may be many widths, each at its most at its time
+            self._widths[row] = self._bases[row] = 0
+
+    @property
+    def num_pages_used(self) -> int:
+        """Pages that hold values of some row."""
+        return sum(of_width.num_pages_used for of_width in self._by_width.values())
+
+    @property
+    def num_wide_values(self) -> int:
+        """Values that rows hold which are not paged."""
+        return self._wide.num_values
+
+    @property
+    def has_wide(self) -> bool:
+        """Whether any row is wide."""
+        return bool(self._wide)
+
+    def widest(self, rows: Int64s) -> int:
+        """The width of the widest of `rows`."""
+        return int(self._width_of(rows).max(initial=0))
+
+    def is_wide(self, rows: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of `rows` want so many that `append` passes them over."""
+        return self._width_of(rows) > MAX_NARROW
+
+    def append_wide(self, row: int, piece: Candidates) -> None:
+        """More tokens of one row, at least as wide as it asked; passed over if it wants none."""
+        width = self.width(row)
+        if width:
+            assert width > MAX_NARROW
+            self._wide.append(
+                row, Candidates(piece.values[:, :width], piece.ids[:, :width], piece.ranks)
+            )
+
+    def width(self, row: int) -> int:
+        """Values to a token of `row`; 0 where it wants none."""
+        return int(self._widths[row]) if row < len(self._widths) else 0
+
+    def end(self, row: int) -> int:
+        """The position behind the last of an open row."""
+        return int(self._bases[row]) + self._by_width[self.width(row)].length(row)
+
+    def append(self, rows: RowSet, logprobs: Logprobs, index: Int64s) -> None:
+        """One token for each of `rows`, all different; row i's values are those at `index[i]`.
+        Wide rows are passed over (`append_wide`).
+
+        `index` ascends. None of the arrays is ever to be written again.
+        """
+        values, ids, ranks = logprobs.values, logprobs.ids, logprobs.ranks
+        width = self._width_of_all(rows)
+        if width is None:
+            own = self._width_of(rows.array)
+            for each in np.unique(own[(own > 0) & (own <= MAX_NARROW)]).tolist():
+                some = np.flatnonzero(own == each)
+                at = index[some]
+                self._by_width[each].append(
+                    _Latest(RowSet(rows.array[some]), values[at, :each], ids[at, :each], ranks[at])
+                )
+        elif 0 < width <= MAX_NARROW:
+            if len(index) < len(ranks):
+                values, ids, ranks = values.take(index, 0), ids.take(index, 0), ranks.take(index)
+            self._by_width[width].append(_Latest(rows, values[:, :width], ids[:, :width], ranks))
+
+    def settle(self) -> None:
+        """Write what was appended last, where it is not written yet."""
+        for of_width in self._by_width.values():
+            of_width.settle()
+
+    def append_columns(
+        self, row_set: RowSet, counts: Int64s | None, columns: LogprobColumns
+    ) -> None:
+        """What a message carries: `counts[i]` tokens (None: one) for each of these rows.
+
+        Raises ProtocolError where the columns do not fit each other, or a row's entry has another
+        width than the row.
+        """
+        if not columns.widths and self._width_of_all(row_set) == columns.width:
+            if columns.width:
+                self._append_even(row_set, counts, columns)
+            return
+        rows = row_set.array
+        own = self._width_of(rows)
+        if not columns.widths:
+            widths = np.full(len(rows), columns.width)
+        else:
+            widths = u32(columns.widths, "logprobs.widths", len(rows)).astype(np.int64)
+        if counts is None:
+            counts = np.ones(len(rows), np.int64)
+        wrong = np.flatnonzero((own != 0) & (own != widths))
+        if len(wrong):
+            first = int(wrong[0])
+            raise ProtocolError(
+                f"logprobs: {int(widths[first])} values to a token for row {int(rows[first])}, "
+                f"which has {int(own[first])}"
+            )
+        at = _Entries(widths, counts)
+        values = f32(columns.values, "logprobs.values", at.num_values)
+        ids = u32(columns.ids, "logprobs.ids", at.num_values)
+        ranks = u32(columns.ranks, "logprobs.ranks", at.num_ranks)
+        for width in np.unique(own[own > 0]).tolist():
+            some = np.flatnonzero(own == width)
+            of_values, of_ranks = at.of(some)
+            self._by_width[width].append_spans(
+                rows[some],
+                counts[some],
+                values[of_values].reshape(-1, width),
+                ids[of_values].reshape(-1, width),
+                ranks[of_ranks],
+            )
+
+    def read(self, row: int, start: int, stop: int) -> LogprobColumns | None:
+        """The columns of one entry, positions [start, stop) of `row`; None where it wants none."""
+        return self.columns(np.array([row]), np.array([start]), np.array([stop - start]))
+
+    def columns(
+        self, row_set: Rows, starts: Int64s, counts: Int64s | None
+    ) -> LogprobColumns | None:
+        """The columns of `counts[i]` (None: one) tokens from `starts[i]` on of each row.
+
+        None where none of them wants any. Raises IndexError for a position that is not there.
+        """
+        width = self._width_of_all(row_set)
+        if width == 0:
+            return None
+        rows = array_of(row_set)
+        if width is not None:
+            positions = starts - self._bases.take(rows)
+            values, ids, ranks = self._by_width[width].find(row_set, positions, counts)
+            return LogprobColumns(width, pack_f32(values), pack_u32(ids), pack_u32(ranks))
+        widths = self._width_of(rows)
+        if counts is None:
+            counts = np.ones(len(rows), np.int64)
+        at = _Entries(widths, counts)
+        flat_values = np.empty(at.num_values, np.float32)
+        flat_ids = np.empty(at.num_values, np.uint32)
+        flat_ranks = np.empty(at.num_ranks, np.uint32)
+        for width in np.unique(widths[widths > 0]).tolist():
+            some = np.flatnonzero(widths == width)
+            positions = starts[some] - self._bases[rows[some]]
+            values, ids, ranks = self._by_width[width].find(rows[some], positions, counts[some])
+            of_values, of_ranks = at.of(some)
+            flat_values[of_values] = values.reshape(-1)
+            flat_ids[of_values] = ids.reshape(-1)
+            flat_ranks[of_ranks] = ranks
+        return LogprobColumns(
+            0, pack_f32(flat_values), pack_u32(flat_ids), pack_u32(flat_ranks), pack_u32(widths)
+        )
+
+    def _append_even(self, rows: RowSet, counts: Int64s | None, columns: LogprobColumns) -> None:
+        """Columns of one width, which all of `rows` have."""
+        width = columns.width
+        num = len(rows) if counts is None else int(counts.sum())
+        values = f32(columns.values, "logprobs.values", num * width).reshape(num, width)
+        ids = u32(columns.ids, "logprobs.ids", num * width).reshape(num, width)
+        ranks = u32(columns.ranks, "logprobs.ranks", num)
+        if counts is None:
+            self._by_width[width].append(_Latest(rows, values, ids, ranks))
+        else:
+            self._by_width[width].append_spans(rows.array, counts, values, ids, ranks)
+
+    def _width_of_all(self, rows: Rows) -> int | None:
+        """The width that all of `rows` have, 0 where none is open; None where they differ."""
+        row_set = rows if isinstance(rows, RowSet) else None
+        asked = self._asked
+        if asked is not None and row_set is not None and asked[0].version == row_set.version:
+            return asked[1]
+        if not len(rows):
+            return 0
+        widths = self._width_of(array_of(rows))
+        first = int(widths[0])
+        if not (widths == first).all():
+            return None
+        if row_set is not None:
+            self._asked = row_set, first
+        return first
+
+    def _width_of(self, rows: Int64s) -> Int64s:
+        if len(rows) and int(rows.max()) >= len(self._widths):
+            return np.where(rows < len(self._widths), self._widths.take(rows, mode="clip"), 0)
+        return self._widths.take(rows)
+
+
+class _Entries:
+    """Where the entries of a ragged message lie in its columns."""
+
+    def __init__(self, widths: Int64s, counts: Int64s) -> None:
+        self._sizes = counts * widths
+        self._ranked = np.where(widths, counts, 0)
+        self._value_starts = np.cumsum(self._sizes) - self._sizes
+        self._rank_starts = np.cumsum(self._ranked) - self._ranked
+        self.num_values = int(self._sizes.sum())
+        self.num_ranks = int(self._ranked.sum())
+
+    def of(self, some: Int64s) -> tuple[Int64s, Int64s]:
+        """The indices of some entries' values (and ids), and of their ranks."""
+        return (
+            spans(self._value_starts[some], self._sizes[some]),
+            spans(self._rank_starts[some], self._ranked[some]),
+        )

@@ -1,0 +1,218 @@
+"""Memory of histories in pages: where the positions of rows lie, and pools of values there.
+
+Owns: the page tables of rows, the growth of pools. A row's memory grows by one page at a time, and
+a thousand rows grow in a handful of numpy operations. Does not know: what a value means, or which
+pools go with which table (see `token_log`, `logprob_log`).
+
+Rules:
+- A row is opened before it is written, and dropped when nobody asks for it any more.
+- Positions never move.
+- No growth copies a large pool: it would keep everybody waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+
+PAGE_LEN = 64
+_SHIFT = 6  # PAGE_LEN is 1 << _SHIFT: numpy divides and takes remainders many times slower
+_MOST_NEW_PAGES = 8192  # at a time, unless more are asked for
+_NO_PAGE = -1
+
+assert 1 << _SHIFT == PAGE_LEN
+
+
+class PageTable:
+    """Where the positions of rows lie: places of a pool, PAGE_LEN of them to a page.
+
+    The row table and the number of pages grow when they run out; whoever has a pool for them
+    reserves `num_places` before writing.
+    """
+
+    def __init__(self, rows: int = 64) -> None:
+        self._num_pages = rows
+        self._free: list[int] = list(range(rows - 1, -1, -1))
+        self._tables = np.full((rows, 8), _NO_PAGE, np.int64)  # [row, page number] -> page
+        self._lengths = np.zeros(rows, np.int64)
+        self._offsets = np.zeros(rows, np.int64)  # of a row's last page: place less position
+
+    @property
+    def num_places(self) -> int:
+        """Places that may have been given out."""
+        return self._num_pages * PAGE_LEN
+
+    @property
+    def num_pages_used(self) -> int:
+        """Pages that belong to some row."""
+        return self._num_pages - len(self._free)
+
+    def lengths(self, rows: Int64s) -> Int64s:
+        """How many positions each of `rows` holds, [len(rows)]."""
+        return self._lengths.take(rows)
+
+    def length(self, row: int) -> int:
+        """How many positions `row` holds."""
+        return self._lengths.item(row)
+
+    def open(self, row: int) -> None:
+        """Make `row` an empty history."""
+        if row >= len(self._tables):
+            more = max(row + 1, 2 * len(self._tables)) - len(self._tables)
+            self._tables = np.pad(self._tables, ((0, more), (0, 0)), constant_values=_NO_PAGE)
+            self._lengths = np.pad(self._lengths, (0, more))
+            self._offsets = np.pad(self._offsets, (0, more))
+        self.drop(row)
+
+    def drop(self, row: int) -> None:
+        """Free all that `row` holds. Dropping an empty row does nothing."""
+        table = self._tables[row]
+        held = table[table != _NO_PAGE]
+        if len(held):
+            self._free.extend(held.tolist())
+            table[:] = _NO_PAGE
+        self._lengths[row] = 0
+
+    def append(self, rows: Int64s) -> Int64s:
+        """The place of one more position for each of `rows`, all different."""
+        at = self._lengths.take(rows)
+        begins = at & (PAGE_LEN - 1) == 0
+        if begins.any():
+            self._add_pages(rows[begins], at[begins] >> _SHIFT)
+        self._lengths[rows] = at + 1
+        at += self._offsets.take(rows)
+        return at
+
+    def append_few(self, rows: Sequence[int]) -> tuple[list[int], list[int]]:
+        """As `append`, for a few rows, all different; how many positions each holds then, too."""
+        lengths, offsets = self._lengths, self._offsets
+        places, ends = [], []
+        for row in rows:
+            at = lengths.item(row)
+            if at & (PAGE_LEN - 1) == 0:
+                self._add_pages(np.array([row]), np.array([at >> _SHIFT]))
+            lengths[row] = at + 1
+            places.append(at + offsets.item(row))
+            ends.append(at + 1)
+        return places, ends
+
+    def lengths_few(self, rows: Sequence[int]) -> list[int]:
+        """As `lengths`, for a few rows."""
+        item = self._lengths.item
+        return [item(row) for row in rows]
+
+    def last_place(self, row: int, position: int) -> int | None:
+        """Where this position of a row lies, if it was appended last."""
+        if self._lengths.item(row) != position + 1:
+            return None
+        return position + self._offsets.item(row)
+
+    def append_spans(self, rows: Int64s, counts: Int64s) -> Int64s:
+        """The places of `counts[i]` more positions for each of `rows`, all different."""
+        at = self._lengths.take(rows)
+        ends = at + counts
+        first = (at + PAGE_LEN - 1) >> _SHIFT
+        fresh = ((ends + PAGE_LEN - 1) >> _SHIFT) - first
+        if fresh.any():
+            self._add_pages(np.repeat(rows, fresh), spans(first, fresh))
+        self._lengths[rows] = ends
+        return self._places(np.repeat(rows, counts), spans(at, counts))
+
+    def find(self, rows: Int64s, starts: Int64s, counts: Int64s | None) -> Int64s:
+        """The places of `counts[i]` (None: one) positions of each row from `starts[i]` on.
+
+        Raises IndexError for a position that is not there yet.
+        """
+        if not len(rows):
+            return starts
+        ends = starts + (1 if counts is None else counts)
+        has_negative = starts.min() < 0 or (counts is not None and counts.min() < 0)
+        if has_negative or (ends > self._lengths.take(rows)).any():
+            raise IndexError("positions outside of the history")
+        if counts is None:
+            return self._places(rows, starts)
+        return self._places(np.repeat(rows, counts), spans(starts, counts))
+
+    def are_next(self, rows: Int64s, positions: Int64s) -> bool:
+        """Whether these are the positions of `rows` that are appended next."""
+        return bool((self._lengths.take(rows) == positions).all())
+
+    def _places(self, rows: Int64s, positions: Int64s) -> Int64s:
+        numbers = positions >> _SHIFT
+        pages = self._tables.reshape(-1).take(rows * self._tables.shape[1] + numbers)
+        pages -= numbers
+        pages <<= _SHIFT
+        pages += positions
+        return pages
+
+    def _add_pages(self, rows: Int64s, numbers: Int64s) -> None:
+        """A fresh page for each (row, page number); a row's numbers ascend."""
+        if len(self._free) < len(rows):
+            had = self._num_pages
+            self._num_pages += max(min(had, _MOST_NEW_PAGES), len(rows))
+            self._free[:0] = range(self._num_pages - 1, had - 1, -1)
+        widest = int(numbers.max()) + 1
+        if widest > self._tables.shape[1]:
+            more = max(widest, 2 * self._tables.shape[1]) - self._tables.shape[1]
+            self._tables = np.pad(self._tables, ((0, 0), (0, more)), constant_values=_NO_PAGE)
+        cut = len(self._free) - len(rows)
+        pages = np.array(self._free[cut:], np.int64)
+        del self._free[cut:]
+        self._tables[rows, numbers] = pages
+        self._offsets[rows] = (pages - numbers) << _SHIFT  # of a row's pages the last one stays
+
+
+class Pool:
+    """Values at places, `width` of one dtype to a place."""
+
+    def __init__(self, dtype: npt.DTypeLike, width: int = 1) -> None:
+        self.dtype = np.dtype(dtype)
+        self.width = width
+        self._values = np.zeros((0, width), dtype)
+        # a place as one item: numpy copies items several times faster than rows
+        self._item = self.dtype if width == 1 else np.dtype((np.void, width * self.dtype.itemsize))
+        self._items = self._values.view(self._item).reshape(-1)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def reserve(self, num_places: int) -> None:
+        """Have that many places."""
+        if num_places > len(self._values):
+            del self._items  # the one view there is: resizing moves what it would look at
+            # in place: the allocator moves large pools by their page tables, and copies nothing
+            self._values.resize((num_places, self.width), refcheck=False)
+            self._items = self._values.view(self._item).reshape(-1)
+
+    def write(self, places: Int64s, values: npt.NDArray[Any]) -> None:
+        """values [n] or [n, width], at places [n]."""
+        values = np.ascontiguousarray(values, self.dtype)
+        self._items[places] = values.view(self._item).reshape(-1)
+
+    def write_few(self, places: Sequence[int], values: Sequence[int]) -> None:
+        """As `write`, a few integers; width 1."""
+        items = self._items
+        for place, value in zip(places, values, strict=True):
+            items[place] = value
+
+    def read_one(self, place: int) -> Any:
+        """The value at one place; width 1."""
+        return self._items.item(place)
+
+    def read(self, places: Int64s) -> npt.NDArray[Any]:
+        """A copy: [n] where width is 1, else [n, width]."""
+        if self.width == 1:
+            return self._items.take(places)
+        return self._values.take(places, 0)
+
+
+def spans(starts: Int64s, sizes: Int64s) -> Int64s:
+    """The indices of many spans, one behind the other."""
+    ends = np.cumsum(sizes)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) + np.repeat(starts - ends + sizes, sizes)

@@ -1,0 +1,1 @@
+"""Counters, histograms and timelines, as every process keeps them."""

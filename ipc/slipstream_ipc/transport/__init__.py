@@ -1,0 +1,1 @@
+"""Links, sockets and handshakes between processes."""

@@ -1,0 +1,172 @@
+"""Bytes to typed frames and back, one codec for each end of each hop, built once.
+
+Owns: msgpack, and which field an error names. Sizes are those of `messages.budgets`. Does not
+know: sockets, what a body means.
+
+Rules:
+- Types, ranges and lengths are those of `slipstream_ipc.messages`; what the decoder lets through
+  has them all. What a worker asks a core to run is held against
+  `slipstream_ipc.validation.sampling_params` too: a client's requests are the worker's to check, so
+  that their errors find their caller.
+- Whatever arrives is decoded, or is a ProtocolError with a short text; nothing else comes out.
+"""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from slipstream_ipc.errors import BadRequest, ProtocolError, brief
+from slipstream_ipc.messages import (
+    Admit,
+    ClientToWorker,
+    Control,
+    CoreToWorker,
+    Frame,
+    SamplingParams,
+    WorkerToClient,
+    WorkerToCore,
+)
+from slipstream_ipc.messages.budgets import (
+    MAX_CORE_MESSAGE_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_PARAMS_BYTES,
+)
+from slipstream_ipc.validation.sampling_params import check_admit
+
+Out = TypeVar("Out")
+In = TypeVar("In")
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Codec(Generic[Out, In]):
+    """Encodes frames of `Out` bodies, decodes frames of `In` bodies."""
+
+    def __init__(
+        self,
+        incoming: Any,
+        max_bytes: int = MAX_MESSAGE_BYTES,
+        checks: dict[type, Callable[[Any], None]] | None = None,
+    ) -> None:
+        """`checks`: what the bodies of some types must pass besides; BadRequest, ProtocolError."""
+        self._decoder: msgspec.msgpack.Decoder[Frame[In]] = msgspec.msgpack.Decoder(incoming)
+        self._incoming = incoming
+        self._max_bytes = max_bytes
+        self._checks = checks
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The largest message that `decode` reads; its socket cuts off what is far beyond."""
+        return self._max_bytes
+
+    def encode(self, frame: Frame[Out] | Frame[Control]) -> bytes:
+        """The frame's bytes."""
+        return _encoder.encode(frame)
+
+    def decode(self, data: bytes) -> Frame[In]:
+        """The frame in `data`; ProtocolError where it is none, or too large."""
+        if len(data) > self._max_bytes:
+            raise ProtocolError(f"a message of {len(data)} bytes, allowed: {self._max_bytes}")
+        try:
+            frame = self._decoder.decode(data)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            why, field = _explained(error, data, self._incoming)
+            raise ProtocolError(f"not a message of this protocol: {why}", field) from None
+        if self._checks is not None:
+            check = self._checks.get(type(frame.body))
+            if check is not None:
+                try:
+                    check(frame.body)
+                except BadRequest as error:
+                    raise ProtocolError(brief(str(error)), error.field) from None
+        return frame
+
+
+def client_codec() -> Codec[ClientToWorker, WorkerToClient]:
+    """For a client, towards its worker."""
+    return Codec(Frame[WorkerToClient])
+
+
+def front_codec() -> Codec[WorkerToClient, ClientToWorker]:
+    """For a worker, towards its clients."""
+    return Codec(Frame[ClientToWorker])
+
+
+def worker_codec() -> Codec[WorkerToCore, CoreToWorker]:
+    """For a worker, towards its core."""
+    return Codec(Frame[CoreToWorker], MAX_CORE_MESSAGE_BYTES)
+
+
+def core_codec() -> Codec[CoreToWorker, WorkerToCore]:
+    """For a core, towards its workers."""
+    return Codec(Frame[WorkerToCore], MAX_CORE_MESSAGE_BYTES, {Admit: check_admit})
+
+
+_params_decoder = msgspec.msgpack.Decoder(SamplingParams)
+
+
+def encode_params(params: SamplingParams) -> msgspec.Raw:
+    """The params as they travel inside a Submit."""
+    return msgspec.Raw(_encoder.encode(params))
+
+
+def decode_params(raw: msgspec.Raw) -> SamplingParams:
+    """The params of a Submit; BadRequest where they are none."""
+    num_bytes = len(memoryview(raw))
+    if num_bytes > MAX_PARAMS_BYTES:
+        raise BadRequest("params", f"{num_bytes} bytes", f"at most {MAX_PARAMS_BYTES}")
+    try:
+        return _params_decoder.decode(raw)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        allowed = "fields " + ", ".join(SamplingParams.__struct_fields__)
+        raise BadRequest("params", str(error), allowed) from error
+
+
+# ---- which field is wrong -----------------------------------------------------------------------
+
+
+class _Parts(msgspec.Struct, array_like=True):
+    """A frame, unread."""
+
+    epoch: msgspec.Raw
+    seq: msgspec.Raw
+    ack: msgspec.Raw
+    body: msgspec.Raw
+
+
+_parts_decoder = msgspec.msgpack.Decoder(_Parts)
+_PLACE = re.compile(r"\[(\d+)\](?:\[(\d+)\])?([^`]*)`")  # in the frame, in its body, further in
+
+
+def _explained(error: Exception, data: bytes, incoming: Any) -> tuple[str, str | None]:
+    """An error's text with the field's name in place of its number, and that name."""
+    what, _, path = str(error).rpartition(" - at `$")
+    place = _PLACE.match(path)
+    if not what or place is None or int(place[1]) >= len(Frame.__struct_fields__):
+        return brief(str(error)), None
+    if place[2] is None:
+        return brief(what), Frame.__struct_fields__[int(place[1])]
+    if place[2] == "0":
+        return brief(what), "tag"
+    body, index = _body_type(data, incoming), int(place[2]) - 1
+    if body is None or index >= len(body.__struct_fields__):
+        return brief(str(error)), None
+    name = body.__struct_fields__[index]
+    return brief(f"{body.__name__}.{name}{place[3]}: {what}"), name
+
+
+def _body_type(data: bytes, incoming: Any) -> Any:
+    """The type whose tag the frame's body has, if it can be seen."""
+    try:
+        body = bytes(memoryview(_parts_decoder.decode(data).body)[:4])
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    at = 1 if body[:1] < b"\xa0" else 3  # a short array, or one whose length takes two bytes more
+    (union,) = typing.get_args(incoming)
+    kinds = {kind.__struct_config__.tag: kind for kind in typing.get_args(union)}
+    return kinds.get(body[at]) if len(body) > at else None

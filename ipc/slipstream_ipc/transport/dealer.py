@@ -1,0 +1,296 @@
+"""The attaching end of a hop: a DEALER socket, its link, and a new one of both when they fail.
+
+Owns: the socket and the link of the current attach, the handshake, acks and pings. Does not know:
+streams; its user states positions after each Welcome and drops the receipts of the life before.
+
+Rules:
+- Each attach has a fresh socket with a random routing id; the old one is closed with LINGER 0, so
+  nothing queued for one peer ever reaches another.
+- A gap, a Reattach or a missed heartbeat: attach anew. So does a connection that broke, when what
+  had arrived over it has been read: a peer that died is not waited for. So does an unanswered
+  Hello, after `welcome_within_s` at first and then ever later, or an accepting end that is slower
+  than our patience would always answer a socket that is gone.
+- `Starting` is a sign of life, no answer: the Hello is repeated, without haste.
+- A handshake that fails is no break: the next attach waits its turn. One that was refused for good
+  is told as a Refusal, the others lie in `trouble` for whoever reports the server's absence.
+- An ipc:// peer is trusted for its folder, which is looked at before the first attach and again
+  at each Welcome: nothing but a Hello is ever said to somebody else's server.
+- `receive` reads a bounded number of messages and of bytes, so that a flood starves nobody.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Container, Iterator
+from typing import Generic, TypeVar
+
+import zmq
+
+from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.messages import (
+    PROTOCOL_VERSION,
+    Control,
+    Fault,
+    Frame,
+    Hello,
+    Ping,
+    Reattach,
+    Refusal,
+    Starting,
+    Welcome,
+)
+from slipstream_ipc.transport.addresses import check_socket_folder
+from slipstream_ipc.transport.codec import Codec
+from slipstream_ipc.transport.curve import Access
+from slipstream_ipc.transport.link import Beat, Header, Link, Verdict
+from slipstream_ipc.transport.sockets import (
+    MAX_READ_AT_ONCE,
+    MAX_READ_BYTES_AT_ONCE,
+    DisconnectWatch,
+    is_numbered,
+    new_dealer,
+)
+
+Out = TypeVar("Out")
+In = TypeVar("In")
+Receipt = TypeVar("Receipt")
+
+_MAX_PATIENCE = 4.0  # times the first one
+
+
+class Attacher(Generic[Out, In, Receipt]):
+    """Holds the hop to one accepting end. `poller` always has the current socket registered.
+
+    `fresh` is what the next Hello says: that we know of no stream. A Welcome makes it False; a user
+    who was not told everything before the link failed sets it again.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        codec: Codec[Out, In],
+        poller: zmq.Poller,
+        *,
+        identity: bytes,
+        now: float,
+        incarnation: int = 0,
+        welcome_within_s: float = 1.0,
+        fresh: bool = True,
+        access: Access | None = None,
+    ) -> None:
+        """`access` to a tcp:// address; an ipc:// one takes none.
+
+        Raises: BadRequest for an address that is none; PermissionError where others may enter an
+        ipc:// socket's folder.
+        """
+        assert 0 <= incarnation < 2**31
+        check_socket_folder(address)
+        self._context = context
+        self._address = address
+        self._codec = codec
+        self._poller = poller
+        self._identity = identity
+        self._access = access
+        self._welcome_within_s = welcome_within_s
+        self._patience_s = welcome_within_s
+        self._epoch = incarnation << 32
+        self._socket: zmq.Socket[bytes] | None = None
+        self._has_heard = False  # in the `receive` under way: a frame came that is no stranger's
+        self.is_attached = False
+        self.is_starting = False  # the peer has heard of this attach, and cannot serve yet
+        self.fresh = fresh
+        self.trouble = ""  # how handshakes failed since the last Welcome
+        self.attach(now)
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        """The socket of the current attach."""
+        assert self._socket is not None
+        return self._socket
+
+    def is_among(self, arrived: Container[object]) -> bool:
+        """Whether a poller that has said this has something for `receive`."""
+        return self._socket in arrived or self._watch.socket in arrived
+
+    @property
+    def epoch(self) -> int:
+        """The current attach; larger is later."""
+        return self._epoch
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether `send` would send."""
+        return self.is_attached and self._link.has_credit
+
+    @property
+    def num_unacked(self) -> int:
+        """Numbered messages of this attach that are not acknowledged."""
+        return self._link.num_unacked
+
+    def attach(self, now: float) -> None:
+        """Begin a new epoch on a new socket."""
+        self.close()
+        self._epoch += 1
+        self._socket = new_dealer(
+            self._context,
+            self._address,
+            secrets.token_bytes(16),
+            self._access,
+            max_message_bytes=self._codec.max_message_bytes,
+            connects=False,
+        )
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._watch = DisconnectWatch(self._socket, self._poller)
+        self._socket.connect(self._address)  # after that, or a quick failure would go unseen
+        self._link: Link[Receipt] = Link(self._epoch, now)
+        self._hello_at = now
+        hello = Hello(PROTOCOL_VERSION, self._identity, self.fresh)
+        self._send_control(hello)
+
+    def receive(self, now: float, *, acknowledges: bool = True) -> Iterator[In | Refusal]:
+        """Bodies that have arrived, the Welcome included; acknowledges them at the end.
+
+        The loop's body may send, attach and close. Without `acknowledges` the caller does, who
+        perhaps has an answer to send with it.
+        """
+        self._has_heard = False
+        num_bytes = 0
+        for _ in range(MAX_READ_AT_ONCE):
+            if self._socket is None:
+                return
+            if num_bytes >= MAX_READ_BYTES_AT_ONCE:
+                break
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                break  # to be told so by an exception takes several times longer
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            num_bytes += len(data)
+            try:
+                frame = self._codec.decode(data)
+            except ProtocolError as error:
+                yield Refusal(Fault("engine", f"the peer sent {error}"))
+                continue
+            body = self._judge(frame, now)
+            if body is not None:
+                yield body
+        if self._socket is not None and not self._has_heard:  # the poller says it again
+            seen = self._watch.look()
+            self.trouble = seen.refused or seen.trouble or self.trouble
+            if seen.refused:
+                yield Refusal(Fault("bad_request", seen.refused, "keys"))
+            elif seen.is_broken:
+                self.attach(now)  # what it had sent has been read
+        if acknowledges:
+            self.acknowledge()
+
+    def acknowledge(self) -> None:
+        """Say what has been received, unless something said so already."""
+        if self._socket is not None and self._link.owes_ack:
+            self._send_control(None)
+
+    def send(self, body: Out, receipt: Receipt) -> bool:
+        """Send a numbered message, if attached and in credit."""
+        link = self._link
+        if not (self.is_attached and link.has_credit):
+            return False
+        header = link.next_header()
+        frame: Frame[Out] = Frame(header.epoch, header.seq, header.ack, body)
+        if not self._send(frame):
+            return False
+        link.sent(receipt)
+        return True
+
+    def take_receipts(self) -> list[Receipt]:
+        """Receipts of the messages acknowledged since the last call."""
+        return self._link.take_receipts()
+
+    def beat(self, now: float) -> None:
+        """Ping a silent peer, attach anew to one that stays silent. Call it now and then."""
+        if self._socket is None:
+            return
+        if not self.is_attached:
+            if now - self._hello_at >= self._patience_s:
+                longest = _MAX_PATIENCE * self._welcome_within_s
+                self._patience_s = min(2 * self._patience_s, longest)
+                self.attach(now)
+            return
+        beat = self._link.beat(now)
+        if beat is Beat.PING:
+            self._send_control(Ping())
+        elif beat is Beat.DEAD:
+            self.attach(now)
+
+    def close(self) -> None:
+        """Leave without a word; `attach` alone comes back."""
+        self.is_attached = self.is_starting = False
+        if self._socket is not None:
+            self._watch.close()
+            self._poller.unregister(self._socket)
+            self._socket.close(linger=0)
+            self._socket = None
+
+    def _judge(self, frame: Frame[In], now: float) -> In | Refusal | None:
+        """What of a frame is to be delivered."""
+        body = frame.body
+        numbered = is_numbered(body)
+        if not numbered and body is not None:
+            if isinstance(body, Reattach):
+                if frame.epoch == self._epoch:
+                    self.attach(now)
+                return None
+            if isinstance(body, Starting):
+                if frame.epoch == self._epoch and not self.is_attached:
+                    self.is_starting = True
+                    self._hello_at = now  # it is kept: another one is sent without haste
+                return None
+            if isinstance(body, Refusal) and frame.epoch == 0:
+                return body  # of something in which they could read no epoch
+        self._has_heard = True
+        verdict = self._link.receive(Header(frame.epoch, frame.seq, frame.ack), numbered, now)
+        if verdict is Verdict.GAP:
+            self.attach(now)
+        elif verdict is Verdict.DELIVER and body is not None:
+            return body if numbered else self._obey(body)
+        return None
+
+    def _obey(self, body: In) -> In | Refusal | None:
+        """Do what a control message of this attach asks for; what of it is to be delivered."""
+        if isinstance(body, Ping):
+            self._send_control(None)
+            return None
+        if not isinstance(body, Welcome):
+            return body
+        if self.is_attached:
+            return None  # seen before; a second one would begin everything again
+        if body.version != PROTOCOL_VERSION:
+            return Refusal(Fault("engine", _mismatch(body.version)))
+        try:
+            check_socket_folder(self._address)
+        except PermissionError as error:
+            return Refusal(Fault("engine", str(error)))
+        self.is_attached = True
+        self.is_starting = False
+        self.trouble = ""
+        self.fresh = False
+        self._patience_s = self._welcome_within_s
+        return body
+
+    def _send_control(self, body: Control | None) -> None:
+        header = self._link.control_header()
+        frame: Frame[Control] = Frame(header.epoch, header.seq, header.ack, body)
+        if self._send(frame):
+            self._link.told()
+
+    def _send(self, frame: Frame[Out] | Frame[Control]) -> bool:
+        try:
+            self.socket.send(self._codec.encode(frame), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+
+def _mismatch(version: int) -> str:
+    return f"the server speaks protocol version {version}, this side {PROTOCOL_VERSION}"

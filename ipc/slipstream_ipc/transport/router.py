@@ -1,0 +1,339 @@
+"""The accepting end of a hop: one ROUTER socket, a session and a link for each peer.
+
+Owns: the socket, routes, sessions, acks, pings. Does not know: streams; its user answers each Hello
+with `welcome`, and drops the receipts of the life before.
+
+Rules:
+- A party (an identity) has one session, that of its latest epoch; an older one's frames are stale.
+- A route without a session is told to attach. A gap ends a session: its peer is told to attach.
+- A route has one session: a Hello of another identity on it ends the one before.
+- What cannot be read is answered with a Refusal to whoever sent it, and touches nobody else.
+- Who cannot serve yet calls `hold` in the place of `receive`: Hellos are kept, the newest of each
+  party, and their peers are told that somebody is there. Nothing else is heard.
+- `receive` reads a bounded number of messages and of bytes, so that a flood starves nobody.
+- What has arrived is acknowledged at once, unless the user says that something leaves soon which
+  will say it: then a few messages may wait for that, up to the next `beat`.
+- An identity is a name, not a secret: whoever may open the socket may take another's place by a
+  later epoch. The directory's mode says who may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import Generic, TypeVar
+
+import zmq
+
+from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.messages import (
+    MAX_IDENTITY_BYTES,
+    PROTOCOL_VERSION,
+    Control,
+    Fault,
+    Frame,
+    Hello,
+    ModelCard,
+    Ping,
+    Reattach,
+    Refusal,
+    Starting,
+    Welcome,
+)
+from slipstream_ipc.transport.codec import Codec
+from slipstream_ipc.transport.connections import Connections
+from slipstream_ipc.transport.link import Beat, Header, Link, Verdict
+from slipstream_ipc.transport.sockets import MAX_READ_AT_ONCE, MAX_READ_BYTES_AT_ONCE, is_numbered
+
+Out = TypeVar("Out")
+In = TypeVar("In")
+Receipt = TypeVar("Receipt")
+
+_MAX_HELD = 2**16
+
+
+@dataclass(eq=False, slots=True)
+class Session(Generic[Receipt]):
+    """One attach of one peer."""
+
+    route: bytes
+    identity: bytes
+    link: Link[Receipt]
+    fresh: bool
+    is_open: bool = True
+
+
+class Acceptor(Generic[Out, In, Receipt]):
+    """All peers of one ROUTER socket (bound by the caller, see
+    `slipstream_ipc.transport.sockets`)."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        codec: Codec[Out, In],
+        *,
+        window: int,
+        ping_after_s: float = 2.0,
+        dead_after_s: float = 8.0,
+        stalled_after_s: float = inf,
+        connections: Connections | None = None,
+    ) -> None:
+        """`stalled_after_s`: for how long a peer that lives may acknowledge nothing of what it was
+        sent; then its session ends (`take_stalled`). `connections`: to be told which of the
+        socket's connections have said Hello.
+        """
+        self._connections = connections
+        self._socket = socket
+        self._codec = codec
+        self._window = window
+        self._ping_after_s = ping_after_s
+        self._dead_after_s = dead_after_s
+        self._stalled_after_s = stalled_after_s
+        self._routes: dict[bytes, Session[Receipt]] = {}
+        self._identities: dict[bytes, Session[Receipt]] = {}
+        self._heard: set[Session[Receipt]] = set()
+        self._lost: list[Session[Receipt]] = []
+        self._stalled: list[Session[Receipt]] = []
+        self._held: dict[bytes, tuple[bytes, int, Hello]] = {}  # by identity: route, epoch, Hello
+
+    @property
+    def sessions(self) -> list[Session[Receipt]]:
+        """Every open session."""
+        return list(self._routes.values())
+
+    def is_among(self, arrived: Container[object]) -> bool:
+        """Whether a poller that has said this has something for `receive`; what is held counts."""
+        return bool(self._held) or self._socket in arrived
+
+    def receive(
+        self, now: float, *, may_owe: int = 0
+    ) -> Iterator[tuple[Session[Receipt], In | Hello]]:
+        """Bodies that have arrived with their sessions, a new session's Hello first.
+
+        may_owe: messages of a peer that are not acknowledged by a message of its own, because what
+        is sent to it soon will do that. The loop's body may send, and end sessions.
+        """
+        if self._held:
+            held, self._held = self._held, {}
+            for route, epoch, hello in held.values():
+                session = self._open(route, epoch, hello, now)
+                if session is not None:
+                    yield session, hello
+        for route, frame in self._frames():
+            session = self._judge(route, frame, now)
+            if session is not None and frame.body is not None:
+                yield session, frame.body
+        if self._heard:
+            self._acknowledge(may_owe)
+
+    def _acknowledge(self, may_owe: int = 0) -> None:
+        waiting = []
+        for session in self._heard:
+            num = session.link.num_untold if session.is_open else 0
+            if num > may_owe:
+                self._send_control(session, None)
+            elif num:
+                waiting.append(session)
+        self._heard.clear()
+        self._heard.update(waiting)
+
+    def hold(self) -> None:
+        """Take in what has arrived while nobody can be served yet."""
+        for route, frame in self._frames():
+            hello = frame.body
+            if not isinstance(hello, Hello):
+                self._answer(route, frame.epoch, Reattach())
+            elif self._is_acceptable(route, frame.epoch, hello) and len(self._held) < _MAX_HELD:
+                before = self._held.get(hello.identity)
+                if before is None or before[1] < frame.epoch:
+                    self._held[hello.identity] = (route, frame.epoch, hello)
+                self._answer(route, frame.epoch, Starting())
+
+    def welcome(self, session: Session[Receipt], model: ModelCard) -> None:
+        """Answer a session's Hello."""
+        self._send_control(session, Welcome(PROTOCOL_VERSION, model))
+
+    def send(self, session: Session[Receipt], body: Out, receipt: Receipt) -> bool:
+        """Send a numbered message, if the session is open and in credit."""
+        if not session.is_open or not session.link.has_credit:
+            return False
+        header = session.link.next_header()
+        frame: Frame[Out] = Frame(header.epoch, header.seq, header.ack, body)
+        if not self._send(session.route, frame):
+            return False
+        session.link.sent(receipt)
+        return True
+
+    def reattach(self, session: Session[Receipt]) -> None:
+        """End a session, and tell its peer to begin another."""
+        self._send_control(session, Reattach())
+        self._lose(session)
+
+    def refuse_all(self, fault: Fault, *, is_leaving: bool = False) -> None:
+        """Tell every peer that it is served no longer. `is_leaving`: see `Refusal`."""
+        for session in self.sessions:
+            self._send_control(session, Refusal(fault, is_leaving))
+            if is_leaving:
+                self.close(session)
+
+    def beat(self, now: float) -> None:
+        """Ping silent peers, give up those that stay silent. Call it now and then."""
+        self._acknowledge()
+        for session in list(self._routes.values()):
+            beat = session.link.beat(now)
+            if beat is Beat.PING:
+                self._send_control(session, Ping())
+            elif beat is Beat.DEAD:
+                self._lose(session)
+            elif beat is Beat.STALLED:
+                why = f"nothing was acknowledged for {self._stalled_after_s:g} s"
+                self._send_control(session, Refusal(Fault("bad_request", why)))
+                self.close(session)
+                self._stalled.append(session)
+
+    def take_lost(self) -> list[Session[Receipt]]:
+        """Sessions that ended by themselves since the last call, unless they were replaced."""
+        lost, self._lost = self._lost, []
+        return [s for s in lost if s.identity not in self._identities]
+
+    def take_stalled(self) -> list[Session[Receipt]]:
+        """Sessions that ended since the last call as their peers acknowledged nothing."""
+        stalled, self._stalled = self._stalled, []
+        return stalled
+
+    def close(self, session: Session[Receipt]) -> None:
+        """Forget a session; what it sent last is acknowledged still. Idempotent."""
+        owes_ack = session.is_open and session.link.owes_ack
+        session.is_open = False
+        if self._routes.get(session.route) is session:
+            del self._routes[session.route]
+            if owes_ack:
+                self._send_control(session, None)
+        session.link.end()
+        if self._identities.get(session.identity) is session:
+            del self._identities[session.identity]
+
+    def _frames(self) -> Iterator[tuple[bytes, Frame[In]]]:
+        """What has arrived, with its routes; what cannot be read is answered here."""
+        num_bytes = 0
+        for _ in range(MAX_READ_AT_ONCE):
+            if num_bytes >= MAX_READ_BYTES_AT_ONCE:
+                return
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                return  # to be told so by an exception takes several times longer
+            try:
+                route = self._socket.recv(zmq.NOBLOCK)
+                # an uncopied part knows whether there are more and which connection it came over:
+                # fewer calls than `recv_multipart` takes
+                part = self._socket.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            num_bytes += len(part)
+            if part.more:
+                num_bytes += sum(map(len, self._socket.recv_multipart(zmq.NOBLOCK)))
+                self._refuse(route, "a message of one part expected")
+                continue
+            try:
+                frame = self._codec.decode(part.bytes)
+            except ProtocolError as error:
+                self._refuse(route, str(error), field=error.field)
+                continue
+            if self._connections is not None and isinstance(frame.body, Hello):
+                self._connections.heard(int(part.get(zmq.SRCFD)))
+            yield route, frame
+
+    def _judge(self, route: bytes, frame: Frame[In], now: float) -> Session[Receipt] | None:
+        """The session that a frame is to be delivered for, if it is to be delivered."""
+        body = frame.body
+        if isinstance(body, Hello):
+            return self._open(route, frame.epoch, body, now)
+        session = self._routes.get(route)
+        if session is None:
+            self._answer(route, frame.epoch, Reattach())
+            return None
+        header = Header(frame.epoch, frame.seq, frame.ack)
+        verdict = session.link.receive(header, is_numbered(body), now)
+        if verdict is Verdict.GAP:
+            self.reattach(session)
+            return None
+        if verdict is Verdict.IGNORE:
+            return None
+        self._heard.add(session)
+        if isinstance(body, Ping):
+            self._send_control(session, None)
+            return None
+        return session
+
+    def _is_acceptable(self, route: bytes, epoch: int, hello: Hello) -> bool:
+        if hello.version != PROTOCOL_VERSION:
+            mismatch = f"protocol version {hello.version}, spoken here: {PROTOCOL_VERSION}"
+            self._refuse(route, mismatch, epoch, "version")
+            return False
+        if not 0 < len(hello.identity) <= MAX_IDENTITY_BYTES:
+            why = f"an identity of 1 to {MAX_IDENTITY_BYTES} bytes expected"
+            self._refuse(route, why, epoch, "identity")
+            return False
+        return True
+
+    def _open(self, route: bytes, epoch: int, hello: Hello, now: float) -> Session[Receipt] | None:
+        if not self._is_acceptable(route, epoch, hello):
+            return None
+        before = self._identities.get(hello.identity)
+        if before is not None:
+            if epoch <= before.link.epoch:
+                return None
+            self.close(before)
+        on_route = self._routes.get(route)
+        if on_route is not None:
+            self._lose(on_route)
+        link: Link[Receipt] = Link(
+            epoch,
+            now,
+            window=self._window,
+            ping_after_s=self._ping_after_s,
+            dead_after_s=self._dead_after_s,
+            stalled_after_s=self._stalled_after_s,
+        )
+        session = Session(route, hello.identity, link, hello.fresh)
+        self._routes[route] = self._identities[hello.identity] = session
+        return session
+
+    def _refuse(self, route: bytes, why: str, epoch: int = 0, field: str | None = None) -> None:
+        """Say no. `epoch` is the refused frame's, 0 where it could not be read."""
+        session = self._routes.get(route)
+        refusal = Refusal(Fault("bad_request", why, field))
+        if session is not None:
+            self._send_control(session, refusal)
+        else:
+            self._answer(route, epoch, refusal)
+
+    def _send_control(self, session: Session[Receipt], body: Control | None) -> None:
+        header = session.link.control_header()
+        frame: Frame[Control] = Frame(header.epoch, header.seq, header.ack, body)
+        if self._send(session.route, frame):
+            session.link.told()
+
+    def _answer(self, route: bytes, epoch: int, body: Control) -> None:
+        """Say something to a route that has no session."""
+        frame: Frame[Control] = Frame(epoch, 0, 0, body)
+        self._send(route, frame)
+
+    def _lose(self, session: Session[Receipt]) -> None:
+        if session.is_open:
+            self.close(session)
+            self._lost.append(session)
+
+    def _send(self, route: bytes, frame: Frame[Out] | Frame[Control]) -> bool:
+        try:
+            self._socket.send_multipart((route, self._codec.encode(frame)), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            session = self._routes.get(route)
+            if session is not None:
+                self._lose(session)
+            return False
+        return True

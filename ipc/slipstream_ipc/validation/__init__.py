@@ -1,0 +1,1 @@
+"""What a request may ask for, checked by clients and by the worker."""

@@ -1,0 +1,276 @@
+"""What a request may ask for: the checks that a client makes early and the worker makes again.
+
+Owns: the allowed values of SamplingParams and prompts. Does not know: sockets, models' weights.
+Every refusal is a BadRequest that names the field, the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from slipstream_ipc.columns import UInt32s
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.messages import (
+    MAX_CHAT_TURNS,
+    MAX_LABEL_CHARS,
+    Admit,
+    ModelCard,
+    SamplingParams,
+    StructuredOutputs,
+)
+from slipstream_ipc.messages.budgets import LOGPROB_BYTES
+from slipstream_ipc.validation.structured_output import check_structured
+from slipstream_ipc.validation.token_constraints import (
+    check_known_ids,
+    check_token_params,
+    unpack_words,
+)
+
+MAX_LOGPROBS = 300_000  # more than vocabularies have
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_LOGPROB_BYTES = 64 * 2**20  # of one request, prompt and outputs
+MAX_N = 128
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_SEED = 2**63 - 1
+MAX_TEMPERATURE = 1e30  # what float32 holds with room to spare
+MAX_PRIORITY = 2**31 - 1
+
+_NONE_MEANS_EMPTY = ("stop", "stop_token_ids")
+
+
+def params_from(options: Mapping[str, Any]) -> SamplingParams:
+    """SamplingParams of keyword options; BadRequest for an unknown name or a wrong type.
+
+    `stop` and `stop_token_ids` may be None for none, as in vLLM.
+    """
+    options = {
+        name: value
+        for name, value in options.items()
+        if value is not None or name not in _NONE_MEANS_EMPTY
+    }
+    wanted = options.get("structured_outputs")
+    if isinstance(wanted, StructuredOutputs):  # a Struct's constructor checks no types
+        options = {**options, "structured_outputs": msgspec.structs.asdict(wanted)}
+    for name, value in options.items():
+        if name not in SamplingParams.__struct_fields__:
+            allowed = "one of " + ", ".join(sorted(SamplingParams.__struct_fields__))
+            raise BadRequest("parameter", f"{name}={value!r}", allowed)
+        try:
+            msgspec.convert({name: value}, SamplingParams)
+        except msgspec.ValidationError as error:
+            raise BadRequest(name, value, str(error).split(" - at")[0]) from error
+    return msgspec.convert(dict(options), SamplingParams)
+
+
+def stop_strings(params: SamplingParams) -> tuple[str, ...]:
+    """The stop strings as a tuple, whichever way they were given."""
+    return (params.stop,) if isinstance(params.stop, str) else params.stop
+
+
+def check_params(params: SamplingParams) -> None:
+    """BadRequest for the first field whose value is not allowed; the types are right already."""
+    allowed = f"a number in [0, {MAX_TEMPERATURE:g}]"
+    _number("temperature", params.temperature, 0, MAX_TEMPERATURE, allowed)
+    _number("top_p", params.top_p, 0, 1, "a number in (0, 1]", open_below=True)
+    _number("min_p", params.min_p, 0, 1, "a number in [0, 1]")
+    _integer("top_k", params.top_k, -1, 2**31 - 1, "an integer >= 0, 0 or -1 is off")
+    if params.seed is not None:
+        _integer("seed", params.seed, -MAX_SEED - 1, MAX_SEED, "a 64-bit integer, or None")
+    if params.max_tokens is not None:
+        _integer("max_tokens", params.max_tokens, 1, 2**31 - 1, "an integer >= 1, or None")
+    most = 2**31 - 1 if params.max_tokens is None else params.max_tokens
+    _integer("min_tokens", params.min_tokens, 0, most, "an integer in [0, max_tokens]")
+    for field in ("logprobs", "prompt_logprobs"):
+        wanted: int | None = getattr(params, field)
+        if wanted is not None:
+            allowed = f"an integer in [0, {MAX_LOGPROBS}], -1 for the whole vocabulary, or None"
+            _integer(field, wanted, -1, MAX_LOGPROBS, allowed)
+    _check_logprob_ids(params)
+    _integer("n", params.n, 1, MAX_N, f"an integer in [1, {MAX_N}]")
+    _integer("stream_interval", params.stream_interval, 1, 2**31 - 1, "an integer >= 1")
+    _check_stops(params)
+    check_token_params(params)
+    if params.structured_outputs is not None:
+        check_structured(params.structured_outputs, params)
+
+
+def check_num_logprobs(params: SamplingParams, card: ModelCard) -> None:
+    """BadRequest where more log-probabilities to a token are asked for than the server allows."""
+    most = card.vocab_size if card.max_logprobs < 0 else min(card.max_logprobs, card.vocab_size)
+    for field in ("logprobs", "prompt_logprobs"):
+        wanted: int | None = getattr(params, field)
+        if field == "logprobs" and params.logprob_token_ids is not None:
+            continue  # has a bound of its own
+        if wanted is not None and not (-1 if most == card.vocab_size else 0) <= wanted <= most:
+            setting = f"max_logprobs is {card.max_logprobs}"
+            raise BadRequest(field, wanted, f"an integer in [0, {most}] ({setting}), or None")
+
+
+def with_num_logprobs(params: SamplingParams, vocab_size: int) -> SamplingParams:
+    """The same with a number in the place of -1, the whole vocabulary, and with the number of
+    `logprob_token_ids` as `logprobs`.
+    """
+    numbers = {
+        field: vocab_size
+        for field in ("logprobs", "prompt_logprobs")
+        if getattr(params, field) == -1
+    }
+    if params.logprob_token_ids is not None and params.logprobs is None:
+        numbers["logprobs"] = len(params.logprob_token_ids)
+    return msgspec.structs.replace(params, **numbers) if numbers else params
+
+
+def logprob_bytes(params: SamplingParams, prompt_len: int, max_tokens: int) -> int:
+    """Bytes that a request's log-probabilities may take, prompt and outputs. -1 is no number."""
+    num_bytes = 0
+    for wanted, num_tokens in (
+        (params.logprobs, max_tokens),
+        (params.prompt_logprobs, prompt_len - 1),
+    ):
+        if wanted is not None:
+            num_bytes += num_tokens * LOGPROB_BYTES * (1 + wanted)
+    return num_bytes
+
+
+def check_logprob_bytes(
+    params: SamplingParams, prompt_len: int, max_tokens: int, vocab_size: int
+) -> None:
+    """BadRequest where a request's log-probabilities would take too much memory."""
+    params, num_bytes = with_num_logprobs(params, vocab_size), 0
+    for field, num_tokens in (("logprobs", max_tokens), ("prompt_logprobs", prompt_len - 1)):
+        wanted: int | None = getattr(params, field)
+        if wanted is not None:
+            num_bytes += num_tokens * LOGPROB_BYTES * (1 + wanted)
+        if num_bytes > MAX_LOGPROB_BYTES:
+            given = f"{wanted} to each of {num_tokens} tokens: {num_bytes} bytes in all"
+            allowed = f"{MAX_LOGPROB_BYTES} bytes, {LOGPROB_BYTES} to each log-probability"
+            raise BadRequest(field, given, allowed)
+
+
+def check_label(label: str, priority: int) -> None:
+    """BadRequest for a label or priority that does not travel."""
+    if len(label) > MAX_LABEL_CHARS:
+        raise BadRequest("label", label, f"at most {MAX_LABEL_CHARS} characters")
+    allowed = "a 32-bit integer; lower runs first"
+    _integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY, allowed)
+
+
+def check_cache_salt(cache_salt: str) -> None:
+    """BadRequest for a salt that does not travel."""
+    if len(cache_salt) > MAX_LABEL_CHARS:
+        given = f"{len(cache_salt)} characters"  # a tenant's salt is for no log
+        raise BadRequest("cache_salt", given, f"at most {MAX_LABEL_CHARS} characters")
+
+
+def check_turns(num_turns: int) -> None:
+    """BadRequest for a chat of more messages than a request may hold."""
+    if num_turns > MAX_CHAT_TURNS:
+        raise BadRequest("messages", f"{num_turns} messages", f"at most {MAX_CHAT_TURNS}")
+
+
+def check_admit(admit: Admit) -> None:
+    """BadRequest where a worker asks its core for what no client could have asked of the worker.
+
+    The types and ranges are right already; what depends on the model is the core's to check.
+    """
+    check_params(admit.params)
+    _integer("max_tokens", admit.max_tokens, 1, 2**31 - 1, "an integer >= 1")
+    columns = [("prompt_ids", admit.prompt_ids), ("output_ids", admit.output_ids)]
+    columns += [("output_ids", other.output_ids) for other in admit.others]
+    for field, column in columns:
+        if len(column) % 4:
+            raise BadRequest(field, f"{len(column)} bytes", "u32 values")
+    unpack_words(admit.bad_word_ids, admit.bad_word_counts)
+
+
+def check_prompt(token_ids: UInt32s, params: SamplingParams, card: ModelCard) -> int:
+    """How many tokens the request may produce; BadRequest where its prompt cannot be run."""
+    num = len(token_ids)
+    if not num:
+        raise BadRequest("prompt", "an empty prompt", "at least one token")
+    largest = int(token_ids.max())
+    if largest >= card.vocab_size:
+        allowed = f"token ids in [0, {card.vocab_size})"
+        raise BadRequest("prompt_token_ids", largest, allowed)
+    if num >= card.max_model_len:
+        allowed = f"at most {card.max_model_len - 1} (max_model_len {card.max_model_len} less one)"
+        raise BadRequest("prompt", f"{num} tokens", allowed)
+    room = card.max_model_len - num
+    for token_id in params.stop_token_ids:
+        if not 0 <= token_id < card.vocab_size:
+            raise BadRequest("stop_token_ids", token_id, f"ids in [0, {card.vocab_size})")
+    check_known_ids(params, card.vocab_size)
+    check_num_logprobs(params, card)
+    max_tokens = room if params.max_tokens is None else params.max_tokens
+    if max_tokens > room:
+        allowed = f"at most {room} (max_model_len {card.max_model_len} less the prompt's {num})"
+        raise BadRequest("max_tokens", max_tokens, allowed)
+    check_logprob_bytes(params, num, max_tokens, card.vocab_size)
+    return max_tokens
+
+
+def token_ids_from(ids: Any) -> UInt32s:
+    """Token ids given as a sequence of integers, as a u32 array; BadRequest for anything else."""
+    allowed = "a sequence of integers in [0, 2**32)"
+    try:
+        array = np.asarray(ids)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise BadRequest("prompt_token_ids", ids, allowed) from error
+    if array.ndim == 1 and array.size == 0:
+        return np.zeros(0, np.uint32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise BadRequest("prompt_token_ids", ids, allowed)
+    for value in (array.min(), array.max()):
+        if not 0 <= int(value) < 2**32:
+            raise BadRequest("prompt_token_ids", int(value), allowed)
+    return array.astype(np.uint32)
+
+
+def _check_logprob_ids(params: SamplingParams) -> None:
+    token_ids = params.logprob_token_ids
+    if token_ids is None:
+        return
+    field, num = "logprob_token_ids", len(token_ids)
+    if not 0 < num <= MAX_LOGPROB_TOKEN_IDS:
+        raise BadRequest(field, f"{num} ids", f"1 to {MAX_LOGPROB_TOKEN_IDS}, or None")
+    for token_id in token_ids:
+        _integer(field, token_id, 0, 2**32 - 1, "ids in [0, 2**32)")
+    if params.logprobs not in (None, num):
+        allowed = f"{num}, the number of logprob_token_ids, or None beside them"
+        raise BadRequest("logprobs", params.logprobs, allowed)
+
+
+def _check_stops(params: SamplingParams) -> None:
+    stops = stop_strings(params)
+    if len(stops) > MAX_STOPS:
+        raise BadRequest("stop", f"{len(stops)} strings", f"at most {MAX_STOPS}")
+    for stop in stops:
+        if not stop or len(stop) > MAX_STOP_CHARS:
+            raise BadRequest("stop", stop, f"strings of 1 to {MAX_STOP_CHARS} characters")
+    if stops and not params.detokenize:
+        raise BadRequest("stop", stops, "no stop strings where detokenize is False")
+    num_ids = len(params.stop_token_ids)
+    if num_ids > MAX_STOP_TOKEN_IDS:
+        raise BadRequest("stop_token_ids", f"{num_ids} ids", f"at most {MAX_STOP_TOKEN_IDS}")
+    for token_id in params.stop_token_ids:
+        _integer("stop_token_ids", token_id, 0, 2**32 - 1, "ids in [0, 2**32)")
+
+
+def _number(
+    field: str, value: float, low: float, high: float, allowed: str, *, open_below: bool = False
+) -> None:
+    above = value > low if open_below else value >= low
+    if not (math.isfinite(value) and above and value <= high):
+        raise BadRequest(field, value, allowed)
+
+
+def _integer(field: str, value: int, low: int, high: int, allowed: str) -> None:
+    if not low <= value <= high:
+        raise BadRequest(field, value, allowed)

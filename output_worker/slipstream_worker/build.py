@@ -1,0 +1,95 @@
+"""Puts the parts of an output worker together.
+
+Owns: which part is given which. Does not know: processes, signals; so benchmarks and tests build
+the same worker inside their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import zmq
+
+from slipstream_ipc.messages import PromptReady
+from slipstream_ipc.telemetry.trace import open_tracer
+from slipstream_ipc.transport.codec import front_codec
+from slipstream_ipc.transport.connections import Connections
+from slipstream_ipc.transport.curve import load_server_keys
+from slipstream_ipc.transport.link import WINDOW
+from slipstream_ipc.transport.router import Acceptor
+from slipstream_ipc.transport.sockets import Listener, bind_router
+from slipstream_worker.clients.ports import FrontAcceptor
+from slipstream_worker.config import WorkerConfig
+from slipstream_worker.core_link import CoreHop
+from slipstream_worker.detokenizer.factory import (
+    DetokenizerFactory,
+    TableDetokenizerFactory,
+    WindowDetokenizerFactory,
+)
+from slipstream_worker.detokenizer.table import load_table
+from slipstream_worker.tokenizer.client import PromptSource
+from slipstream_worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+def assemble_worker(
+    config: WorkerConfig,
+    prompts: PromptSource,
+    detokenizers: DetokenizerFactory,
+    context: zmq.Context[zmq.Socket[bytes]],
+    poller: zmq.Poller,
+    connections: Connections | None = None,
+) -> Worker:
+    """A worker between `config.core_address` and `config.client_address`.
+
+    connections: bounds those of its clients.
+    """
+    socket = bind_router(context, config.client_address, _listener(config), connections=connections)
+    front: FrontAcceptor = Acceptor(
+        socket,
+        front_codec(),
+        window=WINDOW,
+        ping_after_s=config.client_timeout_s,
+        dead_after_s=config.client_timeout_s,
+        stalled_after_s=2 * config.client_timeout_s + config.grace_s,  # as long as one is missed
+        connections=connections,
+    )
+    core = CoreHop(
+        context,
+        config.core_address,
+        poller,
+        identity=b"worker-%d" % config.index,
+        incarnation=config.incarnation,
+        now=time.monotonic(),
+    )
+    return Worker(
+        core,
+        socket,
+        front,
+        prompts,
+        detokenizers,
+        poller,
+        tokenizer=config.tokenizer,
+        stream_interval=config.stream_interval,
+        grace_s=config.grace_s,
+        may_return=config.may_return,
+        tracer=open_tracer(config.trace, "worker"),
+    )
+
+
+def _listener(config: WorkerConfig) -> Listener | None:
+    if config.listen is None:
+        return None
+    keys = None if config.keys is None else load_server_keys(Path(config.keys))
+    return Listener(config.listen, keys, config.insecure)
+
+
+def detokenizers_from(ready: PromptReady) -> DetokenizerFactory:
+    """The compiled table's, or the slow way where there is none."""
+    if ready.table_path:
+        return TableDetokenizerFactory(load_table(Path(ready.table_path)))
+    logger.warning("text is decoded the slow way: %s", ready.why_not)
+    return WindowDetokenizerFactory(Path(ready.tokenizer_path).read_bytes())

@@ -1,0 +1,1 @@
+"""What clients read and ask: ports, deltas, latency, queries."""

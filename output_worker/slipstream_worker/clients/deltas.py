@@ -1,0 +1,233 @@
+"""The message that brings one client what is new of its streams.
+
+Owns: how entries become the columns of a `Deltas`, and when a line is due (its interval). Does not
+know: sockets, credit, clients' lives.
+
+Rules:
+- The first tokens and the end are due at once; in between, `interval` tokens are. A token of which
+  some text has been released, and some is yet to come, counts as one.
+- A message is filled up to a byte budget, slow lines first; what did not fit stays due.
+- Building moves no cursor: `Built.commit` does, when the message has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.history.text_log import Cursor
+from slipstream_ipc.history.wide_logprobs import MAX_NARROW
+from slipstream_ipc.messages import Deltas, End
+from slipstream_ipc.messages.budgets import MESSAGE_BUDGET_BYTES
+from slipstream_ipc.row_set import NO_ROWS, RowSet
+from slipstream_worker.streams.stream import Stream
+from slipstream_worker.streams.stream_columns import StreamColumns
+
+Int64s = npt.NDArray[np.int64]
+
+ENTRY_BYTES = 32
+TEXT_BYTES = 8  # of a token, on the generous side
+_WIDE_BYTES = MESSAGE_BUDGET_BYTES // 2  # from which on a message takes no more of wide lines
+
+
+def due_fast(columns: StreamColumns, line_set: RowSet, *, urgent: bool) -> RowSet:
+    """Those of these fast lines that have something for their readers now; or just first tokens."""
+    lines = line_set.array
+    sent = columns.sent_tokens[lines]
+    new = columns.tokens.lengths(line_set) - sent
+    is_due = (sent == 0) & (new > 0)
+    if not urgent:
+        is_due |= new >= columns.intervals[lines]
+    return line_set if np.count_nonzero(is_due) == len(lines) else RowSet(lines[is_due])
+
+
+def is_due(stream: Stream) -> bool:
+    """Whether a slow line has something that its reader should have now."""
+    output, reader = stream.output, stream.reader
+    if output is None or reader is None or reader.is_waiting:
+        return False
+    if output.end is not None:
+        return True
+    log = output.log
+    if reader.cursor.unit == log.num_units:
+        return False
+    done = reader.cursor.num_tokens
+    return not done or log.num_tokens + log.ends_within_token - done >= stream.interval
+
+
+def is_urgent(stream: Stream) -> bool:
+    """Whether that is its first token or its end."""
+    output, reader = stream.output, stream.reader
+    if output is None or reader is None or reader.is_waiting:
+        return False
+    return output.end is not None or (reader.cursor.num_tokens == 0 and output.log.num_tokens > 0)
+
+
+@dataclass(slots=True)
+class Built:
+    """A message, and what it will have delivered."""
+
+    message: Deltas
+    slow: SlowEntries
+    fast: RowSet
+    fast_starts: Int64s
+    fast_tokens: Int64s
+    fast_chars: Int64s
+    is_all: bool  # that was due
+
+    def commit(self, columns: StreamColumns) -> None:
+        """The message has left: move the cursors."""
+        if len(self.fast):
+            fast, ends = self.fast.array, self.fast_starts + self.fast_tokens
+            columns.sent_tokens[fast] = ends
+            columns.sent_chars[fast] += self.fast_chars
+            columns.is_dirty[fast] = (
+                False if self.is_all else columns.tokens.lengths(self.fast) > ends
+            )
+        self.slow.commit(columns)
+
+
+class SlowEntries:
+    """The entries of slow lines, and what they leave of the budget."""
+
+    __slots__ = (
+        "chars",
+        "ended",
+        "ended_at",
+        "ends",
+        "has_wide",
+        "is_all",
+        "left",
+        "moves",
+        "spans",
+        "texts",
+    )
+
+    def __init__(self) -> None:
+        self.chars: list[int] = []
+        self.texts: list[str] = []
+        self.ended_at: list[int] = []
+        self.ended: list[Stream] = []  # whose end is in it
+        self.ends: list[End] = []
+        self.moves: list[tuple[Stream, Cursor]] = []  # where each reader's copy ends then
+        self.spans: list[tuple[int, int, int]] = []  # line, first token, number of tokens
+        self.is_all = True  # that was due
+        self.has_wide = False
+        self.left = MESSAGE_BUDGET_BYTES
+
+    @classmethod
+    def of(cls, columns: StreamColumns, slow: Sequence[Stream]) -> SlowEntries:
+        """As many as fit."""
+        if not slow:
+            return _NO_SLOW
+        entries = cls()
+        for stream in slow:
+            if entries.left <= 0:
+                entries.is_all = False
+                break
+            entries._add(columns, stream)
+        return entries
+
+    def _add(self, columns: StreamColumns, stream: Stream) -> None:
+        output, reader, line = stream.output, stream.reader, stream.line
+        assert output is not None
+        assert reader is not None
+        width = columns.cells.widths[line]
+        if width > MAX_NARROW:
+            if MESSAGE_BUDGET_BYTES - self.left >= _WIDE_BYTES:
+                self.is_all = False
+                return
+            self.has_wide = True
+        start = reader.cursor
+        token_bytes = 4 + 8 * width
+        stop = output.log.advance(start, self.left // 4, self.left // token_bytes)
+        text = output.log.text_between(start, stop)
+        is_whole = stop.unit == output.log.num_units
+        self.is_all &= is_whole
+        if output.end is not None and is_whole:
+            self.ended_at.append(len(self.moves))
+            self.ended.append(stream)
+            self.ends.append(output.end)
+        self.chars.append(start.num_chars)
+        self.texts.append(text)
+        num_tokens = stop.num_tokens - start.num_tokens
+        self.spans.append((line, start.num_tokens, num_tokens))
+        self.moves.append((stream, stop))
+        self.left -= ENTRY_BYTES + len(text) + token_bytes * num_tokens
+
+    def commit(self, columns: StreamColumns) -> None:
+        """The message has left: move the cursors."""
+        if not self.moves:
+            return
+        for stream, cursor in self.moves:
+            assert stream.reader is not None
+            stream.reader.cursor = cursor
+        is_dirty = columns.cells.is_dirty
+        for stream in self.ended:
+            is_dirty[stream.line] = False
+        for stream, cursor in self.moves:
+            assert stream.output is not None
+            if stream.output.end is None:
+                is_dirty[stream.line] = cursor.unit < stream.output.log.num_units
+                columns.speed_up(stream, cursor)
+
+
+_NO_SLOW = SlowEntries()  # never to be written
+
+
+def build(columns: StreamColumns, fast: RowSet, slow: Sequence[Stream]) -> Built:
+    """One message of what is new of lines that are due. Who finds no room is left out."""
+    entries = SlowEntries.of(columns, slow)
+    least = _WIDE_BYTES if entries.has_wide else 0
+    fast, fast_tokens, has_all_fast = _fitting(columns, fast, max(entries.left, least))
+    lines, starts, counts = fast, columns.sent_tokens.take(fast.array), fast_tokens
+    fast_chars, chars_before = fast_tokens, columns.sent_chars.take(fast.array)
+    texts, spans = entries.texts, entries.spans
+    if spans:
+        slow_lines, slow_starts, slow_counts = np.array(spans, np.int64).T
+        lines = RowSet(np.concatenate([slow_lines, fast.array]))
+        starts = np.concatenate([slow_starts, starts])
+        counts = np.concatenate([slow_counts, counts])
+        chars_before = np.concatenate([np.array(entries.chars, np.int64), chars_before])
+    several = None if (counts == 1).all() else counts
+    token_ids = columns.tokens.gather(lines, starts, several)
+    if len(fast):
+        num_slow = sum(count for _, _, count in spans)
+        fast_texts, fast_chars = columns.texts(fast.array, fast_tokens, token_ids[num_slow:])
+        texts = texts + fast_texts if texts else fast_texts
+    message = Deltas(
+        pack_u32(columns.handles.take(lines.array)),
+        pack_u32(chars_before),
+        pack_u32(starts),
+        texts,
+        pack_u32(token_ids),
+        b"" if several is None else pack_u32(several),
+        pack_u32(entries.ended_at) if entries.ended_at else b"",
+        tuple(entries.ends),
+        columns.logprobs.columns(lines, starts, several) if columns.has_logprobs else None,
+    )
+    is_all = entries.is_all and has_all_fast
+    return Built(message, entries, fast, starts[len(spans) :], fast_tokens, fast_chars, is_all)
+
+
+def _fitting(columns: StreamColumns, fast: RowSet, budget: int) -> tuple[RowSet, Int64s, bool]:
+    """As many of the lines as fit, and how many tokens of each: everything new, or even shares.
+
+    Whether that is everything.
+    """
+    counts = columns.tokens.lengths(fast) - columns.sent_tokens.take(fast.array)
+    if not len(fast):
+        return fast, counts, True
+    token_bytes = 4 + 8 * columns.max_width + TEXT_BYTES
+    if ENTRY_BYTES * len(fast) + token_bytes * int(counts.sum()) <= budget:
+        return fast, counts, True
+    if budget <= 0:
+        return NO_ROWS, counts[:0], False
+    num_lines = max(1, budget // (ENTRY_BYTES + token_bytes))
+    fast, counts = RowSet(fast.array[:num_lines]), counts[:num_lines]
+    share = max(1, (budget // len(fast) - ENTRY_BYTES) // token_bytes)
+    return fast, np.minimum(counts, share), False

@@ -1,0 +1,199 @@
+"""What a worker counts: requests, tokens, and how long readers waited for what.
+
+Owns: the numbers, and how the leaving of a message becomes time to first token, gaps between
+deltas, time per token. Does not know: clocks (whoever sends has looked already), who is told.
+
+Rules:
+- A message that goes to the very lines that the one before went to (the same set, see
+  `StreamTable.lines_of`) is counted once, for all of them: they have all waited equally long. That
+  they were delivered is written to the columns when another kind of message leaves, or a line
+  comes or goes (`Pace.settle`).
+- Only what was submitted in this process' life has a time to first token and an end to end time;
+  what was taken over from a worker that died has gaps from its second delta on.
+- An end that the core knew of already when it told of the stream was counted by who named it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_ipc.row_set import RowSet
+from slipstream_ipc.telemetry.histogram import Observed
+from slipstream_ipc.telemetry.statistics import WorkerCounters, WorkerGauges, WorkerNumbers
+from slipstream_worker.clients.deltas import Built, SlowEntries
+from slipstream_worker.clients.deltas_scalar import FewBuilt, Span
+from slipstream_worker.streams.stream import Stream
+from slipstream_worker.streams.stream_columns import StreamColumns
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Counters:
+    """One worker's. Those without an underscore are counted up by whoever does it."""
+
+    def __init__(self) -> None:
+        self.num_accepted = 0
+        self.num_prompt_tokens = 0
+        self.num_messages = 0
+        self.num_deltas = 0
+        self.num_delivered_tokens = 0
+        self.num_overrun_tokens = 0
+        self.itl_s = Observed()
+        self._finished: dict[str, int] = {}
+        self._rejected: dict[str, int] = {}
+        self._ttft_s = Observed()
+        self._tpot_s = Observed()
+        self._e2e_s = Observed()
+
+    def accepted(self, num_prompt_tokens: int) -> None:
+        """A request is one that the core runs."""
+        self.num_accepted += 1
+        self.num_prompt_tokens += num_prompt_tokens
+
+    def rejected(self, code: str) -> None:
+        """A request is not taken."""
+        self._rejected[code] = self._rejected.get(code, 0) + 1
+
+    def finished(self, reason: str, num_cut: int) -> None:
+        """A stream has ended, and these of its tokens are behind its end."""
+        self._finished[reason] = self._finished.get(reason, 0) + 1
+        self.num_overrun_tokens += num_cut
+
+    def first(self, stream: Stream, now: float) -> None:
+        """A stream's first tokens leave."""
+        stream.first_at = now
+        if stream.arrived_at:
+            self._ttft_s.add(max(0.0, now - stream.arrived_at))
+
+    def last(self, stream: Stream, now: float) -> None:
+        """A stream's end leaves, perhaps again."""
+        assert stream.output is not None
+        assert stream.output.end is not None
+        num_tokens, took_s = stream.output.end.num_tokens, now - stream.first_at
+        if stream.first_at and num_tokens > 1 and took_s > 0:
+            self._tpot_s.add(took_s / (num_tokens - 1))
+        if stream.arrived_at:
+            self._e2e_s.add(max(0.0, now - stream.arrived_at))
+        stream.arrived_at = stream.first_at = 0.0
+
+    def numbers(self, gauges: WorkerGauges) -> WorkerNumbers:
+        """All of it."""
+        return WorkerNumbers(
+            gauges,
+            WorkerCounters(
+                num_accepted=self.num_accepted,
+                num_prompt_tokens=self.num_prompt_tokens,
+                num_messages=self.num_messages,
+                num_deltas=self.num_deltas,
+                num_delivered_tokens=self.num_delivered_tokens,
+                num_overrun_tokens=self.num_overrun_tokens,
+                finished=self._finished.copy(),
+                rejected=self._rejected.copy(),
+                ttft_s=self._ttft_s.histogram(),
+                itl_s=self.itl_s.histogram(),
+                tpot_s=self._tpot_s.histogram(),
+                e2e_s=self._e2e_s.histogram(),
+            ),
+        )
+
+
+class Pace:
+    """When the streams that one client reads were delivered last."""
+
+    def __init__(self, columns: StreamColumns, counters: Counters) -> None:
+        self._columns = columns
+        self._counters = counters
+        self._lines: RowSet | None = None  # of the last message, where it was of fast lines alone
+        self._at = 0.0  # when it left; not yet in the columns
+
+    def left(self, built: Built | FewBuilt, now: float) -> None:
+        """A message has left. To be told before it is committed."""
+        counters, message = self._counters, built.message
+        counters.num_messages += 1
+        counters.num_deltas += len(message.handles) // 4
+        counters.num_delivered_tokens += len(message.token_ids) // 4
+        if isinstance(built, FewBuilt):
+            self.settle()
+            self._few(built.fast, now)
+        elif self._went_to(built.fast) and not built.slow.moves:
+            counters.itl_s.add(now - self._at, len(built.fast))
+            self._at = now
+        else:
+            self.settle()
+            self._many(built.fast, now)
+            if built.slow.moves:
+                self.settle()
+        if built.slow.moves:
+            self._slow(built.slow, now)
+
+    def settle(self) -> None:
+        """Nothing more is known of all lines at once."""
+        if self._lines is not None:
+            self._columns.delivered_at[self._lines.array] = self._at
+            self._lines = None
+
+    def _went_to(self, lines: RowSet) -> bool:
+        """Whether the last message was of just these lines."""
+        return self._lines is not None and self._lines.version == lines.version
+
+    def _many(self, lines: RowSet, now: float) -> None:
+        if not len(lines):
+            return
+        before = self._columns.delivered_at.take(lines.array)
+        first = before.item(0)
+        if first and (before == first).all():
+            self._counters.itl_s.add(now - first, len(lines))
+        else:
+            is_first = before == 0.0
+            for line in lines.array[is_first].tolist():
+                self._first(line, now)
+            self._counters.itl_s.add_all(now - before[~is_first])
+        self._lines, self._at = lines, now
+
+    def _few(self, spans: Sequence[Span], now: float) -> None:
+        delivered_at, itl_s = self._columns.cells.delivered_at, self._counters.itl_s
+        last, num = 0.0, 0  # delivered at the same time
+        for line, _, _ in spans:
+            before = delivered_at[line]
+            delivered_at[line] = now
+            if not before:
+                self._first(line, now)
+            elif before == last:
+                num += 1
+            else:
+                if num:
+                    itl_s.add(now - last, num)
+                last, num = before, 1
+        if num:
+            itl_s.add(now - last, num)
+
+    def _slow(self, slow: SlowEntries, now: float) -> None:
+        delivered_at, counters = self._columns.cells.delivered_at, self._counters
+        last, num = 0.0, 0  # as above
+        for (stream, _), (line, start, num_tokens) in zip(slow.moves, slow.spans, strict=True):
+            if not num_tokens:
+                continue
+            before = delivered_at[line]
+            delivered_at[line] = now
+            if not before:
+                if not start:
+                    counters.first(stream, now)
+            elif before == last:
+                num += 1
+            else:
+                if num:
+                    counters.itl_s.add(now - last, num)
+                last, num = before, 1
+        if num:
+            counters.itl_s.add(now - last, num)
+        for stream in slow.ended:
+            counters.last(stream, now)
+
+    def _first(self, line: int, now: float) -> None:
+        """The first delta of a fast line in this process' life."""
+        stream = self._columns.streams[line]
+        if stream is not None and not self._columns.cells.sent_tokens[line]:
+            self._counters.first(stream, now)

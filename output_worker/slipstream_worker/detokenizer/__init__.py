@@ -1,0 +1,1 @@
+"""Tokens to text: compiled tables, their compiler, and the detokenisers over them."""

@@ -1,0 +1,179 @@
+"""The slow detokeniser, for decoders that no table can hold: it asks the tokenizer itself.
+
+Owns: the window, which is the tokens whose text is yet to come and a few before them.
+
+Does not know: tables, requests, stop strings. `tokenizers` is imported only when a window is
+needed.
+
+Rules: those of `factory`, as far as `WindowDetokenizer` can keep them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from slipstream_worker.detokenizer.panics import PanicError, is_panic
+from slipstream_worker.detokenizer.utf8 import MAX_DANGLING, REPLACEMENT
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["WindowDetokenizer", "WindowDetokenizerFactory"]
+
+_MAX_PENDING = 8  # tokens that a window waits for the end of a character
+_MAX_CONTEXT = 16  # tokens that a window keeps from what was already streamed
+
+
+class WindowDetokenizerFactory:
+    """Loads the tokenizer once for all streams. The slow way: a few microseconds a token."""
+
+    fast_table = None
+
+    def __init__(self, tokenizer_json: bytes) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer: Tokenizer = Tokenizer.from_buffer(tokenizer_json)
+
+    def create(self, prompt_ids: Sequence[int], skip_special_tokens: bool) -> WindowDetokenizer:
+        return WindowDetokenizer(self._tokenizer, prompt_ids, skip_special_tokens)
+
+
+class WindowDetokenizer:
+    """Decodes the new tokens behind a few old ones, for any decoder.
+
+    The old ones are the context: what they decode to is cut off again, so that the rules for a
+    first token (a blank stripped or not put before it) fall on the context and not on the new text.
+
+    What it guarantees: the continuation rule, wherever the bytes of the output make whole
+    characters. Elsewhere decode itself takes back what it showed (one stray byte turns a whole run
+    of byte tokens into U+FFFD), and a stream cannot; there the number of U+FFFD may differ, but no
+    character outside the broken run is lost or doubled. A U+FFFD at the end is held back while it
+    might be an unfinished character, at most _MAX_PENDING tokens long: so a model that really
+    writes U+FFFD is neither stalled nor decoded from further and further back. (Where byte tokens
+    spell several of them in a row, their number may differ, too.) What stands before it leaves.
+
+    Two kinds of decoders read a token by what lies further back than any context: CTC, which drops
+    what equals the token before, behind a rule for the first token; and ByteLevel behind a step
+    that has joined the tokens, which makes bytes of all characters or of none. They are not
+    followed exactly, nor can one be that takes back what it showed of whole characters.
+    """
+
+    __slots__ = (
+        "_context",
+        "_context_text",
+        "_num_shown",
+        "_pending",
+        "_skip",
+        "_tokenizer",
+        "num_pending",
+    )
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._pending: list[int] = []
+        self._num_shown = 0  # characters of the pending tokens that have left
+        self.num_pending = 0
+        self._context: list[int] = []
+        self._context_text = ""
+        self._keep_context(prompt_ids, len(prompt_ids))
+
+    @property
+    def is_settled(self) -> bool:
+        return False
+
+    def step(self, token_id: int) -> str:
+        self._pending.append(token_id)
+        text = self._decode(self._context + self._pending)
+        new = self._new_text(text, self._pending)
+        if new and not text.endswith(REPLACEMENT):  # the rule; the rest is for broken bytes
+            self._commit(len(self._pending))
+            return self._show(new)
+        if len(self._pending) < _MAX_PENDING:
+            more = self._show(new.rstrip(REPLACEMENT), is_pending=True)
+            # what ends in U+FFFD now is the last token, where that has brought other text
+            self.num_pending = 1 if more else self.num_pending + 1
+            return more
+        if not new:
+            self._pending.clear()
+            self.num_pending = self._num_shown = 0
+            return ""
+        return self._show(self._commit_settled(text))
+
+    def step_many(self, token_ids: Sequence[int]) -> str:
+        return "".join([self.step(token_id) for token_id in token_ids])
+
+    def flush(self) -> str:
+        tail = self._new_text(self._decode(self._context + self._pending), self._pending)
+        self._pending.clear()
+        self.num_pending = 0
+        return self._show(tail)
+
+    def _show(self, text: str, *, is_pending: bool = False) -> str:
+        """What of the next tokens' text has not left yet; it leaves."""
+        more = text[self._num_shown :]
+        self._num_shown = max(self._num_shown, len(text)) - (0 if is_pending else len(text))
+        return more
+
+    def _decode(self, token_ids: list[int]) -> str:
+        try:
+            return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip)
+        except BaseException as error:
+            if is_panic(error):
+                raise PanicError(f"the tokenizer cannot decode this: {error}") from error
+            raise
+
+    def _new_text(self, text: str, new_ids: list[int]) -> str:
+        """What `text`, the decoding of the context and `new_ids`, adds to the context's."""
+        if text.startswith(self._context_text):
+            return text[len(self._context_text) :]
+        whole = self._context_text.rstrip(REPLACEMENT)
+        if text.startswith(whole):
+            # The context's unfinished character has been completed.
+            return text[len(whole) :].lstrip(REPLACEMENT)
+        # A broken byte turned the run that it shares with the context into U+FFFD. The context's
+        # share is streamed already, so the new tokens stand alone.
+        return self._decode(new_ids)
+
+    def _commit_settled(self, text: str) -> str:
+        """Commit all but the tokens that the last character could still be in.
+
+        The cut must not go through a character: what stands before it has to read as it does in
+        `text`, where the character is whole.
+        """
+        num_settled = len(self._pending) - MAX_DANGLING
+        for cut in range(num_settled, 0, -1):
+            settled = self._decode(self._context + self._pending[:cut])
+            if text.startswith(settled):
+                break
+        else:
+            cut = num_settled
+            settled = self._decode(self._context + self._pending[:cut])
+        new = self._new_text(settled, self._pending[:cut])
+        self._commit(cut)
+        return new
+
+    def _commit(self, num_tokens: int) -> None:
+        self._keep_context(self._context + self._pending[:num_tokens], _MAX_CONTEXT)
+        del self._pending[:num_tokens]
+        self.num_pending = len(self._pending)
+
+    def _keep_context(self, token_ids: Sequence[int], max_len: int) -> None:
+        """Keep the fewest of the last tokens whose text begins with a whole character.
+
+        Tokens that decode to nothing would not do: the rules for a first token would then fall on
+        the new text. Every length is tried, since in a run of byte tokens only some begin where a
+        character does; a prompt that ends in a long run of either is worth larger strides.
+        """
+        length = 1
+        while True:
+            length = min(length, max_len)
+            self._context = [int(token_id) for token_id in token_ids[-length:]]
+            self._context_text = self._decode(self._context)
+            clean = self._context_text and self._context_text[0] != REPLACEMENT
+            if clean or length >= min(max_len, len(token_ids)):
+                return
+            length += 1 if length < _MAX_CONTEXT else length

@@ -1,0 +1,291 @@
+"""What each message of a client does, and what comes back from the prompt process.
+
+Owns: submissions on their way to the core. Does not know: the core's messages, how text is made.
+
+Rules:
+- A submission is idempotent by its stream id; the same id with other content is a conflict.
+- Nobody is heard before every stream of the life before is known (SyncDone; see `worker`), so
+  "unknown" is the truth.
+- Whatever goes wrong with one client's message is that client's: it is told, nobody else is.
+- The answers that a submission asks for share the reading, the checks and the hash of its prompt.
+- What was aborted before it was accepted is not begun again, whoever asks for it and however late.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from msgspec import structs
+
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.messages import (
+    Abort,
+    Accepted,
+    Cancel,
+    Cancelled,
+    ClientToWorker,
+    Detokenize,
+    Fault,
+    Goodbye,
+    Hello,
+    ModelCard,
+    Ping,
+    Rejected,
+    Render,
+    Rendered,
+    Resume,
+    Submit,
+    Tokenize,
+    UnknownStreams,
+)
+from slipstream_ipc.transport.router import Session
+from slipstream_worker.clients.latency import Counters
+from slipstream_worker.clients.ports import FrontAcceptor, Receipt
+from slipstream_worker.clients.queries import Questions
+from slipstream_worker.clients.readers import Readers
+from slipstream_worker.detokenizer.factory import DetokenizerFactory
+from slipstream_worker.lifecycle.lifecycle import Lives
+from slipstream_worker.streams.registration import (
+    BadWords,
+    Submission,
+    answers_of,
+    check_answer,
+    open_output,
+    register,
+    tenant_of,
+)
+from slipstream_worker.streams.retention import Keeping
+from slipstream_worker.streams.stream import Position, Stage, Stream, StreamTable
+from slipstream_worker.tokenizer.client import PromptSource
+from slipstream_worker.tokenizer.queue import Renderings
+
+logger = logging.getLogger(__name__)
+
+_CONFLICT = Fault("conflict", "this stream id is taken by another request", "stream_id")
+
+
+class FromClients:
+    """Handles clients' messages."""
+
+    def __init__(
+        self,
+        front: FrontAcceptor,
+        lives: Lives,
+        streams: StreamTable,
+        readers: Readers,
+        keeping: Keeping,
+        renderings: Renderings[Stream],
+        counters: Counters,
+        prompts: PromptSource,
+        detokenizers: DetokenizerFactory,
+        *,
+        may_return: bool = False,
+    ) -> None:
+        """`may_return`: what is turned away while this one drains may be asked for again, later."""
+        self._front = front
+        self._may_return = may_return
+        self._lives = lives
+        self._streams = streams
+        self._readers = readers
+        self._keeping = keeping
+        self._renderings = renderings
+        self._counters = counters
+        self._detokenizers = detokenizers
+        self._questions = Questions(readers, prompts)
+        self.is_draining = False  # nothing new is taken
+
+    def handle(self, session: Session[Receipt], body: ClientToWorker, card: ModelCard) -> None:
+        """Do what a message asks."""
+        lives = self._lives
+        match body:
+            case Hello():
+                self._questions.withdraw(session.identity)  # it says again what it wants to know
+                self._readers.greet(session)
+                self._front.welcome(session, card)
+            case Submit():
+                self._submit_all(session, body, card)
+            case Resume():
+                self._resume(session, body)
+            case Abort():
+                stream = self._streams.get(body.stream_id)
+                if stream is not None and self._readers.is_reader(
+                    stream, session.identity, body.handle
+                ):
+                    lives.abort(stream)
+            case Tokenize():
+                self._questions.tokenize(session.identity, body)
+            case Detokenize():
+                self._questions.detokenize(session.identity, body, card)
+            case Cancel():
+                found = tuple([lives.cancel(stream_id) for stream_id in body.stream_ids])
+                self._readers.port(session.identity).state(Cancelled(body.number, found))
+            case Goodbye():
+                self._questions.withdraw(session.identity)
+                self._front.close(session)
+                lives.dismiss(session.identity)
+            case Ping():
+                pass  # the acceptor has answered it
+
+    def rendered(self, answer: Rendered, card: ModelCard) -> None:
+        """The prompt process is done with a prompt."""
+        if self._questions.answered(answer):
+            return
+        for stream in self._renderings.answered(answer.key):
+            if self._streams.get(stream.stream_id) is not stream:
+                continue  # aborted meanwhile
+            if answer.fault is not None:
+                self._lives.reject(stream, answer.fault)
+                continue
+            try:
+                self._set_out(stream, answer, card)
+            except Exception as error:
+                logger.exception("a stream failed")
+                why = f"{type(error).__name__} while the request was taken in"
+                self._lives.fail(stream, why)
+
+    def beat(self) -> None:
+        """Look for clients that stay away. To be called now and then."""
+        self._questions.beat()
+
+    def _submit_all(self, session: Session[Receipt], submit: Submit, card: ModelCard) -> None:
+        lives = self._lives
+        submission = _read(submit)
+        for answer in answers_of(submit):
+            known = self._streams.get(answer.stream_id)
+            if isinstance(submission, Fault):
+                fault = submission if known is None else _CONFLICT
+                self._reject(session, answer.handle, fault)
+                continue
+            try:
+                self._submit(session, answer, submission, card)
+            except Exception as error:
+                logger.exception("a submission failed")
+                why = f"{type(error).__name__} while the request was taken in"
+                taken_in = self._streams.get(answer.stream_id)
+                if taken_in is not None and taken_in is not known:
+                    lives.fail(taken_in, why)
+                else:
+                    self._reject(session, answer.handle, Fault("engine", why))
+
+    def _submit(
+        self, session: Session[Receipt], submit: Submit, submission: Submission, card: ModelCard
+    ) -> None:
+        """Take in one answer of a submission."""
+        known = self._streams.get(submit.stream_id)
+        if known is not None:
+            self._submit_again(session, submit, known, submission.fingerprint(submit))
+            return
+        fault = self._keeping.why_gone(submit.stream_id)
+        if fault is not None:
+            self._reject(session, submit.handle, fault)
+            return
+        if self.is_draining and not submit.was_accepted:
+            fault = Fault("overloaded", "the server is shutting down")
+            self._reject(session, submit.handle, fault, is_leaving=self._may_return)
+            return
+        try:
+            check_answer(submit)
+        except BadRequest as error:
+            self._reject(session, submit.handle, error.fault)
+            return
+        render = _render_of(submit, submission.bad_words, card)
+        tenant = tenant_of(submit, session.identity)
+        if render is not None and not submit.was_accepted:
+            why = self._renderings.why_full(render, tenant)
+            if why:
+                self._reject(session, submit.handle, Fault("overloaded", why))
+                return
+        known_as = submission.fingerprint(submit)
+        stream = Stream(submit.stream_id, Stage.RENDERING, submit, fingerprint=known_as)
+        stream.params = submission.params(submit)
+        stream.arrived_at = self._keeping.now
+        self._streams.add(stream)
+        self._readers.read(stream, session.identity, submit.handle, _position(submit))
+        if render is None:
+            self._set_out(stream, Rendered(0), card)
+        else:
+            stream.submit = structs.replace(submit, text=None, messages=())  # `render` has them
+            self._renderings.ask(stream, render, tenant)
+
+    def _submit_again(
+        self, session: Session[Receipt], submit: Submit, known: Stream, known_as: bytes
+    ) -> None:
+        """A duplicate: its client attached anew without having had an answer, or was replaced."""
+        if known.fingerprint != known_as:
+            self._reject(session, submit.handle, _CONFLICT)
+            return
+        self._readers.read(known, session.identity, submit.handle, _position(submit))
+        if known.stage in (Stage.RUNNING, Stage.ENDED):
+            self._readers.accept(known)
+
+    def _set_out(self, stream: Stream, rendered: Rendered, card: ModelCard) -> None:
+        """All its tokens are known: check the request as a whole, ask the core."""
+        assert stream.submit is not None
+        assert stream.params is not None
+        assert stream.reader is not None
+        try:
+            prompt_ids = stream.submit.token_ids or rendered.token_ids
+            admit = register(
+                stream.submit,
+                prompt_ids,
+                stream.reader.client,
+                card,
+                bad_words=BadWords(rendered.bad_word_ids, rendered.bad_word_counts),
+                params=stream.params,
+                known_as=stream.fingerprint,
+            )
+        except BadRequest as error:
+            self._lives.reject(stream, error.fault)
+            return
+        output = open_output(admit, self._detokenizers)
+        self._lives.register(stream, admit, output)
+        self._lives.submit(stream)
+
+    def _resume(self, session: Session[Receipt], resume: Resume) -> None:
+        stream = self._streams.get(resume.stream_id)
+        if stream is None:
+            self._readers.port(session.identity).state(UnknownStreams((resume.handle,)))
+            return
+        position = Position(resume.num_chars, resume.num_tokens, resume.digest, resume.checksum)
+        if stream.stage in (Stage.RUNNING, Stage.ENDED) and stream.registration is not None:
+            port = self._readers.port(session.identity)
+            port.state(Accepted(resume.handle, stream.registration.prompt_ids))
+            port.state_prompt(stream, resume.handle)
+        self._readers.read(stream, session.identity, resume.handle, position)
+
+    def _reject(
+        self, session: Session[Receipt], handle: int, fault: Fault, *, is_leaving: bool = False
+    ) -> None:
+        self._counters.rejected(fault.code)
+        self._readers.port(session.identity).state(Rejected(handle, fault, is_leaving))
+
+
+def _read(submit: Submit) -> Submission | Fault:
+    """What is asked for, or why none of it can be taken."""
+    try:
+        return Submission(submit)
+    except BadRequest as error:
+        return error.fault
+    except Exception as error:
+        logger.exception("a submission failed")
+        return Fault("engine", f"{type(error).__name__} while the request was taken in")
+
+
+def _render_of(submit: Submit, bad_words: tuple[str, ...], card: ModelCard) -> Render | None:
+    """What there is to render of it; None: nothing."""
+    if submit.token_ids and not bad_words:
+        return None
+    return Render(
+        0,
+        submit.text,
+        submit.messages,
+        bad_words,
+        template=submit.template,
+        max_tokens=card.max_model_len,
+    )
+
+
+def _position(submit: Submit) -> Position:
+    if submit.output_ids:
+        return Position(submit.num_chars, len(submit.output_ids) // 4)
+    return Position(submit.num_chars, submit.num_tokens, checksum=submit.checksum)

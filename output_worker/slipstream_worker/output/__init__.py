@@ -1,0 +1,1 @@
+"""One stream's text: what is released, and where it stops."""

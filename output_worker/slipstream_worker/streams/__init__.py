@@ -1,0 +1,1 @@
+"""A stream's state from its registration until it is forgotten, by row."""

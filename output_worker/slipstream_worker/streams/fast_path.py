@@ -1,0 +1,97 @@
+"""Which tokens need not be looked at: whole ones that end no stream and begin no stop string.
+
+Owns: of each entry of the vocabulary's table whether it is plain; which whole tokens are harmless
+for which set of stop strings. Does not know: streams, lines, what came before a token.
+
+Rules:
+- A token that ends some stream is plain for none.
+- Which whole tokens can begin a stop string is learnt: at first all that have the first character
+  of one, until a token has been looked at and found harmless for that set of stop strings.
+- There are so many sets and no more; the oldest gives its number to the newest, and who had that
+  learns no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_worker.detokenizer.text_columns import FastTable, View, character_sets
+
+Bools = npt.NDArray[np.bool_]
+
+_MAX_SETS = 64  # of stop strings, for which it is known which tokens are harmless
+
+
+class PlainTokens:
+    """What is known of a vocabulary's tokens. `fast` None: of none."""
+
+    def __init__(self, fast: FastTable | None) -> None:
+        self._fast = fast
+        self._num_stopping: dict[int, int] = {}  # streams that a token id ends, by id
+        self._set_of: dict[tuple[View, tuple[str, ...]], int] = {}
+        # of each entry of `fast`: whole, and ends no stream
+        self.is_plain: Bools = fast.lens >= 0 if fast is not None else np.zeros(0, np.bool_)
+        num_ids = fast.vocab_size + 1 if fast is not None else 0
+        self.harmless: Bools = np.zeros((1, num_ids), np.bool_)  # [set, token id]; set 0 is none
+        self.is_known = self.harmless.copy()  # whether it was looked at
+
+    def add_stops(self, token_ids: Iterable[int]) -> None:
+        """There is a stream that these end."""
+        for token_id in token_ids:
+            self._count_stop(token_id, 1)
+
+    def remove_stops(self, token_ids: Iterable[int]) -> None:
+        """There is one fewer."""
+        for token_id in token_ids:
+            self._count_stop(token_id, -1)
+
+    def set_of(self, view: View, stops: tuple[str, ...]) -> tuple[int, bool]:
+        """The number under which it is kept what is learnt for these stop strings, 0 for none; and
+        whether another set had it until now."""
+        if not stops or self._fast is None:
+            return 0, False
+        number = self._set_of.get((view, stops), 0)
+        if number:
+            return number, False
+        if len(self._set_of) < _MAX_SETS:
+            number = self._set_of[view, stops] = len(self.harmless)
+            self.harmless = np.pad(self.harmless, ((0, 1), (0, 0)))
+            self.is_known = np.pad(self.is_known, ((0, 1), (0, 0)))
+            return number, False
+        oldest = next(iter(self._set_of))
+        number = self._set_of[view, stops] = self._set_of.pop(oldest)
+        self.harmless[number] = self.is_known[number] = False
+        return number, True
+
+    def learn(self, number: int, token_id: int, *, is_harmless: bool) -> None:
+        """A token was looked at for a set of stop strings."""
+        self.is_known[number, token_id] = True
+        self.harmless[number, token_id] = is_harmless
+
+    @staticmethod
+    def first_characters(stops: tuple[str, ...]) -> tuple[int, int]:
+        """The set of their first characters, in two words; see `text_columns`."""
+        return _set_of_characters(frozenset(stop[0] for stop in stops)) if stops else (0, 0)
+
+    def _count_stop(self, token_id: int, change: int) -> None:
+        fast = self._fast
+        if fast is None or token_id >= fast.vocab_size:
+            return  # never fast anyhow
+        number = self._num_stopping.get(token_id, 0) + change
+        if number:
+            self._num_stopping[token_id] = number
+        else:
+            self._num_stopping.pop(token_id, None)
+        for view in View:
+            at = fast.first(view) + token_id
+            self.is_plain[at] = not number and fast.lens[at] >= 0
+
+
+@lru_cache(256)
+def _set_of_characters(characters: frozenset[str]) -> tuple[int, int]:
+    low, high = character_sets(list(characters))
+    return int(np.bitwise_or.reduce(low)), int(np.bitwise_or.reduce(high))

@@ -1,0 +1,219 @@
+"""From a client's submission to the registration that every party works from, and its output side.
+
+Owns: what a request means (its seed, its stop ids, how many tokens it may have). Pure. Does not
+know: sockets, other streams, how far anything is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import structs
+
+from slipstream_ipc.columns import UInt32s, u32
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.messages import (
+    Admit,
+    ModelCard,
+    SamplingParams,
+    Submit,
+)
+from slipstream_ipc.messages.budgets import LOGPROB_BYTES, MESSAGE_BUDGET_BYTES
+from slipstream_ipc.transport.codec import decode_params
+from slipstream_ipc.validation.sampling_params import (
+    check_cache_salt,
+    check_label,
+    check_params,
+    check_prompt,
+    stop_strings,
+    with_num_logprobs,
+)
+from slipstream_ipc.validation.structured_output import check_ending
+from slipstream_ipc.validation.token_constraints import check_rules, unpack_words, with_distinct_ids
+from slipstream_worker.detokenizer.factory import DetokenizerFactory
+from slipstream_worker.output.stop_strings import StopStrings
+from slipstream_worker.output.stream_output import StreamOutput
+
+_STREAM_ID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BadWords:
+    """What the bad words of a request are tokenised to, as columns of `Admit`."""
+
+    ids: bytes = b""
+    counts: bytes = b""
+
+
+_NO_BAD_WORDS = BadWords()
+
+
+class Submission:
+    """A Submit that is read, checked and hashed once for all the answers that it asks for."""
+
+    def __init__(self, submit: Submit) -> None:
+        """BadRequest for what can be seen to be wrong before the prompt is rendered."""
+        self._submit = submit
+        self._params = with_distinct_ids(_check_submit(submit))
+        self._digest = b""  # of what the answers share
+
+    @property
+    def bad_words(self) -> tuple[str, ...]:
+        """What its answers must not have in them."""
+        return self._params.bad_words or ()
+
+    def params(self, answer: Submit) -> SamplingParams:
+        """Of one of its answers, with each allowed token id listed once."""
+        if answer.seed is None:
+            return self._params
+        return structs.replace(self._params, seed=answer.seed)
+
+    def fingerprint(self, answer: Submit) -> bytes:
+        """By which a late duplicate of an answer is told from other content under its id.
+
+        Under which handle it comes, with which others, and how much of it its sender has, makes no
+        difference.
+        """
+        submit = self._submit
+        if not self._digest:
+            shared = (
+                structs.replace(self._params, seed=None),
+                submit.text,
+                submit.token_ids,
+                submit.messages,
+                submit.template,
+                submit.label,
+                submit.priority,
+                submit.cache_salt,
+            )
+            self._digest = hashlib.blake2b(msgspec.msgpack.encode(shared)).digest()
+        own = (self._digest, answer.stream_id, self.params(answer).seed)
+        return hashlib.blake2b(msgspec.msgpack.encode(own), digest_size=16).digest()
+
+
+def answers_of(submit: Submit) -> Iterator[Submit]:
+    """Each of the answers that it asks for, as if it were asked for alone."""
+    yield structs.replace(submit, others=()) if submit.others else submit
+    for other in submit.others:
+        yield structs.replace(
+            submit, handle=other.handle, stream_id=other.stream_id, seed=other.seed, others=()
+        )
+
+
+def tenant_of(submit: Submit, client: bytes) -> bytes:
+    """For whom a client asks: for itself, unless it says otherwise."""
+    return submit.tenant or client
+
+
+def check_answer(answer: Submit) -> None:
+    """BadRequest for what is wrong with one of the answers that a Submit asks for."""
+    if len(answer.stream_id) != _STREAM_ID_BYTES:
+        raise BadRequest("stream_id", answer.stream_id, f"{_STREAM_ID_BYTES} bytes")
+    if not 0 <= answer.handle < 2**32:
+        raise BadRequest("handle", answer.handle, "an integer in [0, 2**32)")
+
+
+def _check_submit(submit: Submit) -> SamplingParams:
+    if submit.others and (submit.was_accepted or submit.output_ids or submit.num_tokens):
+        allowed = "none where a stream that was accepted is asked for again"
+        raise BadRequest("others", f"{len(submit.others)} of them", allowed)
+    check_label(submit.label, submit.priority)
+    check_cache_salt(submit.cache_salt)
+    params = decode_params(submit.params)
+    check_params(params)
+    if params.n != 1:
+        raise BadRequest("n", params.n, "1: a stream is one answer")
+    given = (submit.text is not None) + bool(submit.token_ids) + bool(submit.messages)
+    if given != 1:
+        raise BadRequest("prompt", f"{given} prompts", "one of text, token_ids and messages")
+    if len(submit.token_ids) % 4:
+        raise BadRequest("prompt_token_ids", f"{len(submit.token_ids)} bytes", "u32 values")
+    if len(submit.output_ids) % 4:
+        raise BadRequest("output_ids", f"{len(submit.output_ids)} bytes", "u32 values")
+    return params
+
+
+def register(
+    submit: Submit,
+    prompt_ids: bytes,
+    client: bytes,
+    card: ModelCard,
+    *,
+    bad_words: BadWords = _NO_BAD_WORDS,
+    params: SamplingParams,
+    known_as: bytes,
+) -> Admit:
+    """The registration of an answer whose prompt is known; BadRequest if it cannot run.
+
+    `params` and `known_as`, its fingerprint, are the Submission's. No seed given means one that
+    follows from the stream's id.
+    """
+    max_tokens = check_prompt(u32(prompt_ids), params, card)
+    eos = () if params.ignore_eos else card.eos_token_ids
+    stop_token_ids = tuple(dict.fromkeys(eos + params.stop_token_ids))
+    check_rules(
+        params,
+        unpack_words(bad_words.ids, bad_words.counts),
+        vocab_size=card.vocab_size,
+        stop_ids=stop_token_ids,
+        max_tokens=max_tokens,
+    )
+    check_ending(params, stop_token_ids)
+    params = with_num_logprobs(params, card.vocab_size)
+    return Admit(
+        stream_id=submit.stream_id,
+        prompt_ids=prompt_ids,
+        params=params,
+        stop_token_ids=stop_token_ids,
+        seed=_seed(submit.stream_id) if params.seed is None else params.seed,
+        max_tokens=max_tokens,
+        priority=submit.priority,
+        label=submit.label,
+        owner=client,
+        tenant=tenant_of(submit, client),
+        handle=submit.handle,
+        fingerprint=known_as,
+        output_ids=submit.output_ids,
+        was_accepted=submit.was_accepted,
+        cache_salt=submit.cache_salt,
+        bad_word_ids=bad_words.ids,
+        bad_word_counts=bad_words.counts,
+    )
+
+
+def open_output(
+    admit: Admit, detokenizers: DetokenizerFactory, outputs: UInt32s | None = None
+) -> StreamOutput:
+    """The output side of a registration, with `outputs` taken in; by default those it holds."""
+    params = admit.params
+    stops = stop_strings(params)
+    detokenizer = None
+    if params.detokenize:
+        prompt = memoryview(admit.prompt_ids).cast("I")  # long ones are not copied
+        detokenizer = detokenizers.create(prompt, params.skip_special_tokens)
+    output = StreamOutput(
+        detokenizer=detokenizer,
+        stops=StopStrings(stops, params.include_stop_str_in_output) if stops else None,
+        stop_ids=frozenset(admit.stop_token_ids),
+        eos_ids=frozenset(admit.stop_token_ids) - frozenset(params.stop_token_ids),
+        min_tokens=params.min_tokens,
+        max_tokens=admit.max_tokens,
+        include_stop=params.include_stop_str_in_output,
+        unit_tokens=_unit_tokens(params),
+    )
+    output.push((u32(admit.output_ids) if outputs is None else outputs).tolist())
+    return output
+
+
+def _unit_tokens(params: SamplingParams) -> int:
+    """How many tokens, with their log-probabilities, fit into a message."""
+    width = 0 if params.logprobs is None else 1 + params.logprobs
+    return max(1, MESSAGE_BUDGET_BYTES // (8 + LOGPROB_BYTES * width))
+
+
+def _seed(stream_id: bytes) -> int:
+    digest = hashlib.blake2b(stream_id, digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)

@@ -1,0 +1,81 @@
+"""Where in a stream a reader's copy ends.
+
+Owns: finding a cursor for a position that some life of a worker handed out. Does not know: readers,
+messages.
+
+Rules:
+- A position that the stream has not come to yet is no error: after an attach our own copy may be
+  behind the reader's. One that it has passed without having it never comes: two different texts
+  are never spliced.
+- Units are a pure function of the token history. So where the stream's own log does not reach back
+  to the position, its history is read once more, and the stream goes on with that output and log;
+  whoever reads it at the moment reads on in that.
+"""
+
+from __future__ import annotations
+
+from slipstream_ipc.history.text_log import Cursor
+from slipstream_ipc.history.token_log import history_checksum, history_digest
+from slipstream_worker.detokenizer.factory import DetokenizerFactory
+from slipstream_worker.streams.registration import open_output
+from slipstream_worker.streams.stream import Position, Stream
+from slipstream_worker.streams.stream_columns import StreamColumns
+
+
+class Diverged(Exception):  # noqa: N818  (what the field, and the protocol, call it)
+    """The reader's copy is not one of this stream."""
+
+
+def locate(
+    columns: StreamColumns, stream: Stream, position: Position, detokenizers: DetokenizerFactory
+) -> Cursor | None:
+    """The cursor at a position of a registered stream; None where it may come yet.
+
+    Unless the line is fast and has been sent up to just there, it is slow afterwards.
+    Raises Diverged.
+    """
+    if position.num_tokens <= columns.num_tokens(stream):
+        if stream.logprobs_from > position.num_tokens:
+            raise Diverged("the log-probabilities from there on went with a server that is no more")
+        if position.digest is not None or position.checksum is not None:
+            copy = columns.token_ids(stream)[: position.num_tokens]
+            if position.digest not in (None, history_digest(copy)) or (
+                position.checksum not in (None, history_checksum(copy.astype("<u4").tobytes()))
+            ):
+                raise Diverged("the reader has other tokens of this stream")
+        cursor = _cursor_at(columns, stream, position, detokenizers)
+        if cursor is not None:
+            return cursor
+    output, admit = stream.output, stream.registration
+    assert output is not None
+    assert admit is not None
+    is_past = output.end is not None or output.log.num_tokens > position.num_tokens
+    if is_past or position.num_tokens > admit.max_tokens:
+        raise Diverged("the stream has no such position")
+    return None
+
+
+def _cursor_at(
+    columns: StreamColumns, stream: Stream, position: Position, detokenizers: DetokenizerFactory
+) -> Cursor | None:
+    line, output = stream.line, stream.output
+    assert output is not None
+    num_chars, num_tokens = position.num_chars, position.num_tokens
+    if columns.is_fast[line]:
+        if num_chars == columns.sent_chars[line] and num_tokens == columns.sent_tokens[line]:
+            return Cursor(0, num_chars, num_tokens)
+        columns.slow_down(stream, columns.num_tokens(stream))
+    cursor = output.log.find(num_chars, num_tokens)
+    if cursor is not None or output.log.starts_at_zero:
+        return cursor
+    assert stream.registration is not None
+    whole = open_output(stream.registration, detokenizers, outputs=columns.token_ids(stream))
+    if output.end is not None and whole.end is None:
+        whole.finish(output.end.reason, output.end.fault)
+    stream.output = whole
+    reader = stream.reader
+    if reader is not None and not reader.is_waiting:
+        theirs = whole.log.find(reader.cursor.num_chars, reader.cursor.num_tokens)
+        assert theirs is not None, "units are a function of the history"
+        reader.cursor = theirs
+    return whole.log.find(num_chars, num_tokens)

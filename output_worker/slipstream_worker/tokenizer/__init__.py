@@ -1,0 +1,1 @@
+"""Chat templates and tokenising, in a process of their own."""

@@ -1,0 +1,293 @@
+"""The prompt process: chat templates and tokenising, away from the hot loop.
+
+Owns: the tokenizer and everything heavy that comes with it; compiling its decoder into the table
+that the worker reads. Does not know: streams, clients. A bad prompt is an answer, not a death.
+
+Why a process: templates hold the interpreter's lock, and so does making Python's lists of what was
+tokenised; tokenising itself gives it up. On a thread of the worker's a text of 3.2 s stalled every
+stream for 98 ms at worst, a template for all the time that it takes. Here it stalls other prompts:
+therefore long ones have a thread of their own (`long_prompts`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+from msgspec import Struct
+from msgspec.structs import replace
+from tokenizers import Tokenizer
+
+from slipstream_ipc.atomic_file import write_whole
+from slipstream_ipc.columns import pack_u32, u32
+from slipstream_ipc.errors import BadRequest, brief
+from slipstream_ipc.messages import Fault, PromptBeat, PromptReady, Render, Rendered
+from slipstream_ipc.process import BEAT_S, start_child
+from slipstream_ipc.validation.chat_template import read_template, template_message
+from slipstream_worker.detokenizer.compiler import UnsupportedDecoder, compile_table
+from slipstream_worker.detokenizer.panics import is_panic
+from slipstream_worker.detokenizer.slow_compiler import compile_slow, slow_pieces
+from slipstream_worker.detokenizer.table import TableFileError, cache_path, load_table, save_table
+from slipstream_worker.tokenizer.bad_words import bad_word_ids
+from slipstream_worker.tokenizer.long_prompts import LongLane, is_long, is_too_long
+from slipstream_worker.tokenizer.render_note import PromptNote
+
+logger = logging.getLogger(__name__)
+
+MAX_ANSWER_BYTES = 4 * 2**20  # of text to a client's question: it is to fit into a message
+_CONVERTERS = ("sentencepiece", "tiktoken")  # with which transformers reads other files
+_LAST_WORDS_MS = 1000  # to leave in
+
+
+class PromptConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a prompt process."""
+
+    tokenizer: str  # a folder or a hub id
+    address: str  # the worker's socket
+    cache_dir: str
+    note_fd: int | None = None  # where it notes what it renders (`render_note`)
+    trust_remote_code: bool = False
+
+
+def main() -> int:
+    """Answer until SIGTERM or the worker's death."""
+    config, stop = start_child("prompts", PromptConfig)
+    if not config.trust_remote_code:
+        _do_without_torch()
+    context = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.connect(config.address)
+    encode = msgspec.msgpack.Encoder().encode
+    decoder = msgspec.msgpack.Decoder(Render)
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(stop.fileno(), zmq.POLLIN)
+    tokenizer, ready = prepare(config)
+    socket.send(encode(replace(ready, pid=os.getpid())))
+    if ready.error:
+        socket.close(linger=_LAST_WORDS_MS)
+        context.term()
+        return 1
+    note = PromptNote(config.note_fd)
+
+    def render_noted(request: Render, *, is_long: bool = True) -> Rendered:
+        note.begin(request.key, is_long=is_long)
+        answer = render(tokenizer, request)
+        note.end(is_long=is_long)  # not where it raises: that ends us, and it is to blame
+        return answer
+
+    long_ones = LongLane(render_noted)
+    poller.register(long_ones.fileno(), zmq.POLLIN)
+    beat_at = 0.0
+    while not stop.is_set:
+        arrived = dict(poller.poll(int(BEAT_S * 1e3)))
+        now = monotonic()
+        if now >= beat_at:
+            beat_at = now + BEAT_S / 2
+            socket.send(encode(PromptBeat()))
+        if arrived.get(socket):
+            request = decoder.decode(socket.recv())
+            if is_long(request):
+                long_ones.put(request)
+            else:
+                socket.send(encode(render_noted(request, is_long=False)))
+        if arrived.get(long_ones.fileno()):
+            for answer in long_ones.take():
+                socket.send(encode(answer))
+    socket.close()
+    context.term()
+    return 0
+
+
+def _do_without_torch() -> None:
+    """Transformers imports torch where it finds it; no tokenizer needs it, and it is most of the
+    time that this process takes to start. Code from a model's folder may need it, though.
+    """
+    sys.modules["torch"] = None  # type: ignore[assignment]  # what import takes for "not there"
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would warn that there is no torch
+
+
+def prepare(config: PromptConfig) -> tuple[Any, PromptReady]:
+    """The tokenizer and what the worker is told of it: where its table lies, or what is wrong."""
+    try:
+        tokenizer = load_tokenizer(config)
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        # a broken tokenizer.json has the libraries raise a bare KeyError as well as a good sentence
+        kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+        said = brief(" ".join(str(error).split()))
+        why = f"cannot load the tokenizer {config.tokenizer!r} ({kind}{said}); needed "
+        why += "is a folder or hub id with a sound tokenizer.json: the model's own, or --tokenizer"
+        missing = [name for name in _CONVERTERS if find_spec(name) is None]
+        if missing:
+            why += f"; a tokenizer.model or tiktoken file needs {', '.join(missing)}: "
+            why += "pip install 'slipstream[tokenizers]'"
+        return None, PromptReady("", "", error=why)
+    try:
+        return tokenizer, prepare_table(tokenizer, Path(config.cache_dir))
+    except OSError as error:
+        why = f"cannot write the cache folder: {error} (XDG_CACHE_HOME names another)"
+        return None, PromptReady("", "", error=why)
+
+
+def load_tokenizer(config: PromptConfig) -> Any:
+    """A transformers tokenizer. Raises whatever the libraries raise where there is none."""
+    from transformers import AutoTokenizer
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    # it writes lines itself and hands them on to our log, which would say them twice
+    logging.getLogger("huggingface_hub").handlers.clear()
+    tokenizer = AutoTokenizer.from_pretrained(
+        config.tokenizer, trust_remote_code=config.trust_remote_code
+    )
+    if tokenizer.is_fast:
+        # as its first call would: from then on nothing changes it, and two threads may call it
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
+    return tokenizer
+
+
+def prepare_table(tokenizer: Any, cache_dir: Path) -> PromptReady:
+    """Compile the decoder, or find it compiled; also leaves the tokenizer.json for the fallback."""
+    if not tokenizer.is_fast:
+        return _prepare_slow(tokenizer, cache_dir)
+    backend: Tokenizer = tokenizer.backend_tokenizer
+    as_json = backend.to_str().encode()
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    table_path = cache_path(cache_dir, as_json)
+    json_path = table_path.with_suffix(".json")
+    try:
+        load_table(table_path)
+    except (OSError, TableFileError):
+        try:
+            save_table(table_path, compile_table(backend))
+        except UnsupportedDecoder as why_not:
+            write_whole(json_path, as_json)
+            return PromptReady(str(json_path), "", why_not=str(why_not))
+    return PromptReady("", str(table_path))
+
+
+def _prepare_slow(tokenizer: Any, cache_dir: Path) -> PromptReady:
+    """The same for one that transformers runs in Python: there is no fallback."""
+    name = type(tokenizer).__name__
+    try:
+        pieces = slow_pieces(tokenizer)
+        path = cache_path(cache_dir, msgspec.msgpack.encode((name, pieces)))
+        try:
+            load_table(path)
+        except (OSError, TableFileError):
+            save_table(path, compile_slow(tokenizer, pieces))
+    except UnsupportedDecoder as why_not:
+        why = f"{name} has no tokenizer.json, and its decode cannot be followed: {why_not}"
+        return PromptReady("", "", error=why)
+    return PromptReady("", str(path))
+
+
+def render(tokenizer: Any, request: Render) -> Rendered:
+    """The ids of a prompt, or the text of ids; whatever goes wrong is the answer to this request
+    alone.
+    """
+    try:
+        if request.token_ids is not None:
+            return _decoded(tokenizer, request, request.token_ids)
+        if request.messages and not tokenizer.chat_template:
+            fault = Fault("bad_request", "this model has no chat template", "messages")
+            return Rendered(request.key, fault=fault)
+        ids = _prompt_ids(tokenizer, request)
+        if request.is_question and 0 < request.max_tokens < len(ids):
+            raise _too_long(request, f"{len(ids)} tokens")
+        words = bad_word_ids(tokenizer, request.bad_words)
+        strings = tokenizer.convert_ids_to_tokens(ids) if request.with_strings else ()
+        if request.with_strings:
+            _check_size("prompt", "".join(strings))
+    except BadRequest as error:
+        return Rendered(request.key, fault=error.fault)
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        field = "messages" if request.messages else "prompt"
+        if request.token_ids is not None:
+            field = "token_ids"
+        # its caller is told more: the error may quote the prompt, which is in no log
+        logger.debug("a prompt could not be rendered: %s", type(error).__name__)
+        why = brief(f"{field}: {error}")
+        return Rendered(request.key, fault=Fault("bad_request", why, field))
+    return Rendered(
+        request.key,
+        pack_u32(np.asarray(ids, np.uint32)),
+        bad_word_ids=pack_u32([token_id for word in words for token_id in word]),
+        bad_word_counts=pack_u32([len(word) for word in words]),
+        strings=tuple(strings),
+    )
+
+
+def _prompt_ids(tokenizer: Any, request: Render) -> list[int]:
+    """Raises: BadRequest, and whatever the template raises."""
+    text, add_special_tokens = request.text, True
+    if request.messages:
+        template = request.template
+        tools, kwargs = read_template(template)
+        text, add_special_tokens = (
+            tokenizer.apply_chat_template(
+                [
+                    template_message(message, f"messages[{index}]")
+                    for index, message in enumerate(request.messages)
+                ],
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=template.add_generation_prompt,
+                continue_final_message=template.continue_final_message,
+                **kwargs,
+            ),
+            False,
+        )
+    if text is None:
+        return []
+
+    def num_tokens(part: str) -> int:
+        return len(tokenizer(part, add_special_tokens=False)["input_ids"])
+
+    if is_too_long(text, request.max_tokens, num_tokens):
+        given = f"{len(text)} characters, more than {request.max_tokens} tokens"
+        raise _too_long(request, given)
+    if request.add_special_tokens is not None:
+        add_special_tokens = request.add_special_tokens
+    ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+    return ids
+
+
+def _too_long(request: Render, given: str) -> BadRequest:
+    """A stream's prompt leaves room for a token of the answer."""
+    most = request.max_tokens if request.is_question else request.max_tokens - 1
+    field = "with_strings" if request.with_strings else "prompt"
+    return BadRequest(field, given, f"at most {most} tokens")
+
+
+def _decoded(tokenizer: Any, request: Render, column: bytes) -> Rendered:
+    ids = u32(column).tolist()  # which the worker has checked
+    text = tokenizer.decode(ids, skip_special_tokens=request.skip_special_tokens)
+    _check_size("token_ids", text)
+    return Rendered(request.key, text=text)
+
+
+def _check_size(field: str, text: str) -> None:
+    num_bytes = len(text.encode())
+    if num_bytes > MAX_ANSWER_BYTES:
+        allowed = f"what has an answer of at most {MAX_ANSWER_BYTES}"
+        raise BadRequest(field, f"{num_bytes} bytes of text", allowed)
+
+
+if __name__ == "__main__":
+    # tearing down all that the tokenizer library imports takes most of a second, for nothing
+    os._exit(main())

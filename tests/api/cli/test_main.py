@@ -1,0 +1,361 @@
+"""The command line, in this process where it can be, else as a user calls it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.stacks import spareless_stack
+
+from slipstream import Client
+from slipstream.cli.main import main
+
+COMMAND = [sys.executable, "-m", "slipstream"]
+
+
+@pytest.fixture(scope="module")
+def address():
+    with spareless_stack("simulated:step_ms=1,mode=chain") as stack:
+        yield stack.address
+
+
+@pytest.fixture
+def texts(address):
+    """What the server says to a prompt."""
+
+    def text(prompt, **options):
+        with Client(address) as client:
+            return client.generate(prompt, temperature=0, **options).text
+
+    return text
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """Standard input holds this text."""
+    return lambda text: monkeypatch.setattr("sys.stdin", io.StringIO(text))
+
+
+def wait_for(process: subprocess.Popen[str]) -> tuple[str, str]:
+    try:
+        return process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+
+
+# ---- generate ------------------------------------------------------------------------------
+
+
+def test_generate_writes_the_text_and_nothing_else(address, texts, capsys):
+    options = ["--prompt", "Once", "--max-tokens", "20", "--temperature", "0"]
+    assert main(["generate", "--address", address, *options]) == 0
+    assert capsys.readouterr() == (texts("Once", max_tokens=20), "")
+
+
+def test_generate_reads_its_prompt_from_standard_input(address, texts, capsys, typed):
+    typed("Once\nupon")
+    assert main(["generate", "--address", address, "--prompt", "-", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out == texts("Once\nupon", max_tokens=256)
+
+
+def test_generate_samples_as_it_is_told(address, capsys):
+    def text(*options: str) -> str:
+        common = ["--address", address, "--prompt", "Once", "--max-tokens", "12"]
+        assert main(["generate", *common, *options]) == 0
+        return capsys.readouterr().out
+
+    seeded = text("--seed", "7", "--top-k", "50", "--top-p", "0.9", "--min-p", "0.01")
+    assert seeded == text("--seed", "7", "--top-k", "50", "--top-p", "0.9", "--min-p", "0.01")
+    greedy = text("--temperature", "0")
+    stop = greedy[4:7]
+    stopped = text("--temperature", "0", "--stop", "not there", "--stop", stop)
+    assert stopped == greedy[: greedy.index(stop)]
+
+
+def test_generate_writes_json_lines_with_logprobs(address, texts, capsys):
+    options = ["--prompt", "Once", "--max-tokens", "5", "--temperature", "0", "--logprobs", "2"]
+    assert main(["generate", "--address", address, "--json", *options]) == 0
+    deltas = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert "".join(delta["text"] for delta in deltas) == texts("Once", max_tokens=5)
+    assert deltas[-1]["finish_reason"] == "length"
+    ids = [token_id for delta in deltas for token_id in delta["token_ids"]]
+    logprobs = [token for delta in deltas for token in delta["logprobs"]]
+    assert [token[0]["token_id"] for token in logprobs] == ids
+
+
+def test_generate_writes_the_prompts_logprobs_first(address, capsys):
+    options = ["--prompt", "Once upon", "--max-tokens", "3", "--prompt-logprobs", "1"]
+    options += ["--cache-salt", "mine", "--presence-penalty", "-0.5"]
+    assert main(["generate", "--address", address, "--json", *options]) == 0
+    first, *deltas = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert first["prompt_logprobs"][0] is None
+    assert all(len(token) in (1, 2) for token in first["prompt_logprobs"][1:])
+    assert sum(len(delta["token_ids"]) for delta in deltas) == 3
+
+
+@pytest.mark.slow
+def test_generate_starts_a_stack_of_its_own_and_is_quiet_about_it():
+    options = ["--prompt", "Once", "--max-tokens", "6", "--temperature", "0"]
+    process = subprocess.Popen(
+        [*COMMAND, "generate", "simulated:step_ms=1", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    out, err = wait_for(process)
+    assert (process.returncode, err) == (0, "")
+    assert out.strip()
+
+
+def test_generate_ends_when_nobody_reads_on(address):
+    process = subprocess.Popen(
+        [*COMMAND, "generate", "--address", address, "--prompt", "x", "--max-tokens", "3000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(PATIENCE_S) == 1
+    process.stderr.close()
+
+
+def test_ctrl_c_ends_generate_in_one_line(address):
+    process = subprocess.Popen(
+        [*COMMAND, "generate", "--address", address, "--prompt", "x", "--max-tokens", "3000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, err = wait_for(process)
+    assert (process.returncode, err) == (1, "slipstream generate: interrupted\n")
+
+
+# ---- how commands fail ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "slipstream: the following arguments are required: COMMAND"),
+        (["generate"], "slipstream generate: the following arguments are required: --prompt"),
+        (["generate", "--prompt", "x", "--top", "3"], "slipstream generate: "),
+        (["bench", "throughput", "--num-requests", "x"], "slipstream bench throughput: "),
+    ],
+)
+def test_usage_errors_are_one_line_and_code_2(arguments, said, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    shown = capsys.readouterr()
+    assert (caught.value.code, shown.out) == (2, "")
+    assert shown.err.startswith(said)
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["generate", "--prompt", "x", "--top-p", "3"], "generate: top_p: got 3.0, allowed: "),
+        (["generate", "--prompt", "x", "--seed", "a"], "generate: seed: got 'a', allowed: "),
+        (["generate", "--prompt", "x", "--logprobs", "2"], "generate: logprobs: got 2, allowed: "),
+        (
+            ["generate", "--prompt", "x", "--prompt-logprobs", "2"],
+            "generate: prompt_logprobs: got 2, allowed: ",
+        ),
+        (["generate", "./none", "--prompt", "x"], "generate: model: got './none', allowed: "),
+        (["serve", "--block-size", "0"], "serve: block_size: got '0', allowed: an integer >= 1"),
+        (["serve", "--http-port", "1", "--no-http"], "serve: http_port: got 1, allowed: nothing"),
+        (
+            ["generate", "--api-key", "s", "--address", "ipc:///x", "--prompt", "x"],
+            "generate: api_key: got '(not shown)', allowed: nothing where --address is given",
+        ),
+        (["chat", "--address", "tcp://x"], "chat: address: got 'tcp://x', allowed: "),
+        (["bench", "throughput", "--input-len", "0"], "bench: input_len: got 0, allowed: "),
+        (
+            ["generate", "gpt2", "--address", "ipc:///x", "--prompt", "x"],
+            "generate: model: got 'gpt2', allowed: nothing where --address is given",
+        ),
+    ],
+)
+def test_values_that_cannot_be_are_one_line_and_code_2(arguments, said, capsys):
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"slipstream {said}")
+    assert shown.err.count("\n") == 1
+
+
+def test_what_the_server_refuses_is_one_line_and_code_2(address, capsys):
+    options = ["--address", address, "--prompt", "x", "--max-tokens", "1000000"]
+    assert main(["generate", *options]) == 2
+    assert capsys.readouterr().err.startswith("slipstream generate: max_tokens: got 1000000")
+
+
+def test_a_stack_that_fails_is_one_line_and_code_1():
+    process = subprocess.Popen(
+        [*COMMAND, "generate", "simulated:stp_ms=1", "--prompt", "x"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    out, err = wait_for(process)
+    assert (process.returncode, out) == (1, "")
+    assert err.startswith("slipstream generate: core: ")
+    assert "known: step_ms" in err
+    assert err.count("\n") == 1
+
+
+def test_a_fault_of_our_own_is_told_as_such(monkeypatch, capsys):
+    monkeypatch.setattr("slipstream.cli.generate.connected", None)
+    assert main(["generate", "--prompt", "x"]) == 1
+    assert "TypeError" in (err := capsys.readouterr().err)
+    assert "SLIPSTREAM_LOG_LEVEL=debug shows where" in err
+    monkeypatch.setenv("SLIPSTREAM_LOG_LEVEL", "debug")
+    with pytest.raises(TypeError):
+        main(["generate", "--prompt", "x"])
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("slipstream 0.")
+
+
+# ---- chat ----------------------------------------------------------------------------------
+
+
+def test_chat_answers_line_by_line_and_remembers(address, texts, capsys, typed):
+    typed("What is a list?\n\nAnd a dict?\n")
+    options = ["--max-tokens", "9", "--temperature", "0", "--system", "Be brief."]
+    assert main(["chat", "--address", address, *options]) == 0
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is a list?"},
+    ]
+    first = texts(turns, max_tokens=9)
+    turns += [
+        {"role": "assistant", "content": first},
+        {"role": "user", "content": "And a dict?"},
+    ]
+    second = texts(turns, max_tokens=9)
+    assert capsys.readouterr() == (f"{first}\n{second}\n", "")
+
+
+def test_chat_forgets_its_oldest_turns_when_the_model_is_full(capsys, address, texts, typed):
+    long = "word " * 1500  # 3,000 tokens: the model holds one such turn, and not two
+    typed(f"{long}\n{long}\nshort\n")
+    options = ["--max-tokens", "4", "--temperature", "0"]
+    assert main(["chat", "--address", address, *options]) == 0
+    shown = capsys.readouterr()
+    assert shown.err.count("its oldest turn is forgotten") >= 1
+    assert shown.out.endswith("\n")
+
+
+def test_chat_goes_on_after_a_line_that_cannot_be_answered(address, texts, capsys, typed):
+    typed("word " * 6000 + "\nshort\n")
+    options = ["--max-tokens", "4", "--temperature", "0"]
+    assert main(["chat", "--address", address, *options]) == 0
+    shown = capsys.readouterr()
+    assert shown.err.startswith("slipstream chat: prompt: got ")
+    assert shown.out == texts([{"role": "user", "content": "short"}], max_tokens=4) + "\n"
+
+
+def test_ctrl_c_ends_an_answer_but_not_the_chat(address):
+    process = subprocess.Popen(
+        [*COMMAND, "chat", "--address", address, "--ignore-eos"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdin.write("tell me everything\n")
+    process.stdin.flush()
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    process.stdin.close()
+    with process:
+        assert process.stdout.read().endswith("\n")
+        assert process.stderr.read() == ""
+        assert process.wait(PATIENCE_S) == 0
+
+
+# ---- bench ---------------------------------------------------------------------------------
+
+
+def test_bench_tells_a_table_and_writes_rows(address, tmp_path, capsys):
+    rows = tmp_path / "rows.json"
+    load = ["--num-requests", "6", "--input-len", "9", "--output-len", "5", "--concurrency", "3"]
+    assert main(["bench", "throughput", "--address", address, *load, "--json", str(rows)]) == 0
+    shown = capsys.readouterr().out
+    assert "The model is simulated" in shown
+    assert "6 requests, 3 at a time, 9 + 5 tokens" in shown
+    (row,) = json.loads(rows.read_text())
+    assert row["is_simulated"] is True
+    assert row["output_tokens"] == 30
+    assert row["output_tokens_per_s"] > 0
+    assert row["ttft_p99_ms"] >= row["ttft_median_ms"] > 0
+    assert row["tpot_mean_ms"] > 0
+    assert not any(isinstance(value, dict | list) for value in row.values())
+
+
+def test_bench_refuses_a_load_that_the_model_cannot_hold(address, capsys):
+    load = ["--input-len", "4000", "--output-len", "4000"]
+    assert main(["bench", "throughput", "--address", address, *load]) == 2
+    assert "input_len + output_len: got 8000" in capsys.readouterr().err
+
+
+# ---- serve ---------------------------------------------------------------------------------
+
+
+def test_serve_says_what_is_ready_and_how_to_use_it_and_ends_on_ctrl_c(tmp_path):
+    folder = tmp_path / "run"
+    serve = [*COMMAND, "serve", "simulated:step_ms=1", "--runtime-dir", str(folder)]
+    serve += ["--http-port", "0", "--api-key", "a-secret"]
+    process = subprocess.Popen(
+        serve, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = threading.Timer(PATIENCE_S, process.kill)
+    deadline.start()
+    try:
+        lines = [process.stdout.readline() for _ in range(6)]
+        ready = {line.split(" (process ")[0]: line for line in lines[:3]}
+        assert set(ready) == {"core ready", "worker ready", "http ready"}
+        http_address = ready["http ready"].split("serving on ")[1].strip()
+        assert http_address.startswith("http://127.0.0.1:")
+        address = f"ipc://{folder}/client.sock"
+        assert lines[3].startswith(f"serving at {address}")
+        assert address in lines[4]
+        curl = f"curl -N {http_address}/v1/completions"
+        assert lines[5].strip().startswith(curl)
+        example = lines[5].strip().replace("$SLIPSTREAM_API_KEY", "a-secret")
+        streamed = subprocess.run(example, shell=True, capture_output=True, text=True, check=True)
+        assert streamed.stdout.endswith("data: [DONE]\n\n")
+        with Client(address) as client:
+            assert client.generate("x", max_tokens=3).num_tokens == 3
+
+        second = subprocess.run(serve, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert (second.returncode, second.stdout) == (1, "")
+        assert second.stderr.startswith(f"slipstream serve: runtime directory {folder} is in use")
+
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        out, err = wait_for(process)
+        assert process.returncode == 0
+        assert out == "stopping; what runs may take 10 s more; another Ctrl-C ends it now\n"
+        assert "Traceback" not in err
+        assert "a-secret" not in err + "".join(lines)
+        assert "supervisor INFO draining (SIGINT)" in err
+        assert not folder.exists()
+    finally:
+        deadline.cancel()
+        process.kill()

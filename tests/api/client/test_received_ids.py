@@ -1,0 +1,81 @@
+"""Ids put aside as columns are those of a list that was appended to."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.client.streams.received_ids import KeptIds
+from slipstream_ipc.columns import pack_u32, u32
+
+IDS = st.lists(st.integers(0, 2**32 - 1), max_size=4)
+MESSAGES = st.lists(st.tuples(st.integers(0, 5), IDS), max_size=6)
+STEPS = st.lists(
+    st.one_of(MESSAGES, st.sampled_from(["open", "drop", "look"]), st.just("handles begin anew")),
+    max_size=40,
+)
+
+
+@given(STEPS, st.integers(1, 64), st.integers(1, 8), st.sampled_from([1, 2**14, 2**30]))
+def test_what_is_kept_is_what_came(
+    steps: list, most_bytes: int, most_messages: int, stride: int
+) -> None:
+    """`stride`: how far apart handles are; near ones are sorted in another way than far ones."""
+    expected: dict[int, list[int]] = {}
+    handle = 0
+    opened: set[int] = set()
+    kept = KeptIds()
+    with (
+        patch("slipstream.client.streams.received_ids._MOST_BYTES", most_bytes),
+        patch("slipstream.client.streams.received_ids._MOST_MESSAGES", most_messages),
+    ):
+        for step in steps:
+            if step == "open":
+                while handle in expected:
+                    handle += stride
+                kept.open(handle)
+                expected[handle] = []
+                opened.add(handle)
+            elif step == "drop" and expected:
+                dropped = next(iter(expected))
+                kept.drop(dropped)
+                kept.drop(dropped)
+                del expected[dropped]
+            elif step == "handles begin anew":
+                handle = 0
+            elif step == "look":
+                for one, ids in expected.items():
+                    assert u32(kept.of(one) or b"").tolist() == ids
+            elif isinstance(step, list):
+                entries = [(w * stride, ids) for w, ids in step if w * stride in opened]
+                counts = [len(ids) for _, ids in entries]
+                kept.add(
+                    pack_u32([one for one, _ in entries]),
+                    pack_u32([token_id for _, ids in entries for token_id in ids]),
+                    b"" if set(counts) == {1} else pack_u32(counts),
+                )
+                for one, ids in entries:
+                    if one in expected:
+                        expected[one] += ids
+        for which in range(6):
+            found = kept.of(which * stride)
+            assert (found is None) == (which * stride not in expected)
+            if found is not None:
+                assert u32(found).tolist() == expected[which * stride]
+
+
+def test_what_was_put_aside_for_an_ended_stream_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.client.streams.received_ids._MOST_MESSAGES", 100)
+    kept = KeptIds()
+    kept.open(7)
+    for _ in range(1000):
+        kept.add(pack_u32([7]), pack_u32([1]))
+    kept.drop(7)
+    for _ in range(100):
+        kept.add(pack_u32([8]), pack_u32([1]))
+    assert kept.of(7) is None
+    assert len(kept._recent) < 100
+    assert not kept._sorted

@@ -1,0 +1,167 @@
+"""Positions by handle, found for a whole column at once."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from slipstream.client.streams.received_positions import Received, ends_of
+from slipstream_ipc.columns import pack_u32
+
+HANDLES = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300, unique=True)
+
+
+def column(*values: int) -> bytes:
+    return pack_u32(np.array(values, np.uint32))
+
+
+@given(HANDLES, st.data())
+def test_positions_stay_with_their_handles(handles: list[int], data: st.DataObject) -> None:
+    received: Received[str] = Received()
+    expected: dict[int, tuple[int, int]] = {}
+    for handle in handles:
+        if not received.is_free(handle):
+            continue
+        position = (handle % 1000, handle % 77)
+        received.open(handle, f"item {handle}", *position)
+        expected[handle] = position
+        assert not received.is_free(handle)
+        if data.draw(st.integers(0, 3)) == 0:
+            gone = data.draw(st.sampled_from(sorted(expected)))
+            received.close(gone)
+            assert received.is_free(gone)
+            del expected[gone]
+        elif data.draw(st.booleans()):
+            received.move(handle, 5, 6)
+            expected[handle] = (5, 6)
+    for handle, position in expected.items():
+        assert received.position(handle) == position
+    asked = data.draw(st.permutations(sorted(expected))) if expected else []
+    chars = column(*[expected[handle][0] for handle in asked])
+    tokens = column(*[expected[handle][1] for handle in asked])
+    found = received.find(pack_u32(asked), chars, tokens)
+    assert found is not None
+    assert found.items == [f"item {handle}" for handle in asked]
+    received.advance(
+        found,
+        column(*[expected[handle][0] + 3 for handle in asked]),
+        column(*[expected[handle][1] + 1 for handle in asked]),
+    )
+    for handle, (num_chars, num_tokens) in expected.items():
+        assert received.position(handle) == (num_chars + 3, num_tokens + 1)
+
+
+def test_what_is_not_exactly_so_is_not_found() -> None:
+    received: Received[str] = Received()
+    for handle in (1, 2, 3):
+        received.open(handle, "x", 10, 4)
+    both = pack_u32([1, 2])
+    assert received.find(both, column(10, 10), column(4, 4)) is not None
+    assert received.find(both, column(10, 9), column(4, 4)) is None
+    assert received.find(both, column(10, 10), column(4, 5)) is None
+    assert received.find(pack_u32([1, 9]), column(10, 10), column(4, 4)) is None
+    assert received.find(pack_u32([1, 1]), column(10, 10), column(4, 4)) is None
+    assert received.find(pack_u32([1, 2 + 64]), column(10, 10), column(4, 4)) is None
+    received.close(2)
+    assert received.find(both, column(10, 10), column(4, 4)) is None
+
+
+class AgainstDict(RuleBasedStateMachine):
+    """Columns that go on and others, single moves, streams that come and go."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.received: Received[int] = Received()
+        self.at: dict[int, tuple[int, int]] = {}
+        self.last: list[int] = []
+
+    @rule(handle=st.integers(0, 130), position=st.tuples(st.integers(0, 9), st.integers(0, 9)))
+    def open(self, handle: int, position: tuple[int, int]) -> None:
+        if handle not in self.at and self.received.is_free(handle):
+            self.received.open(handle, handle, *position, party=1 + handle % 2, number=handle)
+            self.at[handle] = position
+
+    @precondition(lambda self: self.at)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        handle = data.draw(st.sampled_from(sorted(self.at)))
+        self.received.close(handle)
+        del self.at[handle]
+
+    @precondition(lambda self: self.at)
+    @rule(data=st.data())
+    def move(self, data: st.DataObject) -> None:
+        handle = data.draw(st.sampled_from(sorted(self.at)))
+        self.at[handle] = (self.at[handle][0] + 1, self.at[handle][1] + 3)
+        self.received.move(handle, *self.at[handle])
+
+    @rule(data=st.data())
+    def others_go_on(self, data: st.DataObject) -> None:
+        some = st.lists(st.sampled_from(sorted(self.at)), unique=True) if self.at else st.just([])
+        self.last = data.draw(some)
+        self.go_on(0, False)
+
+    @rule(off_by=st.sampled_from([0, 0, 0, -1, 1]), of_tokens=st.booleans())
+    def go_on(self, off_by: int, of_tokens: bool) -> None:
+        """The same as last time, if they are all here."""
+        handles = self.last
+        positions = [self.at.get(handle, (0, 0)) for handle in handles]
+        chars, tokens = [each[0] for each in positions], [each[1] for each in positions]
+        if handles:
+            (tokens if of_tokens else chars)[-1] += off_by
+        if any(number < 0 for number in chars + tokens):
+            return
+        found = self.received.find(column(*handles), column(*chars), column(*tokens))
+        if not set(handles) <= set(self.at) or (off_by and handles):
+            assert found is None
+            return
+        assert found is not None
+        parties = {1 + handle % 2 for handle in handles}
+        if len(parties) == 1:
+            assert (found.party, found.numbers) == (*parties, handles)
+        else:
+            assert (found.party, found.items) == (0, handles)
+        ends = [(at + 2, num + 1) for at, num in positions]
+        self.at.update(zip(handles, ends, strict=True))
+        self.received.advance(
+            found, column(*[end[0] for end in ends]), column(*[end[1] for end in ends])
+        )
+
+    @rule()
+    def positions(self) -> None:
+        for handle, position in self.at.items():
+            assert self.received.position(handle) == position
+
+    def teardown(self) -> None:
+        if hasattr(self, "at"):
+            self.positions()
+
+
+TestAgainstDict = AgainstDict.TestCase
+TestAgainstDict.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+NEAR_THE_END = st.integers(0, 9) | st.integers(2**32 - 3, 2**32 - 1)  # hostile, and no error
+
+
+@given(
+    st.lists(st.tuples(NEAR_THE_END, NEAR_THE_END, st.text(max_size=3), st.integers(0, 4))),
+    st.booleans(),
+    st.sampled_from([0, 32]),
+)
+def test_ends_are_begins_and_what_comes(
+    entries: list[tuple[int, int, str, int]], has_counts: bool, many: int
+) -> None:
+    chars, tokens, texts, counts = zip(*entries, strict=True) if entries else ([], [], [], [])
+    more = counts if has_counts else [1] * len(entries)
+    with patch("slipstream.client.streams.received_positions.MANY", many):
+        ends = ends_of(
+            column(*chars), column(*tokens), texts, column(*counts) if has_counts else b""
+        )
+    assert ends == (
+        column(*[(at + len(text)) % 2**32 for at, text in zip(chars, texts, strict=True)]),
+        column(*[(at + num) % 2**32 for at, num in zip(tokens, more, strict=True)]),
+    )

@@ -1,0 +1,318 @@
+"""Settings, and what becomes of them: nothing is started here."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slipstream import BadRequestError
+from slipstream.cli.keys import make_folder
+from slipstream.cli.options import add_settings, given_settings
+from slipstream.demo_model import MODEL_NAME, MODEL_PATH
+from slipstream.http.config import FrontConfig
+from slipstream.stack.process_plan import model_and_tokenizer, plan_stack
+from slipstream.stack.settings import StackSettings, allowed_values, description, settings_from
+from slipstream_core.config import CoreConfig
+from slipstream_worker.config import WorkerConfig
+
+DEMO = str(MODEL_PATH)
+OF_THE_SUPERVISOR = {
+    "hang_timeout_s",
+    "max_restarts",
+    "restart_window_s",
+    "drain_s",
+    "spare_core",
+    "spare_worker",
+}
+
+
+def configs(folder: Path, **options: object) -> tuple[CoreConfig, WorkerConfig]:
+    core, worker = plan_stack(settings_from(options), folder).children
+    assert core.argv[-1] == "slipstream_core.main"
+    assert worker.argv[-1] == "slipstream_worker.main"
+    return (
+        msgspec.json.decode(core.config, type=CoreConfig),
+        msgspec.json.decode(worker.config, type=WorkerConfig),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_num_seq": 3}, ["option: got 'max_num_seq', allowed: one of", "max_num_seqs"]),
+        ({"max_num_seqs": 0}, ["max_num_seqs: got 0, allowed: an integer >= 1"]),
+        ({"max_num_seqs": "8"}, ["max_num_seqs: got '8'"]),
+        ({"block_size": 257}, ["block_size: got 257, allowed: an integer >= 1 and <= 256"]),
+        ({"kv_cache_gib": 0}, ["kv_cache_gib: got 0, allowed: a number > 0"]),
+        (
+            {"gpu_memory_utilization": 0},
+            ["gpu_memory_utilization: got 0, allowed: a number > 0 and < 1"],
+        ),
+        ({"gpu_memory_utilization": 1.0}, ["gpu_memory_utilization: got 1.0"]),
+        ({"grace_s": -1}, ["grace_s: got -1, allowed: a number >= 0"]),
+        ({"dtype": "int8"}, ["dtype: got 'int8', allowed: one of auto, bfloat16"]),
+        ({"max_model_len": 0}, ["max_model_len: got 0, allowed: an integer >= 1 or None"]),
+        ({"stream_interval": 0}, ["stream_interval: got 0, allowed: an integer >= 1 or auto"]),
+        ({"http_port": 65536}, ["http_port: got 65536, allowed: an integer >= 0 and <= 65535 or"]),
+        ({"model": 7}, ["model: got 7, allowed: a string"]),
+    ],
+)
+def test_a_wrong_option_is_named_with_its_value_and_range(options, said):
+    with pytest.raises(BadRequestError) as caught:
+        settings_from(options)
+    for part in said:
+        assert part in str(caught.value)
+
+
+def test_text_from_a_command_line_becomes_numbers():
+    settings = settings_from({"max_num_seqs": "8", "kv_cache_gib": "0.5"}, from_text=True)
+    assert (settings.max_num_seqs, settings.kv_cache_gib) == (8, 0.5)
+    with pytest.raises(BadRequestError, match="max_num_seqs: got 'many', allowed: an integer >= 1"):
+        settings_from({"max_num_seqs": "many"}, from_text=True)
+
+
+def test_every_option_explains_itself():
+    for name in StackSettings.__struct_fields__:
+        assert description(name)
+        assert allowed_values(name)
+
+
+def test_defaults_are_those_of_the_processes(tmp_path):
+    core, worker = configs(tmp_path)
+    assert core == CoreConfig(
+        model=DEMO,
+        address=core.address,
+        runtime_dir=str(tmp_path),
+        served_model_name="slipstream-demo",
+        threads=1,
+        dtype="float32",  # the demo model's texts do not depend on the batch
+    )
+    assert worker == WorkerConfig(
+        tokenizer=DEMO,
+        client_address=f"ipc://{tmp_path}/client.sock",
+        core_address=core.address,
+        runtime_dir=str(tmp_path),
+        cache_dir=worker.cache_dir,
+        may_return=True,  # to a folder of a given name
+    )
+
+
+def test_every_option_reaches_a_process(tmp_path):
+    given = {
+        "served_model_name": "mine",
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "max_num_seqs": 7,
+        "max_num_batched_tokens": 77,
+        "max_model_len": 777,
+        "max_waiting": 11,
+        "max_waiting_tokens": 12345,
+        "max_logprobs": 13,
+        "logprobs_gib": 0.5,
+        "step_timeout_s": 12.5,
+        "kv_cache_gib": 0.25,
+        "gpu_memory_utilization": 0.5,
+        "enforce_eager": True,
+        "cuda_graph_sizes": (1, 8),
+        "enable_prefix_caching": False,
+        "num_blocks": 99,
+        "block_size": 32,
+        "threads": 3,
+        "native": False,
+        "trust_remote_code": True,
+        "stream_interval": 5,
+        "client_timeout_s": 1.5,
+        "grace_s": 2.5,
+        "trace": str(tmp_path / "t.json"),
+        "listen": "tcp://127.0.0.1:5555",
+        "insecure": True,
+    }
+    of_the_front = {"http_port", "http_workers", "host", "api_key", "allowed_origins"}
+    of_the_front |= {"allowed_hosts", "uds", "ssl_certfile", "ssl_keyfile", "access_log"}
+    of_the_front.add("forwarded_allow_ips")
+    elsewhere = {"model", "tokenizer", *of_the_front, *OF_THE_SUPERVISOR}
+    assert {*given, "keys"} == {*StackSettings.__struct_fields__} - elsewhere
+    core, worker = configs(tmp_path, **given)
+    arrived = {**msgspec.structs.asdict(worker), **msgspec.structs.asdict(core)}
+    assert {name: arrived[name] for name in given} == given
+
+
+@pytest.mark.parametrize(
+    "words", [["--no-enable-prefix-caching"], ["--enable-prefix-caching", "false"]]
+)
+def test_what_is_on_can_be_switched_off(words):
+    parser = argparse.ArgumentParser()
+    add_settings(parser)
+    assert given_settings(parser.parse_args(words)) == {"enable_prefix_caching": False}
+    assert given_settings(parser.parse_args([])) == {}
+
+
+def test_the_folder_of_keys_reaches_the_worker_and_no_key_does(tmp_path):
+    made = make_folder(tmp_path / "keys")
+    options = {"listen": "tcp://127.0.0.1:5555", "keys": str(tmp_path / "keys")}
+    plan = plan_stack(settings_from(options), tmp_path)
+    _, worker = configs(tmp_path, **options)
+    assert (worker.listen, worker.keys) == ("tcp://127.0.0.1:5555", str(tmp_path / "keys"))
+    secret = made[1].read_text().split('secret-key = "')[1][:40]
+    assert not any(secret.encode() in bytes(child.config) for child in plan.children)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"listen": "tcp://127.0.0.1:5555"}, "listen"),
+        ({"listen": "tcp://*:5555", "insecure": True}, "listen"),
+        ({"listen": "tcp://10.0.0.1:5555", "insecure": True}, "insecure"),
+        ({"listen": "tcp://10.0.0.1:5555", "keys": "/nowhere"}, "keys"),
+        ({"keys": "/nowhere"}, "keys"),
+        ({"insecure": True}, "insecure"),
+    ],
+)
+def test_listeners_that_cannot_be(tmp_path, options, field):
+    with pytest.raises(BadRequestError) as caught:
+        plan_stack(settings_from(options), tmp_path)
+    assert caught.value.field == field
+
+
+def test_what_the_supervisor_is_told(tmp_path):
+    told = {"hang_timeout_s": 7.5, "max_restarts": 3, "restart_window_s": 60.0, "drain_s": 2.5}
+    plan = plan_stack(settings_from({**told, "spare_core": False, "http_port": 0}), tmp_path)
+    assert {name: getattr(plan, name) for name in told} == told
+    assert [child.has_spare for child in plan.children] == [False, True, False]
+    assert [child.drains for child in plan.children] == [False, True, True]
+    assert {*told, "spare_core", "spare_worker"} == OF_THE_SUPERVISOR
+
+
+def front(folder: Path, **options: object) -> FrontConfig:
+    children = plan_stack(settings_from(options), folder).children
+    assert [child.name for child in children] == ["core", "worker", "http"]
+    assert children[2].argv[-1] == "slipstream.http.main"
+    return msgspec.json.decode(children[2].config, type=FrontConfig)
+
+
+def test_a_front_is_there_where_it_has_a_port(tmp_path, monkeypatch):
+    monkeypatch.delenv("SLIPSTREAM_API_KEY", raising=False)
+    default = front(tmp_path, http_port=0)
+    assert default == FrontConfig(f"ipc://{tmp_path}/client.sock", DEMO, port=0)
+    trace = str(tmp_path / "t.json")
+    given = front(tmp_path, http_port=81, host="::1", api_key=["one", "two"], trace=trace)
+    assert (given.port, given.host, given.api_keys) == (81, "::1", ("one", "two"))
+    assert given.trace == trace
+    monkeypatch.setenv("SLIPSTREAM_API_KEY", "three")
+    assert front(tmp_path, http_port=0, api_key="one").api_keys == ("one", "three")
+    monkeypatch.setenv("SLIPSTREAM_API_KEY", "")
+    assert front(tmp_path, http_port=0).api_keys == ()
+
+
+def test_several_fronts_share_what_the_supervisor_binds(tmp_path):
+    plan = plan_stack(settings_from({"http_port": 81, "http_workers": 3}), tmp_path)
+    assert plan.listen == ("127.0.0.1", 81)
+    fronts = [child for child in plan.children if child.listens]
+    assert [child.name for child in fronts] == ["http-0", "http-1", "http-2"]
+    assert len({bytes(child.config) for child in fronts}) == 1
+    assert plan_stack(settings_from({}), tmp_path).listen is None
+
+
+@pytest.mark.parametrize("key", ["", "se cret", "secret\n", "sécret", ["fine", ""], [7], 7])
+def test_a_key_that_cannot_be_is_refused_without_being_shown(tmp_path, key):
+    with pytest.raises(BadRequestError, match=r"api_key: got '\(not shown\)'") as caught:
+        plan_stack(settings_from({"api_key": key, "http_port": 0}), tmp_path)
+    assert "cret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_compiled_tables_lie_in_the_users_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/somewhere")
+    assert configs(tmp_path)[1].cache_dir == f"{tmp_path}/somewhere/slipstream"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", f"{tmp_path}/someone")
+    assert configs(tmp_path)[1].cache_dir == f"{tmp_path}/someone/.cache/slipstream"
+
+
+def test_compiled_tables_lie_beside_the_sockets_where_no_home_can_be_written(tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/dev/null")
+    assert configs(tmp_path)[1].cache_dir == f"{tmp_path}/cache"
+    monkeypatch.setenv("HOME", f"{tmp_path}/someone")
+    monkeypatch.setattr("os.access", lambda *_: False)  # as on a file system that is read-only
+    assert configs(tmp_path)[1].cache_dir == f"{tmp_path}/cache"
+
+
+def test_a_user_without_a_home_has_a_cache(tmp_path, monkeypatch):
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert configs(tmp_path)[1].cache_dir == f"{tmp_path}/cache"
+
+
+@pytest.mark.parametrize(
+    ("model", "tokenizer", "core_loads", "worker_loads"),
+    [
+        (None, None, DEMO, DEMO),
+        (MODEL_NAME, None, DEMO, DEMO),
+        (DEMO, "gpt2", DEMO, "gpt2"),
+        ("gpt2", None, "gpt2", "gpt2"),
+        ("Qwen/Qwen3-0.6B", None, "Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("simulated", None, f"simulated:tokenizer={DEMO}", DEMO),
+        ("simulated:", None, f"simulated:tokenizer={DEMO}", DEMO),
+        ("simulated:step_ms=2", None, f"simulated:step_ms=2,tokenizer={DEMO}", DEMO),
+        (f"simulated:tokenizer={DEMO},mode=chain", None, ..., DEMO),
+        ("simulated:step_ms=2", DEMO, f"simulated:step_ms=2,tokenizer={DEMO}", DEMO),
+        (f"simulated:tokenizer={DEMO}/tokenizer.json", None, ..., DEMO),
+        ("random:qwen3-0.6b", DEMO, "random:qwen3-0.6b", DEMO),
+    ],
+)
+def test_models(model, tokenizer, core_loads, worker_loads):
+    found = model_and_tokenizer(model, tokenizer)
+    assert found[1] == worker_loads
+    if core_loads is not ...:
+        assert found[0] == core_loads
+
+
+def test_a_relative_folder_is_the_callers(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").touch()
+    monkeypatch.chdir(tmp_path)
+    assert model_and_tokenizer("mine", None) == (str(tmp_path / "mine"),) * 2
+
+
+@pytest.mark.parametrize(
+    "model", ["./nowhere", "/nowhere/at/all", "a/b/c", __file__, str(Path(__file__).parent), ""]
+)
+def test_a_model_that_cannot_be_is_refused_with_what_can(model):
+    with pytest.raises(BadRequestError) as caught:
+        model_and_tokenizer(model, None)
+    assert str(caught.value).startswith("model: got ")
+    assert "a hub id" in str(caught.value)
+    assert "simulated:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "tokenizer"),
+    [
+        ("simulated:tokenizer=/nowhere", None),
+        ("simulated", "/nowhere"),
+        (f"simulated:tokenizer={DEMO}", DEMO),
+        (None, "./nowhere"),
+        ("random:qwen3-0.6b", None),
+        ("random:qwen3-0.6b", "./nowhere"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_is_refused(model, tokenizer):
+    with pytest.raises(BadRequestError, match="tokenizer: got "):
+        model_and_tokenizer(model, tokenizer)
+
+
+def test_a_folder_without_a_model_is_told_what_it_lacks(tmp_path):
+    with pytest.raises(BadRequestError, match=r"allowed: a folder with a config\.json"):
+        model_and_tokenizer(str(tmp_path), None)
+
+
+def test_a_folder_too_deep_for_a_socket_is_refused():
+    with pytest.raises(BadRequestError, match=r"runtime_dir: got .* allowed: a shorter"):
+        plan_stack(StackSettings(), Path("/tmp") / ("x" * 120))

@@ -1,0 +1,523 @@
+"""Grammars over the demo model's vocabulary: what they allow, and what comes of following them."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from slipstream.demo_model import MODEL_PATH
+from slipstream_core.grammar import llguidance_backend
+from slipstream_core.grammar.llguidance_backend import (
+    GrammarError,
+    Vocabulary,
+    fill_masks,
+    ids_as_mask,
+    num_words,
+)
+from slipstream_core.grammar.manager import GrammarRows
+from slipstream_core.grammar.matcher import GrammarBroken, GrammarState, SharedGrammar
+from slipstream_core.runner.tokenizer_file import find_tokenizer
+from slipstream_core.step.limits import NO_ROW
+from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.messages import StructuredOutputs
+from slipstream_ipc.validation.structured_output import MAX_CHOICES
+
+EOS = (1, 0)
+VOCAB_SIZE = 4100  # wider than the tokenizer, as models' logits often are
+TOKENIZER = Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
+VOCABULARY = Vocabulary(MODEL_PATH / "tokenizer.json", VOCAB_SIZE, EOS)
+
+
+def start(outputs: StructuredOutputs, ends: tuple[int, ...] = EOS) -> GrammarState:
+    end_mask = ids_as_mask(ends, VOCAB_SIZE)
+    grammar = SharedGrammar(lambda: VOCABULARY.compile(outputs))
+    return GrammarState(grammar, frozenset(ends), end_mask, VOCABULARY.ends)
+
+
+def allowed(state: GrammarState) -> set[int]:
+    masks = np.zeros((1, num_words(VOCAB_SIZE)), np.int32)
+    fill_masks([(state.matcher, 0)] if state.matcher is not None else [], masks)
+    state.finish(masks[0])
+    return set(np.flatnonzero(np.unpackbits(masks.view(np.uint8), bitorder="little")).tolist())
+
+
+def text_of(ids: list[int]) -> str:
+    return TOKENIZER.decode(ids, skip_special_tokens=True)
+
+
+def walk(outputs: StructuredOutputs, seed: int, most: int = 300) -> tuple[list[int], bool]:
+    """Random tokens that the grammar allows, and whether they came to an end.
+
+    Whatever closes something is taken half of the time, lest strings go on for ever.
+    """
+    rng, state = random.Random(seed), start(outputs)
+    ids: list[int] = []
+    while len(ids) < most:
+        may = allowed(state)
+        closing = [i for i in may if i in EOS or TOKENIZER.decode([i]).strip() in ('"', "}", "]")]
+        token = rng.choice(sorted(closing if closing and rng.random() < 0.5 else may))
+        if token in EOS:
+            return ids, True
+        state.take([token])
+        ids.append(token)
+    return ids, False
+
+
+# ---- choices, whose every mask can be worked out by hand ---------------------------------------
+
+
+def continuations(rest: set[bytes]) -> set[int]:
+    """The tokens that some of the texts in `rest` begin with; an end where one of them is empty."""
+    found = {i for i, piece in PIECES.items() if any(text.startswith(piece) for text in rest)}
+    return found | (set(EOS) if b"" in rest else set())
+
+
+def byte_pieces() -> dict[int, bytes]:
+    from tokenizers import pre_tokenizers
+
+    # GPT-2's alphabet: printable bytes stand for themselves, the others for letters from 256 on
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {chr(byte): byte for byte in plain}
+    others = [byte for byte in range(256) if byte not in plain]
+    letters |= {chr(256 + n): byte for n, byte in enumerate(others)}
+    assert set(letters) == set(pre_tokenizers.ByteLevel.alphabet())
+    special = TOKENIZER.get_added_tokens_decoder()
+    return {
+        i: bytes(letters[char] for char in piece)
+        for piece, i in TOKENIZER.get_vocab().items()
+        if i not in special
+    }
+
+
+PIECES = byte_pieces()
+WORDS = st.text(st.sampled_from('ab \n"\\é漢[|./'), min_size=1, max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(WORDS, min_size=1, max_size=5), st.randoms(use_true_random=False))
+def test_a_choice_allows_what_goes_on_in_one_of_its_texts(texts: list[str], rng: Any) -> None:
+    # where all that is left begins alike, the library allows only the tokens that a tokenizer would
+    # make of it: so what is allowed is some of the continuations, and all of one text's own tokens
+    for text in texts:
+        own = start(StructuredOutputs(choice=tuple(texts)))
+        for token in TOKENIZER.encode(text).ids:
+            assert token in allowed(own)
+            own.take([token])
+        assert allowed(own) >= set(EOS)
+    state = start(StructuredOutputs(choice=tuple(texts)))
+    rest = {text.encode() for text in texts}
+    written = b""
+    while True:
+        may = allowed(state)
+        assert may
+        assert may <= continuations(rest)
+        assert may >= set(EOS) or b"" not in rest
+        token = rng.choice(sorted(may))
+        state.take([token])
+        if token in EOS:
+            break
+        written += PIECES[token]
+        rest = {text[len(PIECES[token]) :] for text in rest if text.startswith(PIECES[token])}
+    assert written.decode() in texts
+    assert allowed(state) == set(EOS)  # a step may be in flight already
+
+
+# ---- schemas and regular expressions -----------------------------------------------------------
+
+
+def schemas() -> st.SearchStrategy[dict[str, Any]]:
+    leaf = st.sampled_from(
+        [
+            {"type": "boolean"},
+            {"type": "null"},
+            {"type": "integer", "minimum": -20, "maximum": 300},
+            {"type": "string", "maxLength": 12},
+            {"enum": ["red", 'gr"een', 3, None]},
+            {"const": "so"},
+        ]
+    )
+    return st.recursive(
+        leaf,
+        lambda inner: st.one_of(
+            st.dictionaries(st.sampled_from("abcd"), inner, min_size=1, max_size=3).map(
+                lambda fields: {
+                    "type": "object",
+                    "properties": fields,
+                    "required": sorted(fields)[:2],
+                    "additionalProperties": False,
+                }
+            ),
+            st.builds(
+                lambda of, most: {"type": "array", "items": of, "minItems": 1, "maxItems": most},
+                inner,
+                st.integers(1, 3),
+            ),
+            st.builds(lambda a, b: {"anyOf": [a, b]}, inner, inner),
+        ),
+        max_leaves=5,
+    )
+
+
+def is_valid(value: Any, schema: dict[str, Any]) -> bool:
+    """Whether a value keeps to a schema of the family above."""
+    if "anyOf" in schema:
+        return any(is_valid(value, each) for each in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        among = schema.get("enum", [schema.get("const")])
+        return any(value == each and type(value) is type(each) for each in among)
+    match schema["type"]:
+        case "boolean":
+            return isinstance(value, bool)
+        case "null":
+            return value is None
+        case "integer":
+            return type(value) is int and schema["minimum"] <= value <= schema["maximum"]
+        case "string":
+            return isinstance(value, str) and len(value) <= schema["maxLength"]
+        case "array":
+            return (
+                isinstance(value, list)
+                and schema["minItems"] <= len(value) <= schema["maxItems"]
+                and all(is_valid(each, schema["items"]) for each in value)
+            )
+    fields = schema["properties"]
+    return (
+        isinstance(value, dict)
+        and set(schema["required"]) <= set(value) <= set(fields)
+        and all(is_valid(each, fields[name]) for name, each in value.items())
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(schemas(), st.integers(0, 2**32))
+def test_what_a_schema_allows_parses_and_is_valid(schema: dict[str, Any], seed: int) -> None:
+    ids, is_over = walk(StructuredOutputs(json=schema), seed)
+    assert is_over
+    assert is_valid(json.loads(text_of(ids)), schema)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_object_is_an_object(seed: int) -> None:
+    ids, is_over = walk(StructuredOutputs(json_object=True), seed, 1000)
+    assert is_over
+    assert isinstance(json.loads(text_of(ids)), dict)
+
+
+def test_white_space_between_jsons_tokens_is_bounded() -> None:
+    schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 1}
+    state = start(StructuredOutputs(json=schema))
+    state.take(TOKENIZER.encode("[\n    true, false").ids)
+    state = start(StructuredOutputs(json=schema))
+    with pytest.raises(GrammarBroken):
+        state.take(TOKENIZER.encode("[\n\n\n\n\n\n\n\n").ids)
+
+
+REGEXES = [
+    "[a-z]{3}-[0-9]{2}",
+    "(yes|no|maybe so)!{1,3}",
+    r"\d{4}-(0[1-9]|1[0-2])",
+    "[^a-z]{2,4}x",
+    "(é|漢|🙂){1,3}",
+    "",
+]
+
+
+@pytest.mark.parametrize("regex", REGEXES)
+@pytest.mark.parametrize("seed", range(5))
+def test_what_a_regex_allows_matches_it(regex: str, seed: int) -> None:
+    ids, is_over = walk(StructuredOutputs(regex=regex), seed)
+    assert is_over
+    assert re.fullmatch(regex, text_of(ids))
+
+
+@pytest.mark.parametrize(
+    "grammar", ['start: "a" | "b" start "c"', 'root ::= "a" | "b" root "c"'], ids=["lark", "gbnf"]
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_grammar_goes_where_no_regex_does(grammar: str, seed: int) -> None:
+    state, rng, text = start(StructuredOutputs(grammar=grammar)), random.Random(seed), ""
+    while (token := rng.choice(sorted(allowed(state)))) not in EOS:
+        state.take([token])
+        text += TOKENIZER.decode([token])
+    depth = text.index("a")
+    assert text == "b" * depth + "a" + "c" * depth
+
+
+@pytest.mark.parametrize(
+    ("outputs", "why"),
+    [
+        (StructuredOutputs(regex="(a"), "unclosed group"),
+        (StructuredOutputs(regex="(?=a)b"), "look-around"),
+        (StructuredOutputs(json="{"), "EOF"),
+        (StructuredOutputs(json="[1]"), "schema"),
+        (StructuredOutputs(json={"type": "nothing"}), "nothing"),
+        (StructuredOutputs(json={"not": {}}), "not"),
+        (StructuredOutputs(grammar='start: "a" | b'), "unknown name"),
+        (StructuredOutputs(grammar="root ::= ("), "GBNF"),
+        (StructuredOutputs(grammar="what is this"), "GBNF"),
+    ],
+)
+def test_what_does_not_compile_is_refused_with_the_reason(
+    outputs: StructuredOutputs, why: str
+) -> None:
+    with pytest.raises(GrammarError, match=re.escape(why)) as caught:
+        VOCABULARY.compile(outputs)
+    assert 0 < len(str(caught.value)) <= 300
+
+
+# ---- states ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(schemas(), st.integers(0, 2**32), st.data())
+def test_a_state_is_a_function_of_the_outputs(
+    schema: dict[str, Any], seed: int, data: st.DataObject
+) -> None:
+    outputs = StructuredOutputs(json=schema)
+    ids, _ = walk(outputs, seed)
+    one = start(outputs)
+    for i, token in enumerate(ids):
+        if data.draw(st.booleans()):
+            cut, other = data.draw(st.integers(0, i)), start(outputs)
+            other.take(ids[:cut])
+            other.take(ids[cut:i])
+            assert allowed(other) == allowed(one)
+        one.take([token])
+    assert one.num_taken == len(ids)
+
+
+def test_the_streams_own_ends_are_what_ends_it() -> None:
+    yes = TOKENIZER.encode("yes").ids
+    for ends in ((1, 0), (1,), (3, 500), (4099,)):
+        state = start(StructuredOutputs(regex="yes"), ends)
+        assert not allowed(state) & {*EOS, 3, 4099}
+        state.take(yes)
+        assert allowed(state) == set(ends)
+        state.take([ends[-1]])
+        assert allowed(state) == set(ends)
+
+
+def test_a_named_end_that_is_text_may_be_written_where_the_grammar_wants_it() -> None:
+    (brace,) = TOKENIZER.encode("}").ids
+    state = start(StructuredOutputs(regex="x}y"), (brace,))
+    state.take(TOKENIZER.encode("x").ids)
+    assert brace in allowed(state)
+
+
+def test_what_the_grammar_does_not_allow_is_said_without_quoting_it() -> None:
+    state = start(StructuredOutputs(regex="yes"))
+    with pytest.raises(GrammarBroken, match="output token 1 ") as caught:
+        state.take([*TOKENIZER.encode("y").ids, *TOKENIZER.encode("secret").ids])
+    assert "secret" not in str(caught.value)
+
+
+def test_a_grammar_beyond_the_librarys_limits_is_named_as_such() -> None:
+    fields = {f"f{i}": {"type": "integer"} for i in range(3000)}  # any of them may come first
+    state = start(StructuredOutputs(json={"type": "object", "properties": fields}))
+    with pytest.raises(GrammarBroken, match=r"too complex to follow: .* items"):
+        state.take(TOKENIZER.encode("{").ids)
+
+
+AMBIGUOUS = {
+    "nullable": 'start: e\ne: e e e e e | e e e e | e e e | e e | /[a-z]/ | ""',
+    "pairs": "start: e\ne: e e | /[a-z ]/",
+    "narrow": 'start: e\ne: e e e e e e e e e | e e e e | e e e | e e | "Qx7"',
+}
+WIDE = (
+    "start: ("
+    + " | ".join(f"r{i}" for i in range(150))
+    + ")+\n"
+    + "\n".join(f"r{i}: /[a-z]/ r{(i * 7 + 1) % 150} | /[a-z ]/" for i in range(150))
+)
+
+
+def test_what_is_too_complex_at_once_is_refused() -> None:
+    with pytest.raises(GrammarError, match="Too many items"):
+        VOCABULARY.compile(StructuredOutputs(grammar=WIDE))
+
+
+def first_tokens(outputs: StructuredOutputs, most: int) -> tuple[list[int], str]:
+    """The lowest ids that a grammar allows, and why there are no more of them."""
+    state = start(outputs)
+    ids: list[int] = []
+    try:
+        while len(ids) < most:
+            token = min(allowed(state) - {*EOS})
+            state.take([token])
+            ids.append(token)
+    except GrammarBroken as error:
+        return ids, str(error)
+    return ids, ""
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+def test_an_ambiguous_grammar_ends_by_the_librarys_counts(name: str) -> None:
+    # not by a clock: twice the same, and long before a row is so long that it takes seconds
+    outputs = StructuredOutputs(grammar=AMBIGUOUS[name])
+    ids, why = first_tokens(outputs, 200)
+    assert "too complex to follow" in why
+    assert "items" in why
+    assert first_tokens(outputs, 200) == (ids, why)
+
+
+TREE = {
+    "$ref": "#/$defs/node",
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+                "under": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+            },
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        StructuredOutputs(json=TREE),
+        StructuredOutputs(json={"properties": {f"f{i}": {"type": "integer"} for i in range(150)}}),
+        StructuredOutputs(
+            json={
+                "type": "array",
+                "items": {
+                    "anyOf": [
+                        {"properties": {f"k{i}": {"const": i}}, "required": [f"k{i}"]}
+                        for i in range(100)
+                    ]
+                },
+            }
+        ),
+        StructuredOutputs(
+            grammar='start: e\ne: t (("+" | "-") t)*\nt: f (("*" | "/") f)*\n'
+            'f: /[0-9]+/ | "(" e ")"'
+        ),
+    ],
+    ids=["recursive", "optional", "alternatives", "arithmetic"],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_not_ambiguous_stays_far_from_the_limits(
+    outputs: StructuredOutputs, seed: int
+) -> None:
+    ids, is_over = walk(outputs, seed, 300)
+    assert ids
+    assert is_over or len(ids) == 300
+
+
+def test_as_many_choices_as_a_request_may_have_can_be_followed() -> None:
+    texts = tuple(f"{i * 7919}" for i in range(MAX_CHOICES))
+    outputs = StructuredOutputs(choice=texts)
+    for seed in range(5):
+        ids, is_over = walk(outputs, seed)
+        assert is_over
+        assert text_of(ids) in texts
+
+
+def test_threads_fill_the_same_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    import llguidance
+
+    words = StructuredOutputs(regex="([a-z]{1,9} )*")
+    states = [start(words) for _ in range(9)]
+    for i, state in enumerate(states):
+        state.take(TOKENIZER.encode("a word or two " * i).ids[: 2 * i])
+    masks = [np.zeros((len(states), num_words(VOCAB_SIZE)), np.int32) for _ in range(2)]
+    for executor, filled in zip((None, llguidance.LLExecutor(2)), masks, strict=True):
+        monkeypatch.setattr(llguidance_backend, "_executor", lambda executor=executor: executor)
+        fill_masks([(state.matcher, i) for i, state in enumerate(states)], filled)
+    assert np.array_equal(*masks)
+    assert masks[0].any(axis=1).all()
+
+
+def test_rows_follow_their_histories_and_fail_alone() -> None:
+    tokens = PagedLog(np.uint32)
+    rows = GrammarRows(tokens, VOCAB_SIZE)
+    yes, no = TOKENIZER.encode("yes").ids, TOKENIZER.encode("no").ids
+    prompt = [7, 8, 9]
+    for row, outputs in ((2, yes[:1]), (5, yes), (6, no)):
+        tokens.open(row)
+        tokens.extend(row, np.array(prompt + outputs, np.uint32))
+        rows.add(row, start(StructuredOutputs(regex="yes")), len(prompt))
+    masks, broken = rows.masks(np.array([5, NO_ROW, 6, 2, 4]))
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
+    assert [row for row, _ in broken] == [6, 4]
+    assert set(np.flatnonzero(bits[0]).tolist()) == set(EOS)
+    assert bits[1].all()
+    assert bits[2].all()
+    expected = start(StructuredOutputs(regex="yes"))
+    expected.take(yes[:1])
+    assert set(np.flatnonzero(bits[3]).tolist()) == allowed(expected)
+    rows.drop(5)
+    rows.drop(5)
+    assert len(rows) == 2
+
+
+WIDE_LEXER = StructuredOutputs(regex="(a|b|[c-z ])*a(a|b|[c-z ]){60}")
+
+
+def test_a_full_lexer_is_no_other_streams_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    # its states are shared by all streams of a grammar, and never given back
+    monkeypatch.setattr(llguidance_backend, "_MAX_LEXER_STATES", 3000)
+    grammar = SharedGrammar(lambda: VOCABULARY.compile(WIDE_LEXER))
+    end_mask = ids_as_mask(EOS, VOCAB_SIZE)
+    tokens, generations = PagedLog(np.uint32), set()
+    rows = GrammarRows(tokens, VOCAB_SIZE)
+    for row in range(8):
+        rng = random.Random(row)
+        state = GrammarState(grammar, frozenset(EOS), end_mask, VOCABULARY.ends)
+        tokens.open(row)
+        tokens.extend(row, np.array([7, 8, 9], np.uint32))
+        rows.add(row, state, 3)
+        for _ in range(12):
+            masks, broken = rows.masks(np.array([row]))
+            assert not broken
+            bits = np.unpackbits(masks.view(np.uint8), bitorder="little")
+            may = set(np.flatnonzero(bits).tolist()) - {*EOS}
+            tokens.extend(row, np.array([rng.choice(sorted(may))], np.uint32))
+        generations.add(state._generation)
+    assert len(generations) > 1, "it was never full: a test of nothing"
+
+
+def test_an_answer_that_fills_lexers_by_itself_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llguidance_backend, "_MAX_LEXER_STATES", 300)
+    tokens = PagedLog(np.uint32)
+    rows = GrammarRows(tokens, VOCAB_SIZE)
+    tokens.open(0)
+    rows.add(0, start(WIDE_LEXER), 0)
+    broken: list[tuple[int, str]] = []
+    (token,) = TOKENIZER.encode("a").ids
+    for _ in range(100):
+        _, broken = rows.masks(np.array([0]))
+        if broken:
+            break
+        tokens.extend(0, np.array([token], np.uint32))
+    [(row, why)] = broken
+    assert row == 0
+    assert "too complex to follow: lexer error: too many states" in why
+
+
+# ---- where the vocabulary comes from -----------------------------------------------------------
+
+
+def test_the_tokenizer_is_found(tmp_path: Any) -> None:
+    assert find_tokenizer(str(MODEL_PATH)) == MODEL_PATH / "tokenizer.json"
+    simulated = f"simulated:tokenizer={MODEL_PATH},step_ms=1"
+    assert find_tokenizer(simulated) == MODEL_PATH / "tokenizer.json"
+    for model in ("simulated:step_ms=1", str(tmp_path), "nobody/has-this-model"):
+        with pytest.raises(ValueError):
+            find_tokenizer(model)
+
+
+def test_a_vocabulary_that_is_larger_than_the_model_is_refused() -> None:
+    with pytest.raises(GrammarError, match="does not go with it"):
+        Vocabulary(MODEL_PATH / "tokenizer.json", 100, EOS)

@@ -1,0 +1,116 @@
+"""Grammars that are made to harm: they end a process of their own, and are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.helpers.patience import PATIENCE_S
+
+from slipstream.demo_model import MODEL_PATH
+from slipstream_core.grammar.llguidance_backend import GrammarError, Vocabulary
+from slipstream_core.grammar.trial_client import GrammarTrial
+from slipstream_ipc.messages import StructuredOutputs
+
+VOCABULARY = Vocabulary(MODEL_PATH / "tokenizer.json", 4100, (1, 0))
+GOOD = StructuredOutputs(regex="[a-z]{3}")
+DEPTH = 4000  # the library's recursion takes 2 to 10 KB of stack to a level
+
+
+def lines(*rules: str) -> str:
+    return "\n".join(rules) + "\n"
+
+
+CHAINS = {
+    "lark": StructuredOutputs(
+        grammar=lines("start: a0", *(f"a{i}: a{i + 1}" for i in range(DEPTH)), f'a{DEPTH}: "x"')
+    ),
+    "lark-terminals": StructuredOutputs(
+        grammar=lines("start: A0", *(f"A{i}: A{i + 1}" for i in range(DEPTH)), f'A{DEPTH}: "x"')
+    ),
+    "gbnf": StructuredOutputs(
+        grammar=lines(
+            "root ::= a0", *(f"a{i} ::= a{i + 1} a0" for i in range(3500)), 'a3500 ::= "x" root'
+        )
+    ),
+    "references": StructuredOutputs(
+        json={
+            "$ref": "#/$defs/a0",
+            "$defs": {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(DEPTH)}
+            | {f"a{DEPTH}": {"type": "null"}},
+        }
+    ),
+}
+SLOW = {
+    "blank lines": StructuredOutputs(grammar="\n" * 65536),
+    "patterns": StructuredOutputs(
+        json={
+            "allOf": [
+                {"type": "string", "pattern": f".*{c}.{{{n}}}.*"}
+                for n, c in enumerate("abcdefghijklmnopqrst")
+            ]
+        }
+    ),
+}
+
+
+@pytest.fixture
+def trial() -> Iterator[GrammarTrial]:
+    one = GrammarTrial(VOCABULARY)
+    yield one
+    one.close()
+
+
+def pid_of(trial: GrammarTrial) -> int:
+    assert trial._process is not None
+    return trial._process.pid
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_chain_longer_than_the_stack_is_refused(trial: GrammarTrial, name: str) -> None:
+    with pytest.raises(GrammarError, match="does not survive"):
+        trial.ask(CHAINS[name])
+    assert trial.ask(GOOD)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_what_takes_too_long_to_compile_is_refused(trial: GrammarTrial, name: str) -> None:
+    trial.ask(GOOD)
+    with pytest.raises(GrammarError, match="processor time"):
+        trial.ask(SLOW[name])
+    assert trial.ask(GOOD)
+
+
+def test_what_does_not_compile_is_refused_with_the_reason(trial: GrammarTrial) -> None:
+    with pytest.raises(GrammarError, match="unclosed group"):
+        trial.ask(StructuredOutputs(regex="(a"))
+    first = pid_of(trial)
+    assert trial.ask(GOOD)
+    assert pid_of(trial) == first
+
+
+def test_a_process_that_is_killed_is_replaced_and_asked_again(trial: GrammarTrial) -> None:
+    trial.ask(GOOD)
+    first = pid_of(trial)
+    assert trial._process is not None
+    trial._process.kill()
+    trial._process.wait(PATIENCE_S)
+    assert trial.ask(GOOD)
+    assert pid_of(trial) != first
+
+
+def test_closed_it_starts_no_more(trial: GrammarTrial) -> None:
+    trial.ask(GOOD)
+    trial.close()
+    trial.close()
+    with pytest.raises(OSError):
+        trial.ask(GOOD)
+
+
+def test_what_it_gives_compiles_here(trial: GrammarTrial) -> None:
+    for outputs in (
+        GOOD,
+        StructuredOutputs(choice=("a", "b")),
+        StructuredOutputs(json_object=True),
+    ):
+        assert not VOCABULARY.compile_text(trial.ask(outputs)).is_error()

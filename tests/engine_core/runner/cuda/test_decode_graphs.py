@@ -1,0 +1,307 @@
+"""Recorded decode steps give the tokens of steps that are computed as they come.
+
+The recorder is as strict as a card's (`recording`): what the host says while a step is recorded is
+said once for all replays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.helpers.op_recorder import OpRecorder
+from tests.helpers.torch_driver import (
+    BLOCK,
+    NUM_TOKENS,
+    PROMPTS,
+    Driver,
+    Request,
+    generate,
+    save_model,
+)
+
+from slipstream_core.runner.cuda.decode_graphs import KINDS, DecodeGraphs
+from slipstream_core.runner.cuda.recorder import (
+    HostRecorder,
+    Recorder,
+    Work,
+    batch_sizes,
+    record_all,
+)
+from slipstream_core.runner.memory import largest_plan
+from slipstream_core.runner.model.loader import LoadedModel, load_model
+from slipstream_core.runner.sampling import sampler
+from slipstream_core.runner.staging import HostCopies
+from slipstream_core.runner.torch_runner import TorchRunner
+
+MakeRunner = Callable[..., TorchRunner]
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> LoadedModel:
+    return load_model(str(folder), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[list[int]]:
+    return generate(folder, PROMPTS, NUM_TOKENS)
+
+
+@pytest.fixture
+def make(model: LoadedModel) -> Iterator[MakeRunner]:
+    made: list[TorchRunner] = []
+
+    def make(sizes: Sequence[int] = (), recorder: Recorder | None = None) -> TorchRunner:
+        runner = TorchRunner(
+            model,
+            num_blocks=400,
+            block_size=BLOCK,
+            max_num_seqs=16,
+            threads=1,
+            native=False,
+            graph_sizes=sizes,
+            copies=HostCopies(),
+            recorder=recorder,
+        )
+        made.append(runner)
+        return runner
+
+    yield make
+    for runner in made:
+        runner.close()
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 4, 8), (3,), (16,)], ids=str)
+def test_the_same_tokens_as_generate(
+    make: MakeRunner, expected: list[list[int]], sizes: tuple[int, ...]
+) -> None:
+    recorder = OpRecorder()
+    runner = make(sizes, recorder)
+    for budget, depth in ((9, 1), (1000, 0), (1000, 1), (32, 2)):
+        recorder.num_replays = 0
+        # lengths that differ, so that rows leave one by one
+        requests = [Request(p, NUM_TOKENS - 2 * n) for n, p in enumerate(PROMPTS)]
+        driver = Driver(runner, budget=budget, depth=depth, seed=budget + depth)
+        driver.run(requests)
+        assert [r.output for r in requests] == [
+            tokens[: NUM_TOKENS - 2 * n] for n, tokens in enumerate(expected)
+        ]
+        assert driver.num_mixed > 0
+        assert recorder.num_replays > 0
+
+
+def mixed_requests() -> list[Request]:
+    """Greedy, drawn and truncated rows beside one another, with log-probabilities and without."""
+    return [
+        Request(
+            prompt,
+            10 + n,
+            temperature=(0.0, 0.9, 1.3)[n % 3],
+            top_k=(0, 0, 5, 30)[n % 4],
+            top_p=(1.0, 1.0, 0.8, 1.0)[n % 4],
+            seed=100 + n,
+            num_logprobs=(-1, 3, 0)[n % 3],
+        )
+        for n, prompt in enumerate(PROMPTS)
+    ]
+
+
+@pytest.mark.parametrize("group", [slice(None), slice(0, None, 3), slice(1, None, 4), slice(2, 3)])
+def test_the_same_samples_and_log_probabilities_as_without(make: MakeRunner, group: slice) -> None:
+    recorder = OpRecorder()
+    outputs, logprobs = [], []
+    for runner in (make(), make((2, 8), recorder)):
+        requests = mixed_requests()[group]
+        Driver(runner, budget=1000, seed=5).run(requests)
+        outputs.append([r.output for r in requests])
+        logprobs.append([r.logprobs for r in requests])
+    assert outputs[0] == outputs[1]
+    for without, recorded in zip(*logprobs, strict=True):
+        assert len(without) == len(recorded)
+        for (values, ids, rank), (values_2, ids_2, rank_2) in zip(without, recorded, strict=True):
+            assert values_2 == pytest.approx(values, abs=1e-4)
+            assert (ids_2, rank_2) == (ids, rank)
+    assert recorder.num_replays > 0
+
+
+@pytest.mark.parametrize("temperature", [0.2, 3.0], ids=["covered", "further"])
+def test_kept_sets_beyond_the_candidates(
+    make: MakeRunner, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a high temperature top_p keeps more than eight tokens, at a low one it does not."""
+    monkeypatch.setattr(sampler, "NUM_CANDIDATES", 8)
+    is_covered = DecodeGraphs._is_covered
+    found = []
+
+    def spy(self: DecodeGraphs, *others: Any) -> bool:
+        found.append(is_covered(self, *others))
+        return found[-1]
+
+    monkeypatch.setattr(DecodeGraphs, "_is_covered", spy)
+    outputs = []
+    for runner in (make(), make((2, 8), OpRecorder())):
+        requests = [
+            Request(prompt, 12, temperature=temperature, top_p=0.9, seed=n, num_logprobs=n % 2)
+            for n, prompt in enumerate(PROMPTS)
+        ]
+        Driver(runner, budget=1000).run(requests)
+        outputs.append([(r.output, [ids for _, ids, _ in r.logprobs]) for r in requests])
+    assert outputs[0] == outputs[1]
+    assert (temperature < 1) in found
+
+
+@pytest.mark.parametrize("rubbish", [torch.nan, torch.inf])
+def test_what_others_left_in_the_cache_never_shows(
+    make: MakeRunner, expected: list[list[int]], rubbish: float
+) -> None:
+    runner = make((1, 4, 16), OpRecorder())
+    for layer in runner._layers:
+        for blocks in (layer.key_blocks, layer.value_blocks):
+            blocks[1:] = rubbish  # all but the null block
+    requests = [Request(prompt, NUM_TOKENS) for prompt in PROMPTS]
+    Driver(runner, budget=32).run(requests)
+    assert [r.output for r in requests] == expected
+
+
+class Failing(HostRecorder):
+    """Does not record some of what it is given."""
+
+    def __init__(self, fails: Callable[[int], bool]) -> None:
+        self._fails = fails
+        self._count = itertools.count()
+        self.num_checks = 0
+
+    def record(self, work: Work) -> Work:
+        if self._fails(next(self._count)):
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return super().record(work)
+
+    def check(self) -> None:
+        self.num_checks += 1
+
+
+@pytest.mark.parametrize(
+    ("fails", "num_failures"),
+    [
+        (lambda n: True, 1),  # the largest forward: the smaller ones are not tried
+        (lambda n: n > 0, 2 + len(KINDS) - 1),  # one forward
+        (lambda n: n == 2, 1),  # one kind, which is not tried again
+    ],
+)
+def test_what_cannot_be_recorded_runs_eagerly(
+    make: MakeRunner,
+    expected: list[list[int]],
+    caplog: pytest.LogCaptureFixture,
+    fails: Callable[[int], bool],
+    num_failures: int,
+) -> None:
+    recorder = Failing(fails)
+    with caplog.at_level(logging.WARNING):
+        runner = make((2, 8), recorder)
+    assert recorder.num_checks == num_failures
+    assert caplog.text.count("could not be recorded and runs eagerly") == num_failures
+    requests = [Request(prompt, NUM_TOKENS) for prompt in PROMPTS]
+    Driver(runner, budget=32).run(requests)
+    assert [r.output for r in requests] == expected
+
+
+def test_a_device_beyond_use_is_told(make: MakeRunner) -> None:
+    class Dead(Failing):
+        def check(self) -> None:
+            raise ZeroDivisionError("an illegal memory access was encountered")
+
+    with pytest.raises(ZeroDivisionError, match="illegal memory access"):
+        make((2, 8), Dead(lambda n: n == 3))
+
+
+def test_recording_stops_at_its_deadline(caplog: pytest.LogCaptureFixture) -> None:
+    kept: list[Work] = []
+    work = [(f"number {n}", lambda: None, kept.append) for n in range(3)]
+    with caplog.at_level(logging.WARNING):
+        record_all(HostRecorder(), work, 3, within_s=-1.0)
+    assert kept == []
+    assert "before number 0: 0 of 3 are there" in caplog.text
+    record_all(HostRecorder(), work, 3)
+    assert len(kept) == 3
+
+
+def test_without_time_all_steps_run_eagerly(
+    make: MakeRunner, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream_core.runner.cuda.decode_graphs.CAPTURE_S", -1.0)
+    runner = make((2, 8), OpRecorder())
+    request = Request(PROMPTS[0], NUM_TOKENS)
+    Driver(runner).run([request])
+    assert request.output == expected[0]
+
+
+def test_batch_sizes() -> None:
+    assert batch_sizes(1) == (1,)
+    assert batch_sizes(3) == (1, 2, 3)
+    assert batch_sizes(21) == (1, 2, 4, 8, 16, 21)
+    assert batch_sizes(256)[-3:] == (240, 248, 256)
+    assert batch_sizes(1024)[-2:] == (960, 1024)
+    assert len(batch_sizes(1024)) < 64
+    assert batch_sizes(64, (32, 1, 32, 65)) == (1, 32)
+
+
+def test_a_bare_replay_is_timed(make: MakeRunner) -> None:
+    recorder = OpRecorder()
+    runner = make((2, 8), recorder)
+    recorder.num_replays = 0
+    assert runner.bare_replay(5, 3, context=9) > 0
+    assert recorder.num_replays == 2 * (1 + 3)  # once for the way, and as often as wanted
+    with pytest.raises(ValueError, match=r"of 9 rows is recorded, but \[2, 8\]"):
+        runner.bare_replay(9, 1)
+    with pytest.raises(ValueError, match="no decode steps are recorded"):
+        make().bare_replay(1, 1)
+
+
+def test_a_closed_runner_gives_its_cache_back(make: MakeRunner) -> None:
+    runner = make((2, 8), OpRecorder())
+    caches = [weakref.ref(layer.keys) for layer in runner._layers]
+    Driver(runner).run([Request(PROMPTS[0], 3)])
+    assert all(cache() is not None for cache in caches)
+    runner.close()
+    gc.collect()
+    assert [cache() for cache in caches] == [None] * len(caches)
+
+
+def test_the_widest_tables_leave_the_buffer_where_recordings_look(model: LoadedModel) -> None:
+    runner = TorchRunner(
+        model,
+        num_blocks=18,  # 17 blocks to a row at most, where tables have room for 32
+        block_size=BLOCK,
+        max_num_seqs=16,
+        threads=1,
+        native=False,
+        graph_sizes=(4,),
+        copies=HostCopies(),
+        recorder=OpRecorder(),
+    )
+    with contextlib.closing(runner):
+        graphs = runner._graphs
+        assert graphs is not None
+        before = graphs._staging.device_buffer.data_ptr()
+        plan = largest_plan(4, 4, max_model_len=8, block_size=BLOCK, vocab_size=model.vocab_size)
+        wide = replace(plan, block_tables=np.zeros((4, graphs._tables.shape[1]), np.int32))
+        assert graphs._tables.shape[1] > 17
+        assert graphs.takes(wide)
+        runner.launch(wide)
+        runner.collect()
+        assert graphs._staging.device_buffer.data_ptr() == before

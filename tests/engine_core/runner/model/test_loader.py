@@ -1,0 +1,521 @@
+"""Loading: what is learned of a model, and that what cannot be served says so at once."""
+
+from __future__ import annotations
+
+import json
+import logging as python_logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from huggingface_hub.errors import (
+    GatedRepoError,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
+from transformers.utils import logging
+
+from slipstream_core.runner.attention.geometry import LayerGeometry
+from slipstream_core.runner.load_error import ModelLoadError
+from slipstream_core.runner.model.hub import Source
+from slipstream_core.runner.model.loader import load_model
+from slipstream_ipc.messages import SamplingDefaults
+
+SETTINGS: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def save(folder: Path, config: Any) -> str:
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save(tmp_path_factory.mktemp("tiny"), LlamaConfig(**SETTINGS))
+
+
+@pytest.fixture
+def copy(tiny: str, tmp_path: Path) -> Path:
+    shutil.copytree(tiny, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def problem(name: str, **options: Any) -> str:
+    with pytest.raises(ModelLoadError) as error:
+        load_model(name, device="cpu", **options)
+    assert error.value.model == name
+    assert repr(name) in str(error.value)
+    return str(error.value)
+
+
+def test_what_is_learned(tiny: str) -> None:
+    model = load_model(tiny, device="cpu")
+    assert model.name == tiny
+    assert model.vocab_size == 97
+    assert model.max_model_len == 128
+    assert model.eos_token_ids == (2,)
+    assert model.dtype == torch.float32
+    assert model.device == torch.device("cpu")
+    assert model.geometry == (LayerGeometry(4, 2, 8, 8, None, None, False),) * 2
+    assert model.geometry[0].bytes_per_token(torch.bfloat16) == 2 * (8 + 8) * 2
+    assert not model.module.training
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_dtype(tiny: str, dtype: Any) -> None:
+    model = load_model(tiny, device="cpu", dtype=dtype)
+    assert model.dtype == getattr(torch, dtype)
+    assert {parameter.dtype for parameter in model.module.parameters()} == {model.dtype}
+
+
+@pytest.mark.parametrize(
+    ("saved", "has_tiles", "loaded"),
+    [
+        ("bfloat16", True, torch.bfloat16),
+        ("bfloat16", False, torch.float32),
+        ("float16", True, torch.float32),
+        ("float32", True, torch.float32),
+    ],
+)
+def test_auto_dtype_on_a_cpu(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, saved: str, has_tiles: bool, loaded: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_tiles)
+    edit(copy, dtype=saved)
+    assert load_model(str(copy), device="cpu").dtype == loaded
+
+
+def test_tied_embeddings_are_one_tensor(tmp_path: Path) -> None:
+    name = save(tmp_path, LlamaConfig(**SETTINGS, tie_word_embeddings=True))
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    module: Any = load_model(name, device="cpu").module
+    assert module.lm_head.weight is module.model.embed_tokens.weight
+
+
+def test_a_checkpoint_in_several_files(tiny: str, tmp_path: Path) -> None:
+    whole = AutoModelForCausalLM.from_pretrained(tiny)
+    whole.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    weights = load_model(str(tmp_path), device="cpu").module.state_dict()
+    assert weights.keys() == whole.state_dict().keys()
+    for key, tensor in whole.state_dict().items():
+        assert torch.equal(weights[key], tensor)
+    next(tmp_path.glob("model-00002-*.safetensors")).unlink()
+    assert "weights could not be loaded" in problem(str(tmp_path))
+
+
+MEASURE_MEMORY = """
+import resource, sys
+from slipstream_core.runner.model.loader import load_model
+load_model(sys.argv[1], device="cpu", dtype="float32")  # whatever comes with the first model
+with open("/proc/self/statm") as statm:
+    data = int(statm.read().split()[5]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_DATA, (data + int(sys.argv[3]), resource.RLIM_INFINITY))
+load_model(sys.argv[2], device="cpu", dtype=sys.argv[4])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("saved", "loaded"), [("float32", "float32"), ("bfloat16", "float32")])
+def test_loading_holds_the_weights_once(tiny: str, tmp_path: Path, saved: str, loaded: str) -> None:
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6}
+    config = LlamaConfig(**(SETTINGS | sizes))
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, saved))
+    model.save_pretrained(tmp_path)
+    file_size = (tmp_path / "model.safetensors").stat().st_size
+    loaded_size = sum(parameter.numel() for parameter in model.parameters()) * 4
+    assert loaded_size > 300 << 20
+    del model
+    # The limit counts private mappings, so the mapped file is in it although it takes no memory
+    # that could not be given back; with nothing to convert it is all there is.
+    needed = file_size if saved == loaded else file_size + loaded_size
+
+    def load(limit: float) -> subprocess.CompletedProcess[str]:
+        arguments = [tiny, str(tmp_path), str(int(limit)), loaded]
+        return subprocess.run(
+            [sys.executable, "-c", MEASURE_MEMORY, *arguments],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+
+    assert "allocate memory" in load(needed - 0.1 * loaded_size).stderr  # the limit is one
+    # less room than another copy would take, in the narrower dtype too
+    enough = load(needed + 0.3 * loaded_size)
+    assert enough.returncode == 0, enough.stderr
+
+
+def test_default_sampling(copy: Path) -> None:
+    assert load_model(str(copy), device="cpu").default_sampling == SamplingDefaults()
+    GenerationConfig(do_sample=True, temperature=0.6, top_k=20, top_p=0.95).save_pretrained(copy)
+    given = load_model(str(copy), device="cpu").default_sampling
+    assert given == SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95)
+    GenerationConfig(repetition_penalty=1.05).save_pretrained(copy)
+    given = load_model(str(copy), device="cpu").default_sampling
+    assert given == SamplingDefaults(repetition_penalty=1.05)
+
+
+def test_several_eos_ids_of_the_generation_settings(copy: Path) -> None:
+    GenerationConfig(eos_token_id=[5, 7]).save_pretrained(copy)
+    assert load_model(str(copy), device="cpu").eos_token_ids == (5, 7)
+
+
+def test_eos_ids_of_the_configuration(copy: Path) -> None:
+    (copy / "generation_config.json").unlink()
+    edit(copy, eos_token_id=[11, 2])
+    assert load_model(str(copy), device="cpu").eos_token_ids == (11, 2)
+
+
+def test_eos_ids_outside_of_the_vocabulary_are_left_out(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (copy / "generation_config.json").unlink()
+    num = json.loads((copy / "config.json").read_text())["vocab_size"]
+    edit(copy, eos_token_id=[2, num, -1, num - 1])
+    with caplog.at_level(python_logging.WARNING):
+        assert load_model(str(copy), device="cpu").eos_token_ids == (2, num - 1)
+    assert f"[2, {num}, -1, {num - 1}]" in caplog.text
+
+
+def test_no_eos_id(copy: Path) -> None:
+    (copy / "generation_config.json").unlink()
+    edit(copy, eos_token_id=None)
+    assert load_model(str(copy), device="cpu").eos_token_ids == ()
+
+
+def test_max_model_len(tiny: str) -> None:
+    assert load_model(tiny, device="cpu", max_model_len=50).max_model_len == 50
+    assert "max_model_len is 129, but the model reaches 128" in problem(tiny, max_model_len=129)
+
+
+def test_a_name_relative_to_the_working_folder(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(tiny).parent)
+    assert load_model("./" + Path(tiny).name, device="cpu").vocab_size == 97
+    assert load_model(Path(tiny).name, device="cpu").vocab_size == 97
+
+
+def test_nothing_is_printed_and_logging_is_left_as_it_was(
+    copy: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    weights = load_file(copy / "model.safetensors")
+    weights["model.stray"] = torch.zeros(3)  # transformers would report it
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    capfd.readouterr()
+    load_model(str(copy), device="cpu")
+    assert capfd.readouterr() == ("", "")
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    assert "no such folder" in problem(str(tmp_path / "absent"))
+    assert "no such folder" in problem("./absent")
+
+
+def test_a_folder_of_something_else(tmp_path: Path) -> None:
+    assert "no config.json" in problem(str(tmp_path))
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    cache = tmp_path / "hub"
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", str(cache))
+    return cache
+
+
+def fill(cache: Path, tiny: str, *, without: str = "") -> None:
+    """What a download of somebody/tiny leaves behind."""
+    folder = cache / "models--somebody--tiny"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(tiny, folder / "snapshots" / ("0" * 40))
+    if without:
+        (folder / "snapshots" / ("0" * 40) / without).unlink()
+
+
+@pytest.fixture
+def requests_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Requests to a hub that cannot be reached."""
+    made: list[str] = []
+
+    def refuse(url: str, **_options: object) -> None:
+        made.append(url)
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr("slipstream_core.runner.model.hub.get_hf_file_metadata", refuse)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    return made
+
+
+def test_a_hub_out_of_reach(
+    empty_cache: Path,
+    requests_made: list[str],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    said = problem("nobody/nothing")
+    assert len(requests_made) == 1  # and no second attempt
+    assert "nobody/nothing/resolve/main/config.json: Name or service not known" in said
+    assert f"no earlier download lies in {empty_cache}" in said
+    assert "give the folder of a model" in said
+    assert "`hf download nobody/nothing`" in said
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_hub_that_is_not_to_be_asked(
+    empty_cache: Path, requests_made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set" in problem("nobody/nothing")
+    assert not requests_made
+
+
+def test_an_earlier_download_is_used_where_the_hub_is_out_of_reach(
+    empty_cache: Path, requests_made: list[str], tiny: str
+) -> None:
+    fill(empty_cache, tiny)
+    assert load_model("somebody/tiny", device="cpu").vocab_size == 97
+    assert len(requests_made) == 1
+
+
+def test_an_earlier_download_that_lacks_the_weights(
+    empty_cache: Path, requests_made: list[str], tiny: str
+) -> None:
+    fill(empty_cache, tiny, without="model.safetensors")
+    said = problem("somebody/tiny")
+    assert "weights could not be loaded" in said
+    assert f"left in {empty_cache} may be incomplete" in said
+    assert len(requests_made) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (GatedRepoError, "its owner asks for consent: accept the terms"),
+        (RepositoryNotFoundError, "shows no such model"),
+        (RemoteEntryNotFoundError, "holds no config.json"),
+    ],
+)
+def test_what_the_hub_says_against_it(
+    monkeypatch: pytest.MonkeyPatch, requests_made: list[str], kind: Any, said: str
+) -> None:
+    def answer(_url: str) -> None:
+        raise kind.__new__(kind)
+
+    monkeypatch.setattr("slipstream_core.runner.model.hub.get_hf_file_metadata", answer)
+    assert said in problem("nobody/nothing")
+
+
+def test_a_name_that_is_neither_folder_nor_hub_id() -> None:
+    assert "neither a folder nor a hub id" in problem("a/b/c")
+
+
+def test_what_the_hub_logs_is_said_once(
+    tiny: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hub = python_logging.getLogger("huggingface_hub")
+    before = hub.handlers[:]
+    lines: list[str] = []
+
+    def locate(name: str) -> Source:
+        hub.getChild("utils").warning("trying again")
+        return Source(name, True)
+
+    monkeypatch.setattr("slipstream_core.runner.model.loader.locate", locate)
+    handler = python_logging.Handler()
+    monkeypatch.setattr(handler, "emit", lambda record: lines.append(record.getMessage()))
+    root = python_logging.getLogger()
+    root.addHandler(handler)
+    try:
+        load_model(tiny, device="cpu")
+    finally:
+        root.removeHandler(handler)
+    assert lines.count("trying again") == 1
+    assert capfd.readouterr() == ("", "")
+    assert before
+    assert hub.handlers == before
+
+
+def test_progress_bars_where_somebody_watches(
+    tiny: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    load_model(tiny, device="cpu")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "Loading weights: 100%" in err
+
+
+def test_an_unknown_architecture(copy: Path) -> None:
+    edit(copy, model_type="perpetuum_mobile")
+    assert "could not be read" in problem(str(copy))
+
+
+def test_a_configuration_that_is_no_json(copy: Path) -> None:
+    (copy / "config.json").write_text("{")
+    assert "could not be read" in problem(str(copy))
+
+
+def test_code_in_the_folder_is_not_run(copy: Path) -> None:
+    edit(copy, model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
+    (copy / "own.py").write_text("raise SystemExit('was run')")
+    assert "code of its own, which is not run; set trust_remote_code" in problem(str(copy))
+
+
+OWN_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_code_in_the_folder_is_run_where_it_is_trusted(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "m"))
+    monkeypatch.setattr("sys.path", sys.path[:])
+    own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    edit(copy, model_type="own", auto_map=own)
+    (copy / "own.py").write_text(OWN_CODE)
+    model = load_model(str(copy), device="cpu", trust_remote_code=True)
+    assert type(model.module).__name__ == "OwnForCausalLM"
+    assert len(model.geometry) == 2
+
+
+def test_a_weight_is_missing(copy: Path) -> None:
+    weights = load_file(copy / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    assert "lacks 1 of the weights" in problem(str(copy))
+    assert "model.layers.1.mlp.up_proj.weight" in problem(str(copy))
+
+
+def test_weights_of_another_shape(copy: Path) -> None:
+    edit(copy, intermediate_size=64)
+    assert "weights" in problem(str(copy))
+
+
+def test_no_weights(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    assert "weights could not be loaded" in problem(str(copy))
+
+
+def test_broken_weights(copy: Path) -> None:
+    (copy / "model.safetensors").write_bytes(b"not weights")
+    assert "weights could not be loaded" in problem(str(copy))
+
+
+def test_cuda_that_is_not_there(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelLoadError, match="no CUDA device"):
+        load_model(tiny, device="cuda")
+    assert load_model(tiny).device == torch.device("cpu")
+
+
+def test_dynamic_rope(copy: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    edit(copy, rope_parameters=rope)
+    assert "'dynamic', whose results depend on who shares a batch" in problem(str(copy))
+
+
+def test_longrope_within_its_short_range_only(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+    }
+    config = transformers.Phi3Config(
+        **SETTINGS, rope_parameters=rope, original_max_position_embeddings=64
+    )
+    name = save(tmp_path, config)
+    assert "a max_model_len of at most that" in problem(name)
+    assert "beyond 64 tokens" in problem(name)
+    assert load_model(name, device="cpu", max_model_len=64).max_model_len == 64
+
+
+def test_attention_calls_that_do_not_match_the_layers(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attention = transformers.models.llama.modeling_llama.LlamaAttention
+    original = attention.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.layer_idx == 1:
+            return kwargs["hidden_states"], None
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(attention, "forward", forward)
+    assert "1 attention calls over 1 layers where the configuration names 2" in problem(tiny)
+
+
+def test_logits_of_other_tokens_than_were_asked_for(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = LlamaForCausalLM.forward
+
+    def forward(self: Any, *args: Any, logits_to_keep: Any = 0, **kwargs: Any) -> Any:
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
+    assert "its logits are (1, 8, 97) where 1 x 2 chosen tokens" in problem(tiny)
+
+
+@pytest.mark.parametrize("shift", [1, -1])
+def test_tokens_that_meet_outside_of_attention(
+    tiny: str, monkeypatch: pytest.MonkeyPatch, shift: int
+) -> None:
+    original = LlamaMLP.forward
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return original(self, x + 0.01 * x.roll(shift, dims=1))
+
+    monkeypatch.setattr(LlamaMLP, "forward", forward)
+    said = problem(tiny)
+    assert "LlamaForCausalLM cannot be served" in said
+    assert "its tokens influence one another outside of attention" in said
+
+
+def test_positions_that_are_not_heeded(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = LlamaRotaryEmbedding.forward
+
+    def forward(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        return original(self, x, torch.arange(x.shape[1], device=x.device)[None])
+
+    monkeypatch.setattr(LlamaRotaryEmbedding, "forward", forward)
+    assert "counts the places of its tokens" in problem(tiny)
+
+
+def test_a_window_that_attention_is_not_told_of(tmp_path: Path) -> None:
+    sizes = {"intermediate_size": 48, "num_local_experts": 2, "num_experts_per_tok": 2}
+    name = save(tmp_path, transformers.PhimoeConfig(**(SETTINGS | sizes), sliding_window=8))
+    said = problem(name)
+    assert "a window of 8 tokens in its configuration and None to its attention" in said
+    assert load_model(name, device="cpu", max_model_len=8).max_model_len == 8

@@ -1,0 +1,54 @@
+"""Architectures, as tiny random models: token for token what generate says, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream_bench.models import tiny_models
+from slipstream_core.runner.load_error import ModelLoadError
+from slipstream_core.runner.model.loader import load_model
+
+SERVED = [each for each in tiny_models.ARCHITECTURES if each.refused is None]
+REFUSED = [each for each in tiny_models.ARCHITECTURES if each.refused is not None]
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(each, id=each.name, marks=[] if each.quick else [pytest.mark.slow])
+        for each in SERVED
+    ],
+)
+def test_equals_generate(architecture: Any, tmp_path: Path) -> None:
+    torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
+    tiny_models.save(architecture, tmp_path)
+    expected = tiny_models.generate(tmp_path)
+    # a model that says one thing for ever would hide every mistake
+    assert len({token for output in expected for token in output}) >= 8
+    model = load_model(str(tmp_path), device="cpu", dtype="float32")
+    all_served = tiny_models.serve(model, *tiny_models.VARIANTS)
+    for variant, served in zip(tiny_models.VARIANTS, all_served, strict=True):
+        assert served.outputs == expected, variant.name
+        assert (served.num_preemptions > 0) == (variant is tiny_models.PREEMPTED)
+
+
+@pytest.mark.parametrize("architecture", REFUSED, ids=[each.name for each in REFUSED])
+def test_refused_with_the_reason(architecture: Any, tmp_path: Path) -> None:
+    tiny_models.save(architecture, tmp_path)
+    with pytest.raises(ModelLoadError) as error:
+        load_model(str(tmp_path), device="cpu")
+    said = str(error.value)
+    assert architecture.refused in said
+    assert architecture.config_class.removesuffix("Config").removesuffix("Text")[:4] in said
+    assert "served" in said  # and what is allowed
+
+
+def test_windows_are_shorter_than_what_is_served() -> None:
+    """Else a window that is ignored would not show."""
+    longest = max(tiny_models.PROMPT_LENS) + tiny_models.NUM_OUTPUTS
+    assert min(tiny_models.NUM_OUTPUTS, longest // 2) > tiny_models.WINDOW
+    assert longest <= tiny_models.MAX_MODEL_LEN

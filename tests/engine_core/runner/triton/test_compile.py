@@ -1,0 +1,222 @@
+"""Every kernel compiles for an H100 or H200 (sm_90) and fits it, and others too, without a card.
+
+Triton's compiler needs none; it is told what the card would say. Prints registers and shared
+memory (pytest -s).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+triton = pytest.importorskip(
+    "triton", reason="Triton is not installed; scripts/triton-tests brings it"
+)
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+from triton.backends.compiler import GPUTarget
+
+from slipstream_core.runner.attention import kv_cache
+from slipstream_core.runner.attention.geometry import LayerGeometry
+from slipstream_core.runner.attention.reference_cases import AttentionCase, make_scene
+from slipstream_core.runner.attention.tiles import H100_SHARED_LIMIT, Heads, Tile, shared_bytes
+from slipstream_core.runner.attention.triton_backend import Launch, StepRows, TritonAttention
+from slipstream_core.runner.attention.triton_kernels import attend, combine, store
+from slipstream_core.runner.sampling.rejection_sampling import WholeDraws
+
+
+class Driver:
+    """As much of one as compiling asks for. capability: of the card, 90 for 9.0."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return GPUTarget("cuda", self._capability, 32)
+
+
+@pytest.fixture(autouse=True)
+def for_sm90(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    set_active(Driver(90))
+    yield
+    triton.runtime.driver._active = None
+
+
+def set_active(driver: Driver) -> None:
+    """Kernels remember for which card they were compiled last."""
+    triton.runtime.driver.set_active(driver)
+    for kernel in (attend, combine, store):
+        kernel.device_caches.clear()
+
+
+def layer(
+    heads: int,
+    kv_heads: int,
+    key_dim: int,
+    value_dim: int | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: bool = False,
+) -> LayerGeometry:
+    return LayerGeometry(heads, kv_heads, key_dim, value_dim or key_dim, window, softcap, sinks)
+
+
+LAYERS = {
+    "Llama 3.1 8B": layer(32, 8, 128),
+    "Qwen3 0.6B": layer(16, 8, 128),
+    "Qwen3 30B-A3B": layer(32, 4, 128),
+    "GPT-OSS, window": layer(64, 8, 64, window=128, sinks=True),
+    "Gemma 2 9B, window": layer(16, 8, 256, window=4096, softcap=50.0),
+    "Gemma 2 9B": layer(16, 8, 256, softcap=50.0),
+    "DeepSeek V3": layer(128, 128, 192, 128),
+    "Phi-3 mini": layer(32, 32, 96),
+    "80 wide": layer(32, 32, 80),
+    "StarCoder, one key head": layer(48, 1, 128),
+    "one key head for 128": layer(128, 1, 256),
+    "small": layer(4, 2, 16),
+}
+CASES = [(torch.bfloat16, name) for name in LAYERS]
+CASES += [(torch.float16, "Llama 3.1 8B")]
+CASES += [(torch.float32, name) for name in ("Llama 3.1 8B", "Gemma 2 9B", "GPT-OSS, window")]
+QUICK = {"Llama 3.1 8B", "GPT-OSS, window", "Gemma 2 9B, window"}
+
+
+def resources(kernel: Any, folder: Path) -> dict[str, int]:
+    """What a thread and a program take: registers, bytes of stack (spills), shared memory."""
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(kernel.asm["cubin"])
+    tool = triton.knobs.nvidia.cuobjdump.path
+    said = subprocess.run(
+        [tool, "-res-usage", str(cubin)], check=True, capture_output=True, text=True
+    ).stdout
+    found = {name.lower(): int(number) for name, number in re.findall(r"(\w+):(\d+)", said)}
+    return {
+        "registers": found["reg"],
+        "spills": found["stack"] + found["local"],
+        "shared": kernel.metadata.shared,
+    }
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        pytest.param(
+            dtype,
+            name,
+            id=f"{name}, {str(dtype).removeprefix('torch.')}",
+            marks=[] if dtype == torch.bfloat16 and name in QUICK else [pytest.mark.slow],
+        )
+        for dtype, name in CASES
+    ],
+)
+def test_fits(dtype: torch.dtype, name: str, tmp_path: Path) -> None:
+    geometry = LAYERS[name]
+    device = torch.device("cpu")
+    layers = kv_cache.allocate([geometry], num_blocks=2, block_size=16, dtype=dtype, device=device)
+    attention = TritonAttention(layers, block_size=16, device=device)
+    launches = attention.every_launch(0, geometry, dtype)
+    names = [launch.kernel.__name__ for launch in launches]
+    assert names.count("attend") == 4  # decode and prefill, whole and split
+    assert names.count("combine") == 2
+    for launch in launches:
+        used = resources(launch.compile(), tmp_path)
+        tile = {n: launch.arguments.get(n) for n in ("DECODE", "SPLIT", "BLOCK_M", "BLOCK_N")}
+        print(name, dtype, launch.kernel.__name__, tile, used)
+        assert used["spills"] == 0, launch.kernel.__name__
+        assert used["shared"] <= H100_SHARED_LIMIT, launch.kernel.__name__
+
+
+def most_shared(launch: Launch, layer: LayerGeometry, dtype: torch.dtype) -> int:
+    """What the arithmetic by which tiles are chosen says of it."""
+    sizes: Any = [launch.arguments[name] for name in ("BLOCK_M", "BLOCK_N")]
+    layout: Any = [launch.arguments[name] for name in ("num_warps", "num_stages")]
+    heads = Heads(
+        group=layer.num_heads // layer.num_kv_heads,
+        key_dim=layer.key_dim,
+        value_dim=layer.value_dim,
+        itemsize=dtype.itemsize,
+    )
+    return shared_bytes(Tile(*sizes, *layout), heads)
+
+
+@pytest.mark.parametrize("name", ["Gemma 2 9B", "one key head for 128", "DeepSeek V3", "small"])
+@pytest.mark.parametrize(
+    ("capability", "limit", "dtype"),
+    [
+        pytest.param(89, 101_376, torch.bfloat16, id="8.9"),
+        pytest.param(89, 101_376, torch.float32, id="8.9, float32", marks=pytest.mark.slow),
+        pytest.param(80, 166_912, torch.bfloat16, id="8.0", marks=pytest.mark.slow),
+        pytest.param(120, 101_376, torch.bfloat16, id="12.0", marks=pytest.mark.slow),
+    ],
+)
+def test_fits_cards_with_less_shared_memory(
+    capability: int, limit: int, dtype: torch.dtype, name: str
+) -> None:
+    set_active(Driver(capability))
+    geometry, device = LAYERS[name], torch.device("cpu")
+    layers = kv_cache.allocate([geometry], num_blocks=2, block_size=16, dtype=dtype, device=device)
+    attention = TritonAttention(layers, block_size=16, device=device, shared_bytes=limit)
+    launches = [it for it in attention.every_launch(0, geometry, dtype) if it.kernel is attend]
+    if most_shared(launches[0], geometry, dtype) > limit:
+        pytest.skip("there are no tiles of it for this card")
+    for launch in launches:
+        shared = launch.compile().metadata.shared
+        print(name, dtype, launch.arguments["DECODE"], launch.arguments["SPLIT"], shared)
+        assert shared <= most_shared(launch, geometry, dtype) <= limit
+
+
+@pytest.mark.parametrize("vocab_size", [128256, 151936, 50257])
+def test_draws_fit(vocab_size: int, tmp_path: Path) -> None:
+    for compiled in WholeDraws().compile(vocab_size, torch.device("cpu")):
+        used = resources(compiled, tmp_path)
+        print("redraw", vocab_size, used)
+        assert used["spills"] == 0
+        assert used["shared"] <= H100_SHARED_LIMIT
+
+
+STEPS: list[tuple[tuple[int, ...], tuple[tuple[int, int], ...]]] = [
+    ((5,), ()),
+    ((5, 16, 700), ((0, 1),)),
+    ((), ((0, 1),)),
+    ((9,) * 3, ((3, 200), (0, 17), (900, 2))),
+    ((9,) * 300, ((1, 16),)),
+]
+
+
+def test_no_step_compiles_what_was_not_compiled_at_the_start() -> None:
+    device = torch.device("cpu")
+    known: set[str] = set()
+    for decodes, chunks in STEPS:
+        case = AttentionCase(name="", decodes=decodes, chunks=chunks, num_kv_heads=1, key_dim=16)
+        scene = make_scene(case, device, torch.bfloat16)
+        attention = TritonAttention([scene.layer], block_size=16, device=device)
+        if not known:
+            launches = attention.every_launch(0, case.geometry(), torch.bfloat16)
+            known = {launch.compile().hash for launch in launches}
+            assert len(known) == 6  # store, combine, and four that attend
+        rows = StepRows(
+            scene.num_decodes,
+            scene.kv_slots,
+            torch.zeros(len(scene.kv_lens) + 1, dtype=torch.int32)[1:],  # in a packed buffer
+            scene.block_tables,
+            scene.query_starts,
+        )
+        _, launches = attention.context(rows).launches(
+            0, scene.query, scene.key, scene.value, scene.params
+        )
+        assert {launch.compile().hash for launch in launches} <= known

@@ -1,0 +1,174 @@
+"""Attention by Triton's kernels against float64: by Triton's interpreter, or on a card.
+
+scripts/triton-tests runs these; elsewhere they are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton", reason="Triton is not installed; scripts/triton-tests brings it")
+if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
+    pytest.skip("needs a card, or TRITON_INTERPRET=1", allow_module_level=True)
+
+from slipstream_core.runner.attention import kv_cache
+from slipstream_core.runner.attention.backend_choice import triton_attention
+from slipstream_core.runner.attention.reference_cases import (
+    LIMITS,
+    AttentionCase,
+    Scene,
+    attention_cases,
+    check_case,
+    make_scene,
+    relative_error,
+)
+from slipstream_core.runner.attention.triton_backend import StepRows, TritonAttention
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
+
+
+ROUNDED = {"decode", "padded rows", "group of 7", "all at once", "split, window and sinks"}
+ROUNDED |= {"dims 80 and 80", "dims 192 and 128"}
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("case", attention_cases(long=not IS_INTERPRETED), ids=lambda c: c.name)
+def test_equals_float64(case: AttentionCase, dtype: torch.dtype) -> None:
+    if IS_INTERPRETED and dtype != torch.float32 and case.name not in ROUNDED:
+        pytest.skip("the interpreter takes a second for each; a card runs them all")
+    error = check_case(case, DEVICE, dtype)
+    print(f"{error:.1e}")
+    assert error < LIMITS[dtype]
+
+
+CASES = st.builds(
+    AttentionCase,
+    name=st.just("drawn"),
+    decodes=st.lists(st.integers(0, 70), max_size=3).map(tuple),
+    chunks=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40)), max_size=2).map(tuple),
+    num_kv_heads=st.sampled_from([1, 2]),
+    group=st.sampled_from([1, 3, 16]),
+    key_dim=st.sampled_from([8, 16, 24]),
+    value_dim=st.sampled_from([8, 16, 24]),
+    block_size=st.sampled_from([1, 5, 16]),
+    window=st.sampled_from([None, None, 1, 7, 50]),
+    softcap=st.sampled_from([None, None, 3.0]),
+    sinks=st.booleans(),
+    spare_width=st.sampled_from([0, 7, 20]),
+    seed=st.integers(0, 1000),
+).filter(lambda case: bool(case.decodes or case.chunks))
+
+
+@given(CASES)
+@settings(deadline=None, max_examples=15)
+def test_whatever_the_step(case: AttentionCase) -> None:
+    assert check_case(case, DEVICE, torch.float32) < LIMITS[torch.float32]
+
+
+def rows_of(scene: Scene) -> StepRows:
+    return StepRows(
+        scene.num_decodes,
+        scene.kv_slots,
+        scene.kv_lens,
+        scene.block_tables,
+        scene.query_starts if scene.num_decodes < len(scene.kv_lens) else None,
+    )
+
+
+def test_tensors_may_lie_in_memory_as_models_hand_them_over() -> None:
+    """Heads first; one token, whose strides say nothing; parts of a joint projection."""
+    for decodes in ((20, 7), (20,)):
+        case = AttentionCase(name="", decodes=decodes, num_kv_heads=2, group=2)
+        scene = make_scene(case, DEVICE, torch.float32)
+        attention = TritonAttention([scene.layer], block_size=16, device=DEVICE)
+        plain = scene.query, scene.key, scene.value
+        heads_first = tuple(t.transpose(0, 1).contiguous().transpose(0, 1) for t in plain)
+        joint = torch.cat(plain, 1).split([t.shape[1] for t in plain], 1)
+        across = tuple(t.transpose(1, 2).contiguous().transpose(1, 2) for t in plain)
+        for tensors in (heads_first, joint, across):
+            context = attention.context(rows_of(scene))
+            output = context.attend(0, *tensors, scene.params)
+            assert output.is_contiguous()
+            assert relative_error(output, scene.expected) < 1e-4
+
+
+def test_launches_made_once_serve_other_rows() -> None:
+    """As a CUDA graph replays them: same tensors, grids and splits, other lengths and blocks."""
+    big = AttentionCase(name="", decodes=(300, 1, 40, 64), num_kv_heads=1, spare_width=3)
+    fixed = make_scene(big, DEVICE, torch.float32)
+    attention = TritonAttention([fixed.layer], block_size=16, device=DEVICE)
+    output, launches = attention.context(rows_of(fixed)).launches(
+        0, fixed.query, fixed.key, fixed.value, fixed.params
+    )
+    assert len(launches) == 3, "keys are split"
+    for seed, decodes in enumerate([(300, 1, 40, 64), (5, 200, 0, 0), (0, 0, 0, 0), (17, 16, 15)]):
+        lens = (*decodes, *[0] * (4 - len(decodes)))
+        small = AttentionCase(name="", decodes=lens, num_kv_heads=1, seed=seed)
+        scene = make_scene(small, DEVICE, torch.float32)
+        for part in ("kv_slots", "kv_lens", "query", "key", "value"):
+            getattr(fixed, part).copy_(getattr(scene, part))
+        fixed.block_tables.fill_(0)
+        width = scene.block_tables.shape[1]
+        fixed.block_tables[:, :width].copy_(scene.block_tables)
+        fixed.layer.keys.fill_(torch.nan)
+        fixed.layer.values.fill_(torch.nan)
+        size = min(len(fixed.layer.keys), len(scene.layer.keys))
+        assert int(scene.kv_slots.max()) < size
+        fixed.layer.keys[:size] = scene.layer.keys[:size]
+        fixed.layer.values[:size] = scene.layer.values[:size]
+        output.fill_(torch.nan)
+        for launch in launches:
+            launch.run()
+        assert relative_error(output, scene.expected) < 1e-4, lens
+
+
+def test_what_is_launched_hangs_on_nothing_that_is_on_the_device() -> None:
+    """Tensors on the meta device have no content to look at."""
+    case = AttentionCase(name="", decodes=(30, 2), chunks=((0, 9), (40, 3)), sinks=True)
+    scene = make_scene(case, DEVICE, torch.float32)
+    meta: dict[str, Any] = {
+        name: getattr(scene, name).to("meta")
+        for name in ("query_starts", "kv_lens", "block_tables", "kv_slots", "query", "key", "value")
+    }
+    layer = kv_cache.LayerCache(
+        *(getattr(scene.layer, n).to("meta") for n in scene.layer.__slots__)
+    )
+    launches = []
+    for cache, there in ((layer, meta), (scene.layer, {n: getattr(scene, n) for n in meta})):
+        attention = TritonAttention([cache], block_size=16, device=DEVICE)
+        rows = StepRows(
+            scene.num_decodes,
+            there["kv_slots"],
+            there["kv_lens"],
+            there["block_tables"],
+            there["query_starts"],
+        )
+        _, made = attention.context(rows).launches(
+            0, there["query"], there["key"], there["value"], scene.params
+        )
+        launches.append([(launch.kernel, launch.grid) for launch in made])
+    assert launches[0] == launches[1]
+
+
+def test_a_model_with_larger_heads_is_left_to_torch() -> None:
+    def chosen(**shape: int) -> TritonAttention | None:
+        geometry = AttentionCase(name="", **shape).geometry()
+        layers = kv_cache.allocate(
+            [geometry], num_blocks=2, block_size=4, dtype=torch.float32, device=DEVICE
+        )
+        return triton_attention(
+            [geometry], layers, block_size=4, dtype=torch.float32, device=DEVICE, model="it"
+        )
+
+    assert chosen(key_dim=256) is not None
+    assert chosen(key_dim=257) is None
+    assert chosen(group=129, num_kv_heads=1) is None

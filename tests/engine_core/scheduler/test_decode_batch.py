@@ -1,0 +1,236 @@
+"""Steps made from the step before are those that would have been made anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream_core.scheduler.decode_batch import Course
+from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
+from slipstream_core.step.plan import StepPlan
+from slipstream_ipc.history.token_log import PagedLog
+
+MAX_ROWS = 16
+
+
+class Twin:
+    """A scheduler with its histories; `anew` makes it forget the last step each time: what was
+    planned, and who was sampled."""
+
+    def __init__(self, *, anew: bool, **limits: Any) -> None:
+        self.anew = anew
+        self.log = PagedLog(np.uint32, rows=2)
+        self.scheduler = Scheduler(
+            tokens=self.log, max_num_batched_tokens=200, max_model_len=40, **limits
+        )
+        self.in_flight: deque[StepPlan] = deque()
+        self.tables: deque[np.ndarray] = deque()  # as they were when their plans were launched
+        self.num_again = 0
+
+    def add(self, row: int, length: int, **params: Any) -> None:
+        self.log.open(row)
+        self.log.extend(row, (np.arange(length) + row).astype(np.uint32))
+        fields = {"temperature": 1.0, "top_k": row, "top_p": 1.0, "min_p": 0.0, "seed": row}
+        self.scheduler.add(NewRequest(row=row, prompt_len=length, **{**fields, **params}))
+
+    def remove(self, row: int) -> None:
+        self.scheduler.remove(row)
+        self.log.drop(row)
+
+    def launch(self, acked: np.ndarray) -> StepPlan | None:
+        before = self.scheduler._batch
+        if self.anew:
+            self.scheduler._end_batch()
+        plan = self.scheduler.schedule(acked)
+        if plan is not None:
+            self.in_flight.append(plan)
+            self.tables.append(plan.block_tables.copy())
+            self.num_again += before is not None and self.scheduler._batch is before
+        return plan
+
+    def fail(self) -> list[int]:
+        """The oldest step fails; who is at fault."""
+        self.tables.popleft()
+        at_fault = self.scheduler.fail(self.in_flight.popleft()).tolist()
+        for row in at_fault:
+            self.log.drop(row)
+        return at_fault
+
+    def collect(self) -> tuple[list[int], ...]:
+        """What the oldest step gave to whom; those that ended are the last."""
+        plan = self.in_flight.popleft()
+        assert np.array_equal(plan.block_tables, self.tables.popleft()), "written under the device"
+        if self.anew:
+            self.scheduler._course = Course()
+        ids = (np.arange(int(plan.samples.sum())) * 7 + plan.step) % 11
+        it = self.scheduler.complete(plan, ids)
+        sampled = tuple(each.tolist() for each in (it.rows, it.token_ids, it.index, it.ended))
+        for row in sampled[-1]:
+            self.log.drop(row)
+        self.scheduler.settle()
+        return sampled
+
+
+def assert_same(plan: StepPlan | None, other: StepPlan | None) -> None:
+    assert (plan is None) == (other is None)
+    if plan is None or other is None:
+        return
+    for field in dataclasses.fields(StepPlan):
+        mine, theirs = getattr(plan, field.name), getattr(other, field.name)
+        if field.name == "block_tables":  # may have more room: for null blocks
+            num = theirs.shape[1]
+            assert not mine[:, num:].any()
+            mine = mine[:, :num]
+        if isinstance(mine, np.ndarray):
+            assert mine.dtype == theirs.dtype, field.name
+            assert mine.tolist() == theirs.tolist(), field.name
+        else:
+            assert mine == theirs, field.name
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("run"), st.integers(1, 20), st.integers(0, 2)),
+    st.tuples(st.just("add"), st.integers(1, 20), st.integers(1, 20)),
+    st.tuples(st.just("remove"), st.integers(0, MAX_ROWS - 1), st.just(0)),
+    st.tuples(st.just("attach"), st.integers(0, 20), st.just(0)),
+    st.tuples(st.just("fail"), st.just(0), st.just(0)),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    block_size=st.sampled_from([1, 3, 4, 16]),
+    spare_blocks=st.integers(0, 60),
+    max_num_seqs=st.integers(1, 8),
+    max_unacked=st.sampled_from([3, 64]),
+    min_tokens=st.sampled_from([0, 6]),
+    lag=st.one_of(st.none(), st.integers(0, 3)),
+    actions=st.lists(ACTIONS, max_size=25),
+)
+def test_agrees_with_columns_made_anew(
+    block_size: int,
+    spare_blocks: int,
+    max_num_seqs: int,
+    max_unacked: int,
+    min_tokens: int,
+    lag: int | None,
+    actions: list[tuple[str, int, int]],
+) -> None:
+    """`lag`: by how many tokens acknowledgements are behind; None: there are none."""
+    limits = {
+        "num_blocks": -(-40 // block_size) + 1 + spare_blocks,
+        "block_size": block_size,
+        "max_num_seqs": max_num_seqs,
+        "max_unacked": max_unacked,
+        "enable_prefix_caching": True,
+    }
+    twins = Twin(anew=False, **limits), Twin(anew=True, **limits)
+    alive: set[int] = set()
+    acked = np.zeros(MAX_ROWS, np.int64)
+    for action, n, ahead in [*actions, ("run", 20, 0)]:
+        if action == "add" and len(alive) < MAX_ROWS:
+            row = min(set(range(MAX_ROWS)) - alive)
+            alive.add(row)
+            acked[row] = n
+            for twin in twins:
+                twin.add(
+                    row,
+                    n,
+                    max_tokens=ahead,
+                    worker_ends=row % 2 == 0,
+                    min_tokens=min(min_tokens, ahead),
+                    stop_token_ids=(1, 2),
+                )
+        elif action == "remove" and n in alive:
+            alive.remove(n)
+            for twin in twins:
+                twin.remove(n)
+        elif action == "attach":
+            np.minimum(acked, n, out=acked)
+            for twin in twins:
+                twin.scheduler.acks_moved_back()
+        elif action == "fail" and twins[0].in_flight:
+            at_fault = twins[0].fail()
+            assert twins[1].fail() == at_fault
+            alive -= set(at_fault)
+        elif action == "run":
+            for _ in range(n):
+                if lag is not None:
+                    for row in alive:
+                        acked[row] = max(acked[row], twins[0].log.length(row) - lag)
+                plan = twins[0].launch(acked)
+                assert_same(plan, twins[1].launch(acked))
+                while len(twins[0].in_flight) > (ahead if plan is not None else 0):
+                    sampled = twins[0].collect()
+                    assert twins[1].collect() == sampled
+                    alive -= set(sampled[-1])
+    assert twins[1].num_again == 0
+
+
+def test_who_waits_for_blocks_does_not_break_it_up() -> None:
+    twin = Twin(anew=False, num_blocks=11, block_size=4, max_num_seqs=2)
+    acked = np.zeros(MAX_ROWS, np.int64)
+    for row, length in enumerate((5, 35)):
+        twin.add(row, length, max_tokens=4, worker_ends=False)
+    for _ in range(4):
+        twin.launch(acked)
+    assert twin.num_again == 2
+    while twin.in_flight:
+        twin.collect()
+    plan = twin.launch(acked)
+    assert plan is not None
+    assert plan.query_lens.tolist() == [35]
+
+
+def test_a_batch_that_stays_is_made_from_the_step_before() -> None:
+    twin = Twin(anew=False, num_blocks=40, block_size=4, max_num_seqs=2)
+    acked = np.zeros(MAX_ROWS, np.int64)
+    for row in range(3):
+        twin.add(row, 5, max_tokens=20, worker_ends=False)
+    for _ in range(10):  # one waits for a slot: it is not for him to break it up
+        twin.launch(acked)
+    assert twin.num_again == 8
+    while twin.in_flight:
+        twin.collect()
+    twin.remove(0)
+    plan = twin.launch(acked)
+    assert plan is not None
+    assert plan.query_lens.tolist() == [1, 5]
+    assert twin.num_again == 8
+
+
+def test_tables_are_handed_on_only_when_their_step_is_answered() -> None:
+    """Of three steps in flight each has its own; two would do for one ahead."""
+    twin = Twin(anew=False, num_blocks=60, block_size=1, max_num_seqs=2)
+    acked = np.zeros(MAX_ROWS, np.int64)
+    for row in range(2):
+        twin.add(row, 3, max_tokens=30, worker_ends=False)
+    seen = []
+    for _ in range(6):
+        plan = twin.launch(acked)
+        assert plan is not None
+        seen.append(id(plan.block_tables))
+        if len(twin.in_flight) == 3:
+            twin.collect()
+    assert len(set(seen[2:5])) == 3
+    assert seen[5] == seen[2]
+
+
+def test_nobody_overruns_his_worker_when_acknowledgements_move_back() -> None:
+    twin = Twin(anew=False, num_blocks=60, block_size=4, max_num_seqs=2, max_unacked=8)
+    acked = np.full(MAX_ROWS, 5)
+    twin.add(0, 3, max_tokens=30)
+    for _ in range(4):  # the first computes the prompt; known are 7 tokens then
+        assert twin.launch(acked) is not None
+    assert twin.num_again == 2
+    acked[0] = 3
+    twin.scheduler.acks_moved_back()
+    num = 0
+    while twin.launch(acked) is not None:
+        num += 1
+    assert num == 4

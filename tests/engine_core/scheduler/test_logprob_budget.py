@@ -1,0 +1,158 @@
+"""Rows that grow share the room for their log-probabilities: it is kept to, and all of them end."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.helpers.scheduler_harness import Harness, Limits, prompt_of
+
+from slipstream_core import logprob_budget
+from slipstream_core.logprob_budget import LogprobRoom, outputs_bytes, step_len
+from slipstream_ipc.history.wide_logprobs import MAX_NARROW
+
+STEP = 4  # outputs; the length of a page would be more than the model of the tests takes
+
+
+class RoomyHarness(Harness):
+    """Streams are closed in the room when they are forgotten: at their end, or later."""
+
+    def __init__(self, limits: Limits, num_bytes: int) -> None:
+        super().__init__(limits)
+        self.room = LogprobRoom(num_bytes)
+        self.scheduler._room = self.scheduler._places._room = self.room
+        self.num_bytes = num_bytes
+        self.ended: list[int] = []  # rows that still hold what is there
+        self.largest = 0  # bytes that a stream may take alone
+
+    def add_wanting(self, num_logprobs: int, max_tokens: int, outputs: int, salt: int) -> None:
+        row = min(set(range(64)) - self.streams.keys() - set(self.ended))
+        size = outputs_bytes(num_logprobs, 1) if num_logprobs >= 0 else 0
+        if not self.room.promise(size):
+            return
+        self.room.open(row, size)
+        prompt = prompt_of(3, salt)
+        self.add(prompt, max_tokens, row=row, outputs=outputs, num_logprobs=num_logprobs)
+        if size:
+            self.largest = max(self.largest, outputs_bytes(num_logprobs, max_tokens + STEP))
+
+    def forget(self, row: int) -> None:
+        num_logprobs = self.streams[row].request.num_logprobs
+        num_outputs = self.log.length(row) - len(self.streams[row].prompt)
+        super().forget(row)
+        self.room.shrink(row, outputs_bytes(num_logprobs, num_outputs) if num_logprobs >= 0 else 0)
+        self.ended.append(row)
+
+    def forget_ended(self, num: int = 1) -> None:
+        for row in self.ended[:num]:
+            self.room.close(row)
+        del self.ended[:num]
+
+    def check_room(self) -> None:
+        assert self.room.num_promised == sum(self.room._held.values())
+        assert self.room.num_promised <= self.num_bytes + self.largest
+        requests = self.scheduler._requests
+        for row, stream in self.streams.items():
+            if stream.request.num_logprobs >= 0:
+                assert requests.known[row] <= requests.room[row], "sampled without room"
+        assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.streams)
+
+    def run(self, *, fails: bool = False) -> bool:
+        """A step, one ahead; whether anything went on."""
+        self.acknowledge()
+        plan = self.launch(fails=fails)
+        if plan is None and not self.launched:
+            return False
+        while len(self.launched) > (plan is not None):
+            self.collect()
+        self.check_room()
+        return True
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("add"), st.sampled_from([-1, 0, 3]), st.integers(1, 30), st.integers(0, 6)),
+    st.tuples(st.just("run"), st.integers(1, 12), st.booleans(), st.just(0)),
+    st.tuples(st.just("abort"), st.integers(0, 5), st.just(0), st.just(0)),
+    st.tuples(st.just("forget"), st.integers(1, 3), st.just(0), st.just(0)),
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    steps=st.integers(1, 12),
+    spare_blocks=st.integers(0, 12),
+    max_num_seqs=st.integers(1, 5),
+    actions=st.lists(ACTIONS, max_size=40),
+)
+def test_rows_that_grow_keep_to_the_room_and_all_of_them_end(
+    steps: int, spare_blocks: int, max_num_seqs: int, actions: list[tuple]
+) -> None:
+    with patch.object(logprob_budget, "PAGE_LEN", STEP):
+        limits = Limits(max_num_seqs=max_num_seqs, num_blocks=17 + spare_blocks)
+        harness = RoomyHarness(limits, steps * outputs_bytes(3, 1))
+        for number, (kind, first, second, third) in enumerate(actions):
+            if kind == "add":
+                harness.add_wanting(first, second, third, number)
+            elif kind == "run":
+                for _ in range(first):
+                    harness.run(fails=bool(second) and _ == 0)
+            elif kind == "abort" and harness.streams:
+                rows = sorted(harness.streams)
+                harness.abort(rows[first % len(rows)])
+            else:
+                harness.forget_ended(first)
+        while harness.streams:  # they end, and what they hold goes when nothing else can
+            if not harness.run():
+                assert harness.ended, "rows wait, and nothing will ever be freed"
+                harness.forget_ended()
+        harness.forget_ended(len(harness.ended))
+        assert harness.room.num_promised == 0
+        assert not harness.room.waiting
+        assert harness.scheduler.num_free_blocks == limits.num_blocks - 1
+
+
+def test_the_first_goes_on_when_all_that_hold_room_wait_for_more() -> None:
+    with patch.object(logprob_budget, "PAGE_LEN", STEP):
+        harness = RoomyHarness(Limits(), 3 * outputs_bytes(3, 1))
+        for salt in range(3):
+            harness.add_wanting(3, 20, 0, salt)
+        while not harness.ended:
+            assert harness.run()
+        assert harness.ended == [0]
+        assert harness.room.waiting == {1, 2}
+        assert not harness.run()  # beyond the bound is only one at a time
+        order = []
+        while harness.ended or harness.streams:
+            order += harness.ended
+            harness.forget_ended(3)
+            while harness.run():
+                pass
+        assert order == [0, 1, 2]
+
+
+def test_who_grows_comes_before_who_asks_to_be_taken() -> None:
+    room = LogprobRoom(100)
+    for row in (1, 2):
+        assert room.promise(40)
+        room.open(row, 40)
+    assert not room.grow(1, 40)
+    room.waiting.add(1)
+    assert not room.promise(10)
+    assert room.promise(0)
+    assert room.promise(10, was_accepted=True)
+    room.open(3, 10)
+    room.shrink(2, 8)
+    assert room.num_promised == 58
+    assert room.was_freed
+    assert room.grow(1, 40)
+    room.waiting.remove(1)
+    for row in (1, 1, 2, 3):
+        room.close(row)
+    assert room.num_promised == 0
+
+
+def test_steps_of_wide_rows_are_few_tokens() -> None:
+    assert step_len(MAX_NARROW - 1) == 64
+    assert step_len(32_000) == 1
+    assert outputs_bytes(32_000, 3) == 3 * (8 * 32_001 + 4)

@@ -1,0 +1,579 @@
+"""Scheduler and prefix cache against a device that is a dictionary: what each place holds.
+
+`Device` keeps, by (block, offset), the whole prefix that was computed there, or garbage where a
+step failed. A row's token counts only if every place that the row read held its own prefix.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from slipstream_core.kvcache.prefix_cache import next_digest, root_digest
+from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
+from slipstream_core.step.plan import StepPlan
+from slipstream_ipc.history.token_log import PagedLog
+
+VOCAB_SIZE = 5
+MAX_ROWS = 64
+GARBAGE = ("garbage",)
+
+Prefix = tuple[int, ...]
+
+
+def next_token(prefix: Prefix) -> int:
+    """What the model says: a function of all that is before, though often the same."""
+    return (sum(prefix) * 3 + len(prefix) // 4) % VOCAB_SIZE
+
+
+@dataclass
+class Stream:
+    request: NewRequest
+    ids: list[int]  # prompt and outputs that are in the history
+
+
+@dataclass
+class Device:
+    """Executes plans at launch, in order; a plan that fails leaves garbage where it would write."""
+
+    block_size: int
+    content: dict[tuple[int, int], Prefix | tuple[str]] = field(default_factory=dict)
+    last_token: dict[int, int] = field(default_factory=dict)  # by slot
+
+    def run(self, plan: StepPlan, *, fails: bool) -> tuple[list[int], list[bool]]:
+        """The sampled rows' tokens, and whether each of them had read its own prefix."""
+        sampled: list[int] = []
+        were_right: list[bool] = []
+        last: dict[int, int] = {}
+        end = 0
+        for i in range(plan.num_requests):
+            begin, end = end, end + int(plan.query_lens[i])
+            table = plan.block_tables[i].tolist()
+            for at in range(begin, end):
+                position = int(plan.positions[at])
+                gathered = int(plan.gather_slots[at])
+                token = int(plan.token_ids[at]) if gathered < 0 else self.last_token[gathered]
+                before = self.prefix(table, position)
+                place = divmod(int(plan.kv_slots[at]), self.block_size)
+                assert place == (table[position // self.block_size], position % self.block_size)
+                is_garbage = fails or before is None
+                self.content[place] = GARBAGE if is_garbage else (*before, token)
+            if plan.samples[i]:
+                prefix = self.prefix(table, int(plan.kv_lens[i]))
+                were_right.append(prefix is not None)
+                token = next_token(prefix) if prefix is not None else 0
+                sampled.append(token)
+                last[int(plan.slots[i])] = token
+        self.last_token.update(last)
+        return sampled, were_right
+
+    def prefix(self, table: list[int], length: int) -> Prefix | None:
+        """The first tokens that a table's places hold, None where they are of different prefixes.
+
+        The last place holds the whole prefix, each one before it must hold a part of that.
+        """
+        whole: Any = ()
+        for position in range(length):
+            held = self.content.get(
+                (table[position // self.block_size], position % self.block_size)
+            )
+            if held is None or held == GARBAGE or held[:-1] != whole:
+                return None
+            whole = held
+        return whole
+
+
+class Harness:
+    """The engine's part."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.limits = {
+            "num_blocks": 40,
+            "block_size": 4,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 32,
+            "max_model_len": 64,
+            "enable_prefix_caching": True,
+        } | limits
+        self.block_size: int = self.limits["block_size"]
+        self.log = PagedLog(np.uint32, rows=2)
+        self.scheduler = Scheduler(tokens=self.log, **self.limits)
+        self.blocks = self.scheduler._blocks
+        self.num_looked_up = 0  # requests, from their beginnings
+        self.watch_room()
+        self.device = Device(self.block_size)
+        self.acked = np.zeros(MAX_ROWS, np.int64)
+        self.streams: dict[int, Stream] = {}
+        self.launched: deque[tuple[StepPlan, bool, list[int], list[bool]]] = deque()
+        self.prefixes: dict[bytes, Prefix] = {}  # what each name stands for
+
+    def watch_room(self) -> None:
+        """Whoever is refused for what is remembered of him would be refused anyhow."""
+        blocks, find_room, find = self.blocks, self.blocks.find_room, self.blocks._find
+
+        def looked_up(row: int, max_shared: int) -> Any:
+            self.num_looked_up += 1
+            return find(row, max_shared)
+
+        def checked(row: int, *, reserved: int = 0) -> Any:
+            found = find_room(row, reserved=reserved)
+            if found is None:
+                remembered, blocks._lack = blocks._lack, None
+                num_before = self.num_looked_up
+                assert find_room(row, reserved=reserved) is None
+                self.num_looked_up, blocks._lack = num_before, remembered
+            return found
+
+        blocks._find, blocks.find_room = looked_up, checked
+
+    def add(self, prompt: list[int], max_tokens: int = 4, outputs: int = 0, **more: Any) -> int:
+        row = min(set(range(MAX_ROWS)) - self.streams.keys())
+        ids = list(prompt)
+        for _ in range(
+            min(outputs, max_tokens - 1, self.limits["max_model_len"] - len(prompt) - 1)
+        ):
+            ids.append(next_token(tuple(ids)))
+        request = NewRequest(
+            row=row,
+            prompt_len=len(prompt),
+            max_tokens=max_tokens,
+            **{"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "seed": row} | more,
+        )
+        self.log.open(row)
+        self.log.extend(row, np.array(ids, np.uint32))
+        self.scheduler.add(request)
+        self.streams[row] = Stream(request, ids)
+        return row
+
+    def launch(self, *, fails: bool = False) -> StepPlan | None:
+        for row in self.streams:
+            self.acked[row] = self.log.length(row)
+        plan = self.scheduler.schedule(self.acked)
+        if plan is None:
+            return None
+        assert 0 < plan.num_tokens <= self.limits["max_num_batched_tokens"]
+        assert len(set(plan.kv_slots.tolist())) == plan.num_tokens, "a place has two writers"
+        self.check_writers(plan)
+        self.launched.append((plan, fails, *self.device.run(plan, fails=fails)))
+        return plan
+
+    def check_writers(self, plan: StepPlan) -> None:
+        """Who writes to a block that others read is the one who fills it, in this very step."""
+        ends = np.cumsum(plan.query_lens)
+        held = Counter(
+            block for slot in range(self.limits["max_num_seqs"]) for block in self.table(slot)
+        )
+        for i, end in enumerate(ends.tolist()):
+            places = plan.kv_slots[end - int(plan.query_lens[i]) : end]
+            for block in set((places // self.block_size).tolist()):
+                if held[block] > 1:
+                    last = int(plan.kv_lens[i]) - 1
+                    number = plan.block_tables[i].tolist().index(block)
+                    assert i >= plan.num_decodes
+                    assert (number + 1) * self.block_size - 1 <= last, "written, shared, not filled"
+
+    def collect(self) -> list[int]:
+        """Take in the oldest step; returns the rows that got a token."""
+        plan, fails, token_ids, were_right = self.launched.popleft()
+        if fails:
+            for row in self.scheduler.fail(plan).tolist():
+                self.forget(row)
+            return []
+        sampled = self.scheduler.complete(plan, np.array(token_ids, np.int64))
+        for row, at in zip(sampled.rows.tolist(), sampled.index.tolist(), strict=True):
+            ids = self.streams[row].ids
+            assert were_right[at], "it read what is not its own"
+            assert token_ids[at] == next_token(tuple(ids))
+            ids.append(token_ids[at])
+        for row in sampled.ended.tolist():
+            self.forget(row)
+        self.scheduler.settle()
+        return sampled.rows.tolist()
+
+    def run(self, steps: int = 1, ahead: int = 0) -> list[list[int]]:
+        """So many steps; the tokens that each row of each step computes."""
+        counts = []
+        for _ in range(steps):
+            plan = self.launch()
+            counts.append([] if plan is None else plan.query_lens.tolist())
+            while len(self.launched) > (ahead if plan is not None else 0):
+                self.collect()
+        return counts
+
+    def forget(self, row: int) -> None:
+        del self.streams[row]
+        self.log.drop(row)
+        self.acked[row] = 0
+
+    def abort(self, row: int) -> None:
+        self.scheduler.remove(row)
+        self.forget(row)
+
+    def finish(self, ahead: int = 1) -> None:
+        for _ in range(3000):
+            if not (self.scheduler.has_work or self.launched):
+                break
+            plan = self.launch()
+            assert plan is not None or self.launched, "work is left, but nobody can run"
+            while len(self.launched) > (ahead if plan is not None else 0):
+                self.collect()
+        assert not self.streams, "somebody starves"
+        assert self.scheduler.num_free_blocks == self.limits["num_blocks"] - 1
+        assert not self.blocks._cache or not self.blocks._cache._chains
+
+    def table(self, slot: int) -> list[int]:
+        slots = self.scheduler._slots
+        blocks: list[int] = slots.tables[slot, : slots.num_blocks[slot]].tolist()
+        return blocks
+
+    def check(self) -> None:
+        """Whatever the scheduler believes of the blocks is so."""
+        if self.scheduler._batch is not None:
+            self.scheduler._batch.settle()
+        requests, slots, pool = self.scheduler._requests, self.scheduler._slots, self.blocks._pool
+        held: Counter[int] = Counter()
+        for slot, row in enumerate(slots.row.tolist()):
+            table = self.table(slot)
+            held.update(table)
+            assert len(set(table)) == len(table)
+            assert (len(table) > 0) == (row >= 0)
+        every = np.arange(pool.num_blocks, dtype=np.int32)
+        assert pool.refs(every).tolist() == [held[block] for block in range(pool.num_blocks)]
+        assert held[0] == 0
+        assert pool.num_free == pool.num_blocks - 1 - len(held)
+        if any(fails for _, fails, _, _ in self.launched):
+            return  # who has part in that, and what it leaves behind, is told when it is answered
+        for slot, row in enumerate(slots.row.tolist()):
+            if row < 0:
+                continue
+            computed = int(requests.computed[row])
+            prefix = self.device.prefix(self.table(slot), computed)
+            assert prefix is not None
+            ids = self.streams[row].ids
+            assert list(prefix[: len(ids)]) == ids[:computed]
+        self.check_names()
+
+    def check_names(self) -> None:
+        """A block that could be found holds what its name says."""
+        cache = self.blocks._cache
+        if cache is None:
+            return
+        size = self.block_size
+        for salt in {stream.request.cache_salt for stream in self.streams.values()}:
+            for stream in self.streams.values():
+                name = root_digest("", salt)
+                for end in range(size, len(stream.ids) + 1, size):
+                    ids = stream.ids[end - size : end]
+                    name = next_digest(name, np.array(ids, "<u4").tobytes())
+                    self.prefixes[name] = tuple(stream.ids[:end])
+        for name, block in cache._block_of.items():
+            if self.blocks._pool.is_kept(block) and name in self.prefixes:
+                assert cache._name_of[block] == name
+                assert self.device.content[block, size - 1] == self.prefixes[name]
+
+
+PROMPT = [1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
+
+
+# --- what is found --------------------------------------------------------------------------------
+
+
+def test_a_second_request_computes_only_what_is_new() -> None:
+    harness = Harness()
+    harness.add([*PROMPT, 1])
+    harness.finish()
+    assert (harness.scheduler.prefix_cache_queries, harness.scheduler.prefix_cache_hits) == (15, 0)
+    harness.add([*PROMPT, 2, 2])
+    assert harness.run() == [[4]]  # 12 of 16
+    assert (harness.scheduler.prefix_cache_queries, harness.scheduler.prefix_cache_hits) == (31, 12)
+    harness.finish()
+
+
+@pytest.mark.parametrize("length", [4, 8, 12])
+def test_at_least_one_token_is_computed(length: int) -> None:
+    harness = Harness()
+    for _ in range(2):
+        harness.add(PROMPT[:length], 1)
+        harness.run()
+    assert harness.scheduler.prefix_cache_hits == length - 4
+    harness.finish()
+
+
+def test_requests_of_one_step_share_what_it_computes() -> None:
+    harness = Harness()
+    for _ in range(3):
+        harness.add(PROMPT, 2)
+    assert harness.run() == [[14, 2, 2]]
+    assert harness.scheduler.num_free_blocks == 39 - 3 - 3  # three shared, one each
+    harness.check()
+    harness.finish()
+
+
+def test_a_chunk_is_shared_before_the_prompt_is_done() -> None:
+    harness = Harness(max_num_batched_tokens=10)
+    harness.add(PROMPT, 2)
+    harness.add(PROMPT, 2)
+    assert harness.run(2) == [[10], [4, 2]]
+    harness.finish()
+
+
+def test_the_next_turn_of_a_chat_finds_the_answer() -> None:
+    harness = Harness()
+    row = harness.add(PROMPT, 10)
+    ids = harness.streams[row].ids
+    harness.finish()
+    harness.add([*ids, 1, 1], 2)
+    assert len(ids) == 24
+    assert harness.run() == [[26 - 20]]  # the last token of the answer was never computed
+    harness.finish()
+
+
+def test_a_preempted_request_finds_its_blocks() -> None:
+    harness = Harness(num_blocks=10, max_model_len=20)
+    harness.add(PROMPT, 6)
+    harness.add([4, *PROMPT[1:]], 6)
+    while not harness.scheduler.num_preemptions:
+        harness.run()
+    assert harness.scheduler.prefix_cache_hits == 0
+    harness.finish()
+    assert harness.scheduler.prefix_cache_hits == 16  # less what the other one took since
+
+
+def test_a_readmitted_request_is_looked_for_with_its_outputs() -> None:
+    harness = Harness()
+    harness.add(PROMPT, 10)
+    harness.finish()
+    harness.add(PROMPT, 10, outputs=7)
+    assert harness.run() == [[1]]
+    harness.finish()
+
+
+# --- what is not ----------------------------------------------------------------------------------
+
+
+def test_tenants_do_not_share() -> None:
+    harness = Harness()
+    for salt in ("a", "b", "", "a"):
+        harness.add(PROMPT, 2, cache_salt=salt)
+    assert harness.run() == [[14, 14, 4]]
+    harness.finish()
+    assert harness.scheduler.prefix_cache_hits == 12
+
+
+def test_who_must_compute_everything_is_found_by_others() -> None:
+    harness = Harness()
+    for _ in range(2):
+        harness.add(PROMPT, 2, use_prefix_cache=False)
+    assert harness.run() == [[14, 14]]
+    assert harness.scheduler.prefix_cache_queries == 0
+    harness.add(PROMPT, 2)
+    assert harness.run() == [[1, 1, 2]]
+    harness.finish()
+
+
+def test_nothing_is_shared_where_it_is_switched_off() -> None:
+    harness = Harness(enable_prefix_caching=False)
+    for _ in range(2):
+        harness.add(PROMPT, 2)
+    assert harness.run() == [[14, 14]]
+    harness.scheduler.reset_prefix_cache()
+    harness.finish()
+    assert (harness.scheduler.prefix_cache_queries, harness.scheduler.prefix_cache_hits) == (0, 0)
+
+
+def test_a_reset_forgets_what_is_free_and_what_is_held() -> None:
+    harness = Harness()
+    harness.add(PROMPT, 1)
+    harness.run()
+    harness.add([4, *PROMPT], 9)
+    harness.run(2)
+    harness.scheduler.reset_prefix_cache()
+    harness.check()
+    harness.add(PROMPT, 3)
+    harness.add([4, *PROMPT], 3)
+    assert harness.run() == [[1, 14, 15]]
+    harness.finish()
+
+
+def test_the_tail_goes_first_when_room_is_needed() -> None:
+    harness = Harness(num_blocks=8, max_model_len=28)
+    harness.add(PROMPT[:13], 1)  # four blocks, three of them full
+    harness.finish()
+    harness.add([4] * 19, 1)  # five blocks, where four are unwanted
+    harness.finish()
+    harness.add(PROMPT[:13], 1)
+    assert harness.run() == [[13 - 8]]
+    harness.finish()
+
+
+def test_who_finds_no_room_is_looked_up_again_only_when_it_might_find_some() -> None:
+    harness = Harness(num_blocks=17, max_model_len=64)
+    harness.add([5] * 8, 1)
+    harness.finish()
+    harness.add([4] * 10, 30)
+    harness.add([3] * 9, 12)
+    harness.run(2)
+    harness.add([5] * 40, 1)  # eleven blocks, of which two are there and free
+    harness.run()
+    before = harness.num_looked_up
+    assert harness.run(5) == [[1, 1]] * 5
+    assert harness.num_looked_up == before
+    assert harness.scheduler.num_waiting == 1
+    harness.finish()  # and in the end it has run
+
+
+def test_who_finds_no_room_is_looked_up_when_more_of_its_own_is_there() -> None:
+    """Nobody gives a block back: what another one computes is what it can share."""
+    harness = Harness(num_blocks=15, max_model_len=56, max_num_batched_tokens=8)
+    prompt = [1, 2, 3] * 11
+    harness.add(prompt, 8)
+    second = harness.add(prompt, 4)
+    found = []
+    for _ in range(3):  # two blocks each, and five are free
+        harness.run()
+        found.append(harness.blocks.find_room(second))
+        assert harness.scheduler.num_free_blocks == 5
+    assert found[0] is None
+    assert [len(shared) for shared in found[1:]] == [4, 6]
+    harness.finish()
+
+
+# --- steps that fail ------------------------------------------------------------------------------
+
+
+def test_what_a_failed_step_was_to_write_is_not_found() -> None:
+    harness = Harness()
+    harness.add(PROMPT, 4)
+    harness.launch(fails=True)
+    assert harness.collect() == []
+    harness.add(PROMPT, 4)
+    assert harness.run() == [[14]]
+    harness.finish()
+
+
+def test_who_read_what_a_failed_step_was_to_write_starts_again() -> None:
+    harness = Harness()
+    harness.add(PROMPT, 4)
+    harness.launch(fails=True)  # alone, so it ends
+    reader = harness.add([*PROMPT[:12], 0, 0, 0, 0, 0], 4)
+    bystander = harness.add([3, *PROMPT], 4)
+    late = harness.add([*PROMPT[:12], 0, 0, 0, 0, 1], 4)  # reads what the reader computes as well
+    assert harness.run(1, ahead=9) == [[1, 5, 15, 1]]
+    assert harness.collect() == []
+    assert harness.collect() == [bystander]
+    harness.check()
+    assert not harness.scheduler._requests.on_probation.any()
+    harness.launch()
+    assert sorted(harness.collect()) == [reader, bystander, late]
+    harness.finish()
+
+
+def test_who_read_it_and_was_preempted_since_starts_again_too() -> None:
+    harness = Harness(num_blocks=7, max_model_len=24, max_num_seqs=3)
+    harness.add(PROMPT[:8], 14)
+    harness.launch(fails=True)
+    harness.add([*PROMPT[:8], 0], 14)
+    harness.launch()
+    while not harness.scheduler.num_preemptions:
+        assert harness.launch() is not None
+    harness.collect()
+    harness.check()
+    harness.finish()
+
+
+# --- anything at any time -------------------------------------------------------------------------
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Requests with common beginnings come and go; steps are up to two ahead and may fail."""
+
+    @initialize(
+        block_size=st.sampled_from([1, 2, 3, 4]),
+        max_model_len=st.integers(8, 32),
+        spare_blocks=st.integers(0, 16),
+        max_num_seqs=st.integers(1, 5),
+        max_num_batched_tokens=st.sampled_from([1, 3, 8, 16, 64]),
+        enable_prefix_caching=st.sampled_from([True, True, True, False]),
+    )
+    def start(self, block_size: int, max_model_len: int, spare_blocks: int, **limits: Any) -> None:
+        num_blocks = -(-max_model_len // block_size) + 1 + spare_blocks
+        self.harness = Harness(
+            num_blocks=num_blocks, block_size=block_size, max_model_len=max_model_len, **limits
+        )
+        self.ahead = spare_blocks % 3
+
+    @rule(
+        length=st.integers(1, 20),
+        tail=st.lists(st.integers(0, 1), max_size=2),
+        max_tokens=st.integers(1, 20),
+        outputs=st.integers(0, 8),
+        priority=st.integers(-1, 1),
+        cache_salt=st.sampled_from(["", "", "", "x"]),
+        use_prefix_cache=st.sampled_from([True, True, True, False]),
+        on_probation=st.sampled_from([False, False, False, False, True]),
+        worker_ends=st.booleans(),
+    )
+    def add(self, length: int, tail: list[int], **more: Any) -> None:
+        prompt = ([1, 2, 3, 4, 0] * 4)[:length] + tail
+        self.harness.add(prompt[: self.harness.limits["max_model_len"] - 1], **more)
+
+    @precondition(lambda self: self.harness.streams)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.harness.abort(data.draw(st.sampled_from(sorted(self.harness.streams))))
+
+    @precondition(lambda self: len(self.harness.launched) < 3)
+    @rule(fails=st.sampled_from([False, False, False, True]))
+    def launch(self, fails: bool) -> None:
+        self.harness.launch(fails=fails)
+
+    @precondition(lambda self: self.harness.launched)
+    @rule()
+    def collect(self) -> None:
+        self.harness.collect()
+
+    @rule(steps=st.integers(1, 10), ahead=st.integers(0, 1))
+    def run(self, steps: int, ahead: int) -> None:
+        self.harness.run(steps, ahead=ahead)
+
+    @rule()
+    def reset(self) -> None:
+        self.harness.scheduler.reset_prefix_cache()
+
+    @invariant()
+    def all_is_as_it_is_believed(self) -> None:
+        self.harness.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "harness"):
+            self.harness.finish(self.ahead)
+
+
+def check_any_order(max_examples: int) -> None:
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        AnyOrder,
+        settings=settings(max_examples=max_examples, stateful_step_count=40),
+    )
+
+
+def test_any_order() -> None:
+    check_any_order(50)
+
+
+@pytest.mark.slow
+def test_any_order_at_length() -> None:
+    check_any_order(150)

@@ -1,0 +1,290 @@
+"""Tenants of equal priority take turns, and one alone has the order of arrival."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream_core.scheduler.request_table import NewRequest, RequestColumns
+from slipstream_core.scheduler.scheduler import Scheduler
+from slipstream_core.scheduler.waiting_queue import WaitingQueue
+from slipstream_core.workers.admission import Admission, Waiting
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.messages import Admit, ModelCard, SamplingParams
+
+TENANTS = st.sampled_from([b"a", b"b", b"c"])
+
+
+def request(row: int, tenant: bytes, prompt_len: int, priority: int = 0) -> NewRequest:
+    return NewRequest(
+        row=row,
+        prompt_len=prompt_len,
+        max_tokens=4,
+        priority=priority,
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        seed=0,
+        tenant=tenant,
+        worker_ends=False,
+    )
+
+
+@dataclass
+class Line:
+    """A queue, and what a plain list says of it."""
+
+    requests: RequestColumns = field(default_factory=RequestColumns)
+    waiting: dict[int, NewRequest] = field(default_factory=dict)
+    began: list[NewRequest] = field(default_factory=list)
+    num: int = 0
+
+    def __post_init__(self) -> None:
+        self.queue = WaitingQueue(self.requests)
+
+    def join(self, tenant: bytes, prompt_len: int = 10, priority: int = 0) -> int:
+        row = self.num
+        self.num += 1
+        new = request(row, tenant, prompt_len, priority)
+        self.requests.add(new, known=prompt_len, limit=prompt_len + 4, run_ahead=9)
+        self.queue.join(row)
+        self.waiting[row] = new
+        return row
+
+    def begin(self) -> NewRequest:
+        row = self.queue.peek(0)
+        assert row is not None
+        self.queue.begin(row)
+        self.began.append(self.waiting.pop(row))
+        return self.began[-1]
+
+    def give_up(self, row: int) -> None:
+        self.queue.remove(row)
+        self.requests.remove(np.array([row]))
+        del self.waiting[row]
+
+    def check(self) -> None:
+        nums: Counter[bytes] = Counter(each.tenant for each in self.waiting.values())
+        tokens: Counter[bytes] = Counter()
+        for each in self.waiting.values():
+            tokens[each.tenant] += each.prompt_len
+        assert len(self.queue) == len(self.waiting)
+        assert self.queue.num_tokens == tokens.total()
+        for tenant in (b"a", b"b", b"c", b"nobody"):
+            assert self.queue.of_tenant(tenant) == (nums[tenant], tokens[tenant])
+        rows = [self.queue.peek(nth) for nth in range(len(self.waiting))]
+        assert set(rows) == self.waiting.keys()
+        assert self.queue.peek(len(rows)) is None
+        priorities = [self.waiting[row].priority for row in rows if row is not None]
+        assert priorities == sorted(priorities)
+        assert self.requests.in_order(np.array(sorted(self.waiting), np.int64)).tolist() == rows
+
+
+@given(st.lists(st.tuples(st.integers(-1, 2), st.integers(1, 1000)), max_size=40))
+def test_one_tenant_has_the_order_of_priority_and_arrival(given_: list[tuple[int, int]]) -> None:
+    line = Line()
+    for priority, prompt_len in given_:
+        line.join(b"a", prompt_len, priority)
+    found = [line.begin() for _ in given_]
+    assert found == sorted(found, key=lambda it: (it.priority, it.row))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), TENANTS, st.integers(1, 500), st.integers(0, 1)), max_size=80
+    )
+)
+def test_what_waits_is_counted_and_in_order(actions: list[tuple[int, bytes, int, int]]) -> None:
+    """Arrivals, beginnings, preemptions, requests that are given up, of two priorities."""
+    line = Line()
+    for kind, tenant, size, priority in actions:
+        if kind < 5:
+            line.join(tenant, size, priority)
+        elif kind < 8 and line.waiting:
+            line.begin()
+        elif kind == 8 and line.began:
+            again = line.began.pop()
+            line.queue.add(again.row)
+            line.waiting[again.row] = again
+        elif kind == 9 and line.waiting:
+            line.give_up(sorted(line.waiting)[size % len(line.waiting)])
+        line.check()
+    assert line.queue._costs.keys() <= line.waiting.keys()
+    while line.waiting:
+        line.begin()
+    assert not line.queue._levels
+
+
+@pytest.mark.parametrize("num_tenants", [1, 2, 7])
+@pytest.mark.parametrize("num_begun", [0, 1, 100, 250])
+def test_a_newcomer_lets_each_of_those_that_wait_go_first_once(
+    num_tenants: int, num_begun: int
+) -> None:
+    for most in (1, 500):  # tokens of a prompt
+        line = Line()
+        for number in range(300):
+            line.join(b"%d" % (number % num_tenants), 1 + 37 * number % most)
+        for _ in range(num_begun):
+            line.begin()
+        row = line.join(b"new", 5000)
+        before = []
+        while (begun := line.begin()).row != row:
+            before.append(begun.prompt_len + 4)
+        assert sum(before) <= num_tenants * (most + 4)
+
+
+def test_turns_are_counted_in_tokens() -> None:
+    """Of two that always have something waiting, one with requests ten times as long."""
+    line = Line()
+    for _ in range(400):
+        line.join(b"a", 100)
+        line.join(b"b", 1000)
+    served: Counter[bytes] = Counter()
+    for _ in range(300):
+        begun = line.begin()
+        served[begun.tenant] += begun.prompt_len + 4
+        assert abs(served[b"a"] - served[b"b"]) <= 2 * 1004
+
+
+def test_what_is_given_up_costs_nothing() -> None:
+    line = Line()
+    rows = [line.join(b"a", 1000) for _ in range(100)]
+    for _ in range(50):
+        line.join(b"b", 10)
+    for row in rows:
+        line.give_up(row)
+    row = line.join(b"a", 10)
+    assert line.queue.peek(1) == row
+
+
+def test_tenants_that_have_gone_are_forgotten() -> None:
+    line = Line()
+    line.join(b"stays", 10**9)
+    line.join(b"stays", 10**9)
+    for number in range(5000):
+        line.join(b"%d" % number)
+        line.begin()
+    (level,) = line.queue._levels.values()
+    assert len(level.ends) <= 1024 + 1
+
+
+def test_newcomers_without_end_keep_nobody_from_his_next_turn() -> None:
+    """There are always several of them, each of another tenant."""
+    line = Line()
+    for _ in range(2):
+        last = line.join(b"stays", 100)
+    for number in range(2000):
+        if last not in line.waiting:
+            break
+        line.join(b"%d" % number)
+        line.join(b"%d or so" % number)
+        line.begin()
+    assert last not in line.waiting
+
+
+def test_ten_thousand_of_one_tenant_delay_anothers_by_a_few_steps() -> None:
+    tokens = PagedLog(np.uint32)
+    scheduler = Scheduler(
+        tokens=tokens,
+        num_blocks=400,
+        block_size=4,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=64,
+    )
+
+    def add(row: int, tenant: bytes) -> None:
+        tokens.open(row)
+        tokens.extend(row, np.arange(6, dtype=np.uint32))
+        scheduler.add(request(row, tenant, 6))
+
+    def step() -> list[int]:
+        plan = scheduler.schedule(acked)
+        assert plan is not None
+        rows = scheduler.rows_of(plan).tolist()
+        scheduler.complete(plan, np.zeros(int(plan.samples.sum()), np.int64))
+        return rows
+
+    acked = np.zeros(20_000, np.int64)
+    for row in range(10_000):
+        add(row, b"many")
+    for _ in range(20):
+        step()
+    add(10_000, b"one")
+    num_steps = 1
+    while 10_000 not in step():
+        num_steps += 1
+    # slots are free after 4 steps, as an answer has 4 tokens; one of the others' may go first
+    assert num_steps <= 2 * 4
+    assert scheduler.waiting_of(b"many")[0] > 9_900
+
+
+# ---- how many may wait ---------------------------------------------------------------------------
+
+CARD = ModelCard("m", "p", vocab_size=100, max_model_len=1000, eos_token_ids=())
+
+
+def admission(most: int = 10, most_tokens: int = 1000) -> Admission:
+    return Admission(
+        CARD,
+        fits=lambda _: True,
+        max_waiting=most,
+        max_readmitted=5 * most,
+        max_waiting_tokens=most_tokens,
+        max_readmitted_tokens=5 * most_tokens,
+    )
+
+
+def registration(num_tokens: int, *, was_accepted: bool = False) -> Admit:
+    return Admit(
+        *(bytes(16), pack_u32([1] * num_tokens), SamplingParams(), (), 0, 4),
+        was_accepted=was_accepted,
+    )
+
+
+def taken(
+    limits: Admission, num_tokens: int, waiting: Callable[[int, int], Waiting]
+) -> tuple[int, str]:
+    """How many are taken one after another, and why no more."""
+    for num in range(1000):
+        fault = limits.objection(registration(num_tokens), waiting(num, num * num_tokens))
+        if fault is not None:
+            assert fault.code == "overloaded"
+            return num, fault.message
+    raise AssertionError("there is no bound")
+
+
+def test_a_tenant_alone_may_have_all_that_may_wait() -> None:
+    def alone(num: int, num_tokens: int) -> Waiting:
+        return Waiting(num, num_tokens, num, num_tokens)
+
+    assert taken(admission(), 1, alone) == (10, "10 requests wait already")
+    assert taken(admission(), 300, alone) == (3, "900 tokens wait already")
+    assert taken(admission(most=1000), 100, alone) == (10, "1000 tokens wait already")
+
+
+def test_there_is_room_for_others_where_one_has_all_it_may() -> None:
+    def beside(num: int, num_tokens: int) -> Waiting:
+        return Waiting(10 + num, 1000 + num_tokens, num, num_tokens)
+
+    assert taken(admission(), 1, beside) == (5, "5 requests of this tenant wait already, 15 in all")
+    message = "500 tokens of this tenant wait already, 1500 in all"
+    assert taken(admission(most=100), 100, beside) == (5, message)
+
+
+def test_what_was_accepted_once_passes_these_bounds() -> None:
+    full = Waiting(20, 2000, 20, 2000)
+    again = registration(100, was_accepted=True)
+    assert admission().objection(registration(100), full) is not None
+    assert admission().objection(again, full) is None
+    assert admission().objection(again, Waiting(100, 0, 50, 0)) is not None
+    assert admission().objection(again, Waiting(0, 9999, 0, 2)) is not None

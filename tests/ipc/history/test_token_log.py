@@ -1,0 +1,216 @@
+"""PagedLog against plain lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.history.pages import PAGE_LEN
+from slipstream_ipc.history.token_log import PagedLog, history_checksum, history_digest
+from slipstream_ipc.row_set import RowSet
+
+ROWS = 7
+
+
+class AgainstLists(RuleBasedStateMachine):
+    @initialize(width=st.integers(1, 3), rows=st.integers(1, 9))
+    def begin(self, width: int, rows: int) -> None:
+        self.width = width
+        self.log = PagedLog(np.uint32, width, rows=rows)
+        self.lists: dict[int, list[list[int]]] = {}
+        self.next_value = 0
+        self.latest: RowSet | None = None  # rows appended to last
+        for row in range(ROWS - 2):
+            self.open(row)
+
+    def _values(self, num: int) -> list[list[int]]:
+        self.next_value += num
+        first = self.next_value - num
+        return [[(first + i) * 3 + j for j in range(self.width)] for i in range(num)]
+
+    def _array(self, values: list[list[int]]) -> np.ndarray[Any, Any]:
+        array = np.array(values, np.uint32).reshape(-1, self.width)
+        return array[:, 0] if self.width == 1 else array
+
+    @rule(row=st.integers(0, ROWS))
+    def open(self, row: int) -> None:
+        self.log.open(row)
+        self.lists[row] = []
+
+    @rule(row=st.integers(0, ROWS))
+    def drop(self, row: int) -> None:
+        if row in self.lists:
+            self.log.drop(row)
+            self.log.drop(row)
+            self.lists[row] = []
+
+    @rule(rows=st.sets(st.integers(0, ROWS)), times=st.sampled_from([1, 1, 1, 2, 70]))
+    def append(self, rows: set[int], times: int) -> None:
+        self.latest = RowSet(np.array([row for row in rows if row in self.lists], np.int64))
+        self._append(times, settles=False)
+
+    @precondition(lambda self: self.latest is not None)
+    @rule(times=st.sampled_from([1, 2, 15, 16, 17, 70]), settles=st.booleans())
+    def append_to_the_same(self, times: int, settles: bool) -> None:
+        """By the very set, whatever has become of its rows since."""
+        self._append(times, settles)
+
+    def _append(self, times: int, settles: bool) -> None:
+        assert self.latest is not None
+        some = self.latest.tolist()
+        for _ in range(times):
+            values = self._values(len(some))
+            self.log.append(self.latest, self._array(values))
+            for row, value in zip(some, values, strict=True):
+                self.lists[row].append(value)
+            if settles:
+                self.log.settle()
+
+    @rule(row=st.integers(0, ROWS), num=st.sampled_from([0, 1, 3, 63, 64, 65, 200, 1500]))
+    def extend(self, row: int, num: int) -> None:
+        if row in self.lists:
+            values = self._values(num)
+            self.log.extend(row, self._array(values))
+            self.lists[row] += values
+
+    @precondition(lambda self: self.latest is not None)
+    @rule(back=st.sampled_from([1, 1, 1, 2]), counted=st.booleans(), settled=st.booleans())
+    def gather_what_came_last(self, back: int, counted: bool, settled: bool) -> None:
+        """By the very array it was appended with, whatever has become of its rows since."""
+        assert self.latest is not None
+        if settled:
+            self.log.settle()
+        rows = self.latest.tolist()
+        starts = np.array([len(self.lists[row]) - back for row in rows], np.int64)
+        counts = np.ones(len(rows), np.int64) if counted else None
+        if (starts < 0).any():
+            with pytest.raises(IndexError):
+                self.log.gather(self.latest, starts, counts)
+            return
+        expected = [self.lists[row][-back] for row in rows]
+        if back == 1:
+            assert np.array_equal(self.log.last(self.latest), self._array(expected))
+        assert np.array_equal(self.log.gather(self.latest, starts, counts), self._array(expected))
+
+    @precondition(lambda self: self.lists)
+    @rule(data=st.data())
+    def append_spans(self, data: Any) -> None:
+        rows = data.draw(st.lists(st.sampled_from(sorted(self.lists)), unique=True))
+        sizes = st.sampled_from([0, 1, 1, 2, 63, 64, 65, 300])
+        counts = [data.draw(sizes) for _ in rows]
+        spans = [self._values(count) for count in counts]
+        where = [np.array(column, np.int64) for column in (rows, counts)]
+        self.log.append_spans(*where, self._array([value for span in spans for value in span]))
+        for row, span in zip(rows, spans, strict=True):
+            self.lists[row] += span
+
+    @rule(data=st.data())
+    def gather(self, data: Any) -> None:
+        rows = data.draw(st.lists(st.sampled_from(sorted(self.lists)))) if self.lists else []
+        starts, counts, expected = [], [], []
+        for row in rows:
+            start = data.draw(st.integers(0, len(self.lists[row])))
+            stop = data.draw(st.integers(start, len(self.lists[row])))
+            starts.append(start)
+            counts.append(stop - start)
+            expected += self.lists[row][start:stop]
+        where = [np.array(column, np.int64) for column in (rows, starts, counts)]
+        assert np.array_equal(self.log.gather(*where), self._array(expected))
+
+    @precondition(lambda self: self.latest is not None)
+    @rule()
+    def lengths_of_what_came_last(self) -> None:
+        assert self.latest is not None
+        expected = [len(self.lists[row]) for row in self.latest.tolist()]
+        assert self.log.lengths(self.latest).tolist() == expected
+
+    @rule()
+    def lengths_are_those_of_the_lists(self) -> None:
+        num_pages = 0
+        for row, values in self.lists.items():
+            assert self.log.length(row) == len(values)
+            num_pages += -(-len(values) // PAGE_LEN)
+        assert self.log.num_pages_used == num_pages
+
+    @rule()
+    def read_everything(self) -> None:
+        for row, values in self.lists.items():
+            assert np.array_equal(self.log.read(row, 0, len(values)), self._array(values))
+
+    def teardown(self) -> None:
+        if hasattr(self, "lists"):
+            self.lengths_are_those_of_the_lists()
+            self.read_everything()
+
+
+TestAgainstLists = AgainstLists.TestCase
+TestAgainstLists.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+def test_what_was_read_is_a_copy() -> None:
+    log = PagedLog(np.uint32)
+    log.open(0)
+    log.extend(0, np.arange(3))
+    read = log.read(0, 0, 3)
+    log.drop(0)
+    log.extend(0, np.arange(7, 10))
+    assert read.tolist() == [0, 1, 2]
+
+
+def test_what_came_last_goes_with_its_row() -> None:
+    log = PagedLog(np.uint32)
+    rows = RowSet(np.array([0]))
+    log.open(0)
+    log.append(rows, np.array([7], np.uint32))
+    assert log.gather(rows, np.array([0]), None).tolist() == [7]
+    log.drop(0)
+    with pytest.raises(IndexError, match="outside"):
+        log.gather(rows, np.array([-1]), None)
+    with pytest.raises(IndexError, match="outside"):
+        log.gather(rows, np.array([0]), None)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 1), (0, 4), (2, 1), (4, 4)])
+def test_positions_outside_of_the_history(start: int, stop: int) -> None:
+    log = PagedLog(np.uint32)
+    log.open(0)
+    log.extend(0, np.arange(3))
+    with pytest.raises(IndexError, match="outside"):
+        log.read(0, start, stop)
+
+
+def test_memory_is_used_again() -> None:
+    log = PagedLog(np.float32, 2, rows=1)
+    for _ in range(50):
+        log.open(0)
+        log.extend(0, np.ones((5 * PAGE_LEN, 2)))
+        assert log.num_pages_used == 5
+        log.drop(0)
+    assert log.num_pages_used == 0
+    assert log._table.num_places < 20 * PAGE_LEN
+
+
+@given(st.lists(st.integers(0, 2**32 - 1)), st.sampled_from([np.uint32, np.int64]))
+def test_digest_is_of_the_values(ids: list[int], dtype: Any) -> None:
+    digest = history_digest(np.array(ids, np.uint32))
+    assert digest == history_digest(np.array(ids, dtype))  # type: ignore[arg-type]
+    assert 0 <= digest < 2**64
+    assert digest != history_digest(np.array([*ids, 0], np.uint32))
+
+
+@given(ids=st.lists(st.integers(0, 2**32 - 1), max_size=50), data=st.data())
+def test_a_checksum_is_carried_on_from_any_part(ids: list[int], data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(ids)))
+    first, rest = pack_u32(ids[:at]), pack_u32(ids[at:])
+    whole = history_checksum(first + rest)
+    assert history_checksum(rest, history_checksum(first)) == whole
+    if ids:
+        other = [*ids[:-1], ids[-1] ^ 1]
+        assert history_checksum(pack_u32(other)) != whole
+    assert history_checksum(pack_u32([97, 98, 99])) == 1937709347  # as PROTOCOL.md has it

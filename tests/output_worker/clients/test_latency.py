@@ -1,0 +1,169 @@
+"""What a worker counts of the messages that leave, against counting every stream by itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.messages import Deltas
+from slipstream_ipc.row_set import NO_ROWS, RowSet
+from slipstream_ipc.telemetry.histogram import Observed
+from slipstream_ipc.telemetry.statistics import WorkerGauges
+from slipstream_worker.clients.deltas import Built, SlowEntries
+from slipstream_worker.clients.deltas_scalar import FewBuilt
+from slipstream_worker.clients.latency import Counters, Pace
+from slipstream_worker.streams.stream import Stage, Stream
+from slipstream_worker.streams.stream_columns import StreamColumns
+
+NUM_LINES = 24
+NONE = np.zeros(0, np.int64)
+LINES = st.lists(st.integers(1, NUM_LINES), unique=True, min_size=1)
+
+
+def message(lines: list[int], num_tokens: int) -> Deltas:
+    ids = pack_u32([0] * (len(lines) * num_tokens))
+    return Deltas(pack_u32(lines), b"", b"", [], ids)
+
+
+class World:
+    """Lines 1 to NUM_LINES, a pace, and the oracle: when each line was sent something last."""
+
+    def __init__(self) -> None:
+        self.columns = StreamColumns(None)
+        self.counters = Counters()
+        self.pace = Pace(self.columns, self.counters)
+        self.now = 100.0
+        self.last: dict[int, float] = {}
+        self.ttft, self.itl = Observed(), Observed()
+        self.num_deltas = self.num_tokens = self.num_messages = 0
+        self.columns.streams += [None] * NUM_LINES
+        for line in range(1, NUM_LINES + 1):
+            self.columns.streams[line] = self.stream(line)
+
+    def stream(self, line: int) -> Stream:
+        end = SimpleNamespace(num_tokens=5)
+        output: Any = SimpleNamespace(end=end)
+        return Stream(b"%d" % line, Stage.RUNNING, line=line, output=output, arrived_at=99.0)
+
+    def expect(self, lines: list[int], num_tokens: int) -> None:
+        for line in lines:
+            if line in self.last:
+                self.itl.add(self.now - self.last[line])
+            else:
+                self.ttft.add(self.now - 99.0)
+            self.last[line] = self.now
+        self.num_messages += 1
+        self.num_deltas += len(lines)
+        self.num_tokens += num_tokens * len(lines)
+
+    def many(self, fast: RowSet, slow: list[int], num_tokens: int) -> None:
+        self.expect([*fast.tolist(), *slow], num_tokens)
+        told = message([*slow, *fast.tolist()], num_tokens)
+        entries = self.entries(slow, num_tokens)
+        built = Built(told, entries, fast, NONE, NONE, NONE, is_all=True)
+        self.pace.left(built, self.now)
+
+    def few(self, fast: list[int], slow: list[int], num_tokens: int) -> None:
+        self.expect([*fast, *slow], num_tokens)
+        spans = [(line, 0, num_tokens) for line in fast]
+        entries = self.entries(slow, num_tokens)
+        told = message([*slow, *fast], num_tokens)
+        self.pace.left(FewBuilt(told, entries, spans, [""] * len(fast), is_all=True), self.now)
+
+    def entries(self, slow: list[int], num_tokens: int) -> SlowEntries:
+        entries = SlowEntries()
+        for line in slow:
+            stream = self.columns.streams[line]
+            assert stream is not None
+            entries.moves.append((stream, None))  # type: ignore[arg-type]
+            entries.spans.append((line, 0, num_tokens))
+        return entries
+
+
+@given(st.data())
+def test_every_gap_is_counted_once(data: st.DataObject) -> None:
+    world = World()
+    same = RowSet(np.arange(1, NUM_LINES + 1))
+    for _ in range(data.draw(st.integers(1, 12))):
+        world.now += data.draw(st.sampled_from([0.0, 0.001, 0.01, 0.3]))
+        num_tokens = data.draw(st.integers(1, 3))
+        kind = data.draw(st.sampled_from(["again", "again", "other", "mixed", "few", "leave"]))
+        if kind == "again":
+            world.many(same, [], num_tokens)
+        elif kind == "other":
+            same = RowSet(np.array(data.draw(LINES)))
+            world.many(same, [], num_tokens)
+        elif kind == "leave":
+            world.pace.settle()
+        else:
+            lines = data.draw(LINES)
+            cut = data.draw(st.integers(0, len(lines)))
+            if kind == "few":
+                world.few(lines[:cut], lines[cut:], num_tokens)
+            else:
+                world.many(RowSet(np.array(lines[:cut], np.int64)), lines[cut:], num_tokens)
+    found = world.counters.numbers(WorkerGauges()).counters
+    assert found.ttft_s.counts == world.ttft.histogram().counts
+    assert found.itl_s.counts == world.itl.histogram().counts
+    assert found.itl_s.sum == pytest.approx(world.itl.histogram().sum)
+    assert (found.num_deltas, found.num_delivered_tokens) == (world.num_deltas, world.num_tokens)
+    assert found.num_messages == world.num_messages
+
+
+def test_a_line_that_goes_to_another_stream_has_not_been_waiting():
+    """What is known of all lines at once is written before one of them is another's."""
+    world = World()
+    lines = RowSet(np.arange(1, 4))
+    for _ in range(3):
+        world.now += 0.01
+        world.many(lines, [], 1)
+    world.pace.settle()  # as a port does when a line comes or goes
+    world.columns.delivered_at[2] = 0.0  # as columns do when they open one
+    world.columns.streams[2] = world.stream(2)
+    del world.last[2]
+    world.now += 5.0
+    world.many(lines, [], 1)
+    assert world.counters.numbers(WorkerGauges()).counters.ttft_s == world.ttft.histogram()
+
+
+def test_an_end_is_timed_once_however_often_it_is_told():
+    world = World()
+    world.many(NO_ROWS, [1], 1)
+    world.now += 2.0
+    for _ in range(2):
+        entries = world.entries([1], 0)
+        entries.ended = [entries.moves[0][0]]
+        built = Built(message([1], 0), entries, NO_ROWS, NONE, NONE, NONE, is_all=True)
+        world.pace.left(built, world.now)
+    found = world.counters.numbers(WorkerGauges()).counters
+    assert (found.tpot_s.num, found.e2e_s.num) == (1, 1)
+    assert found.tpot_s.sum == pytest.approx(2.0 / 4)
+    assert found.e2e_s.sum == pytest.approx(3.0)
+
+
+def test_a_stream_taken_over_has_no_time_to_first_token():
+    world = World()
+    stream = world.columns.streams[1]
+    assert stream is not None
+    stream.arrived_at = 0.0
+    world.pace.left(FewBuilt(message([1], 1), world.entries([1], 1), [], [], is_all=True), 101.0)
+    assert world.counters.numbers(WorkerGauges()).counters.ttft_s.num == 0
+
+
+def test_ends_and_refusals_are_told_apart():
+    counters = Counters()
+    counters.finished("stop", 3)
+    counters.finished("length", 0)
+    counters.finished("stop", 0)
+    counters.rejected("overloaded")
+    counters.accepted(10)
+    found = counters.numbers(WorkerGauges()).counters
+    assert found.finished == {"stop": 2, "length": 1}
+    assert found.rejected == {"overloaded": 1}
+    assert (found.num_accepted, found.num_prompt_tokens, found.num_overrun_tokens) == (1, 10, 3)

@@ -1,0 +1,115 @@
+"""Streams that a fresh worker is told of by its core, which tests play."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.messages import Admit, End, ModelCard, Registered, SamplingParams, Step, Welcome
+from slipstream_worker.clients.latency import Counters
+from slipstream_worker.clients.readers import Readers
+from slipstream_worker.lifecycle.core_messages import FromCore
+from slipstream_worker.lifecycle.lifecycle import Lives
+from slipstream_worker.streams.retention import Keeping
+from slipstream_worker.streams.stream import Stage, Stream, StreamTable
+from slipstream_worker.streams.stream_columns import StreamColumns
+
+CARD = ModelCard("m", "/nowhere", vocab_size=1000, max_model_len=99, eos_token_ids=())
+ROW = 3
+
+
+class Anybody:
+    """Hears everything, says nothing."""
+
+    fast_table = None
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **options: []
+
+
+class Told:
+    """A fresh worker, and what its core tells it."""
+
+    def __init__(self) -> None:
+        anybody: Any = Anybody()
+        self.streams, self.columns, counters = StreamTable(), StreamColumns(None), Counters()
+        self.keeping = Keeping(self.streams, 60.0)
+        readers = Readers(anybody, self.columns, anybody, counters, self.keeping, room=None)
+        kept = self.streams, self.columns, readers, self.keeping
+        self.lives = Lives(anybody, *kept, anybody, counters)
+        self.from_core = FromCore(anybody, self.lives, *kept, counters, anybody, tokenizer="t")
+
+    def registered(self, end: End) -> Stream:
+        admit = Admit(
+            stream_id=b"a" * 16,
+            prompt_ids=pack_u32([1, 2]),
+            params=SamplingParams(detokenize=False),
+            stop_token_ids=(),
+            seed=1,
+            max_tokens=10,
+            priority=0,
+            label="",
+            owner=b"nobody",
+            handle=0,
+            fingerprint=b"f" * 16,
+        )
+        self.from_core.handle(Registered(ROW, admit, end, True))
+        stream = self.streams.get(admit.stream_id)
+        assert stream is not None
+        return stream
+
+    def step(self, token_id: int) -> None:
+        self.from_core.handle(Step(1, pack_u32([ROW]), pack_u32([token_id])))
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether steps of a few streams go their quick way."""
+        return self.from_core._is_for_few(Step(2, pack_u32([1]), pack_u32([5])))
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def test_an_end_that_no_token_precedes_holds_nobody_up(told: Told) -> None:
+    assert told.registered(End("abort", 0)).stage is Stage.ENDED
+    assert told.is_quick
+
+
+def test_a_replayed_end_comes_behind_its_tokens(told: Told) -> None:
+    stream = told.registered(End("abort", 2))
+    told.step(5)
+    assert stream.stage is Stage.RUNNING
+    assert not told.is_quick
+    told.step(6)
+    assert stream.stage is Stage.ENDED
+    assert told.columns.token_ids(stream).tolist() == [5, 6]
+    assert told.is_quick
+
+
+def test_who_ends_it_before_it_is_replayed_holds_nobody_up(told: Told) -> None:
+    stream = told.registered(End("error", 2))
+    assert not told.is_quick
+    told.lives.abort(stream)
+    assert told.is_quick
+
+
+def test_a_new_attach_begins_with_nothing(told: Told) -> None:
+    told.registered(End("abort", 2))
+    told.from_core.handle(Welcome(1, CARD))
+    assert told.is_quick
+    assert told.registered(End("abort", 0)).stage is Stage.ENDED
+
+
+def test_streams_are_cancelled_whichever_client_reads_them() -> None:
+    told = Told()
+    told.streams.add(running := Stream(b"r" * 16, Stage.RENDERING))
+    told.streams.add(ended := Stream(b"e" * 16, Stage.ENDED))
+    told.keeping.bury([b"f" * 16])
+    asked = (ended.stream_id, running.stream_id, b"?" * 16, b"f" * 16)
+    assert [told.lives.cancel(each) for each in asked] == ["ended", "running", "unknown", "ended"]
+    assert told.streams.get(running.stream_id) is None
+    assert told.streams.get(ended.stream_id) is ended

@@ -1,0 +1,79 @@
+"""What a submission becomes: the registration that every party works from."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.messages import ModelCard, OtherAnswer, SamplingParams, Submit
+from slipstream_ipc.transport.codec import encode_params
+from slipstream_worker.streams import registration
+from slipstream_worker.streams.registration import Submission, answers_of, register
+
+CARD = ModelCard("m", "p", vocab_size=1000, max_model_len=64, eos_token_ids=(2,))
+PROMPT = pack_u32([1, 5, 7])
+
+
+def submission(**params: object) -> Submit:
+    encoded = encode_params(SamplingParams(**params))  # type: ignore[arg-type]
+    return Submit(1, bytes(16), encoded, token_ids=PROMPT)
+
+
+def test_allowed_ids_are_registered_once_each() -> None:
+    """However often a client lists one, it travels to the core and is kept there once."""
+    for given, expected in (((5,) * 300_000, (5,)), ((9, 3, 9, 7), (3, 7, 9))):
+        submit = submission(allowed_token_ids=given)
+        params = Submission(submit).params(submit)
+        admit = register(submit, PROMPT, b"c", CARD, params=params, known_as=b"")
+        assert admit.params.allowed_token_ids == expected
+
+
+def together(submit: Submit, num: int) -> Submit:
+    others = tuple(OtherAnswer(i, bytes([i]) * 16, seed=5 + i) for i in range(1, num))
+    return structs.replace(submit, others=others)
+
+
+def test_answers_are_known_however_they_are_asked_for() -> None:
+    """Together or alone, with the seed in the params or beside them, under another handle."""
+    asked = together(submission(seed=5, logit_bias={3: 1.0}), 4)
+    submission_of_all = Submission(asked)
+    found = [submission_of_all.fingerprint(answer) for answer in answers_of(asked)]
+    assert len(set(found)) == 4
+    for index, (answer, known_as) in enumerate(zip(answers_of(asked), found, strict=True)):
+        assert Submission(answer).fingerprint(answer) == known_as
+        own = encode_params(SamplingParams(seed=5 + index, logit_bias={3: 1.0}))
+        again = structs.replace(
+            answer, handle=99, params=own, seed=None, was_accepted=True, output_ids=PROMPT
+        )
+        assert Submission(again).fingerprint(again) == known_as
+        for other in ({"seed": 77}, {"token_ids": pack_u32([1])}, {"stream_id": b"o" * 16}):
+            changed = structs.replace(again, **other)
+            assert Submission(changed).fingerprint(changed) != known_as
+
+
+def test_a_prompt_is_hashed_once_for_all_of_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_bytes, blake2b = 0, hashlib.blake2b
+
+    def counting(data: bytes, **options: Any) -> Any:
+        nonlocal num_bytes
+        num_bytes += len(data)
+        return blake2b(data, **options)
+
+    monkeypatch.setattr(registration.hashlib, "blake2b", counting)
+    asked = together(Submit(0, bytes(16), encode_params(SamplingParams()), "x" * 2**20), 128)
+    all_of_them = Submission(asked)
+    assert len({all_of_them.fingerprint(answer) for answer in answers_of(asked)}) == 128
+    assert num_bytes < 1.1 * 2**20
+
+
+def test_whom_a_stream_is_for_is_registered_and_part_of_no_fingerprint() -> None:
+    submit = submission()
+    claimed = structs.replace(submit, tenant=b"t")
+    assert len({Submission(one).fingerprint(one) for one in (submit, claimed)}) == 1
+    for one, tenant in ((submit, b"c"), (claimed, b"t")):
+        params = Submission(one).params(one)
+        assert register(one, PROMPT, b"c", CARD, params=params, known_as=b"").tenant == tenant

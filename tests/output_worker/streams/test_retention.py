@@ -1,0 +1,84 @@
+"""How long ended streams are kept, and what is known of those that are gone."""
+
+from __future__ import annotations
+
+import secrets
+from math import inf
+
+import pytest
+
+from slipstream_worker.streams import retention as module
+from slipstream_worker.streams.retention import ABORTED, Keeping
+from slipstream_worker.streams.stream import Stage, Stream, StreamTable
+
+
+def ended(streams: StreamTable, keeping: Keeping, num_bytes: int = 100) -> Stream:
+    stream = Stream(secrets.token_bytes(16), Stage.ENDED, line=1)
+    streams.add(stream)
+    keeping.ended(stream, num_bytes)
+    return stream
+
+
+def test_one_that_nobody_acknowledges_keeps_no_others() -> None:
+    streams = StreamTable()
+    keeping = Keeping(streams, grace_s=60.0)
+    stuck = ended(streams, keeping)
+    assert stuck.leaves_at == inf
+    for _ in range(100):
+        stream = ended(streams, keeping)
+        keeping.leave_at(stream, keeping.now)
+        assert keeping.take_due() == [stream]
+        keeping.removed(stream)
+    assert list(keeping._ended) == [stuck]
+
+
+def test_the_oldest_that_nobody_waits_for_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_ENDED_BYTES", 250)
+    streams = StreamTable()
+    keeping = Keeping(streams, grace_s=60.0)
+    waited_for, *others = [ended(streams, keeping) for _ in range(4)]
+    for stream in others:
+        keeping.leave_after_grace(stream)
+    assert keeping.take_due() == others[:2]
+    assert keeping.take_due() == []
+    keeping.now = 61.0
+    assert keeping.take_due() == others[2:]
+    assert waited_for.leaves_at == inf
+
+
+def test_it_is_known_why_a_stream_is_gone() -> None:
+    streams = StreamTable()
+    keeping = Keeping(streams, grace_s=0.0)
+    stream = ended(streams, keeping)
+    keeping.leave_after_grace(stream)
+    assert not keeping.has_been(stream.stream_id)
+    keeping.take_due()
+    assert keeping.has_been(stream.stream_id)
+    other = secrets.token_bytes(16)
+    keeping.aborted(other)
+    assert keeping.why_gone(other) == ABORTED
+    assert keeping.why_gone(secrets.token_bytes(16)) is None
+
+
+def test_a_stream_that_is_left_and_come_back_to_very_often_costs_no_more() -> None:
+    streams = StreamTable()
+    keeping = Keeping(streams, grace_s=60.0)
+    stream, other = ended(streams, keeping), ended(streams, keeping)
+    keeping.leave_after_grace(other)
+    for _ in range(10_000):
+        keeping.leave_after_grace(stream)
+        stream.leaves_at = inf
+    assert len(keeping._leaving) < 2000
+    keeping.now = 61.0
+    assert keeping.take_due() == [other]
+
+
+def test_one_that_goes_on_has_time_to_be_come_back_to() -> None:
+    streams = StreamTable()
+    keeping = Keeping(streams, grace_s=0.0)
+    running = Stream(secrets.token_bytes(16), Stage.RUNNING, line=1)
+    streams.add(running)
+    keeping.leave_after_grace(running)
+    assert keeping.take_due() == []
+    keeping.now = module.LEAST_UNREAD_S
+    assert keeping.take_due() == [running]

@@ -1,0 +1,268 @@
+"""Streams whose tokens go the columns' way, against one output that sees every token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream_ipc.columns import check_deltas, pack_u32, u32
+from slipstream_ipc.history.text_log import START
+from slipstream_ipc.messages import Admit, LogprobColumns, SamplingParams
+from slipstream_ipc.row_set import RowSet
+from slipstream_worker.clients import deltas
+from slipstream_worker.clients.deltas_scalar import FewBuilt, build_few, due_few
+from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
+from slipstream_worker.detokenizer.table import TokenTable
+from slipstream_worker.detokenizer.text_columns import FastTable, View, character_sets
+from slipstream_worker.output.stream_output import StreamOutput
+from slipstream_worker.streams.registration import open_output
+from slipstream_worker.streams.slow_path import push_carefully
+from slipstream_worker.streams.stream import Reader, Stage, Stream
+from slipstream_worker.streams.stream_columns import StreamColumns
+
+E_ACUTE = "é".encode()
+PIECES = [b"", b"a", b"b", b"ab", b" ", E_ACUTE[:1], E_ACUTE[1:], E_ACUTE, b"", b"c", b"d", b"cd"]
+EOS, STOP = 0, 9
+FACTORY = TableDetokenizerFactory(TokenTable(mode="bytelevel", pieces=PIECES, special=[EOS]))
+BEYOND = len(PIECES) + 3  # an id without a token
+
+
+@dataclass
+class Sent:
+    """What a reader has."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    is_ended: bool = False
+
+
+@st.composite
+def registrations(draw: st.DrawFn) -> Admit:
+    params = SamplingParams(
+        stop=tuple(draw(st.lists(st.text("abcdé ", min_size=1, max_size=3), max_size=2))),
+        include_stop_str_in_output=draw(st.booleans()),
+        min_tokens=draw(st.integers(0, 3)),
+        logprobs=draw(st.sampled_from([None, None, 0, 2])),
+        skip_special_tokens=draw(st.booleans()),
+        stream_interval=draw(st.sampled_from([1, 1, 3])),
+        stop_token_ids=draw(st.sampled_from([(), (STOP,), (BEYOND,)])),
+    )
+    eos = draw(st.sampled_from([(), (EOS,)]))
+    return Admit(
+        stream_id=b"",
+        prompt_ids=pack_u32(draw(st.sampled_from([[1], [1, 5]]))),
+        params=params,
+        stop_token_ids=eos + params.stop_token_ids,
+        seed=0,
+        max_tokens=draw(st.integers(1, 40)),
+    )
+
+
+TOKENS = st.sampled_from([1, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, EOS, BEYOND])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_both_ways_give_what_one_output_gives(data: st.DataObject) -> None:
+    columns = StreamColumns(data.draw(st.sampled_from([FACTORY.fast_table] * 3 + [None])))
+    admits = data.draw(st.lists(registrations(), min_size=1, max_size=5))
+    streams, oracles, copies = [], [], []
+    for number, admit in enumerate(admits):
+        stream = Stream(bytes([number]), Stage.RUNNING, registration=admit)
+        stream.output = open_output(admit, FACTORY)
+        stream.interval = admit.params.stream_interval
+        stream.reader = Reader(b"client", number)
+        columns.open(stream, admit)
+        columns.handles[stream.line] = number
+        streams.append(stream)
+        oracles.append(open_output(admit, FACTORY))
+        copies.append(Sent())
+    told: list[list[int]] = [[] for _ in streams]
+    for _ in range(data.draw(st.integers(1, 25))):
+        push(data, columns, streams, oracles, told)
+        if data.draw(st.booleans()):
+            send(columns, streams, copies, is_few=data.draw(st.booleans()))
+    for stream, oracle in zip(streams, oracles, strict=True):
+        if oracle.end is None:
+            columns.slow_down(stream, columns.num_tokens(stream))
+            stream.output.finish("abort")
+            oracle.finish("abort")
+        columns.is_dirty[stream.line] = True
+    while send(columns, streams, copies):
+        pass
+    for stream, oracle, copy, ids in zip(streams, oracles, copies, told, strict=True):
+        end = oracle.log.end
+        assert copy.text == oracle.log.text_between(START, end)
+        assert copy.token_ids == ids[: end.num_tokens]
+        assert copy.is_ended == (oracle.end is not None)
+        assert stream.output is not None
+        assert stream.output.end == oracle.end
+        wanted = stream.registration.params.logprobs is not None
+        assert copy.ranks == ([token + 7 for token in copy.token_ids] if wanted else [])
+
+
+def push(
+    data: st.DataObject,
+    columns: StreamColumns,
+    streams: list[Stream],
+    oracles: list[StreamOutput],
+    told: list[list[int]],
+) -> None:
+    """One step: a few streams have new tokens."""
+    going = [n for n, stream in enumerate(streams) if stream.output.end is None]
+    chosen = [n for n in going if data.draw(st.booleans())]
+    if not chosen:
+        return
+    each_one = data.draw(st.booleans())
+    spans = [data.draw(st.lists(TOKENS, min_size=1, max_size=1 if each_one else 4)) for _ in chosen]
+    lines = np.array([streams[n].line for n in chosen])
+    counts = None if each_one else np.array([len(span) for span in spans])
+    ids = np.array([token for span in spans for token in span], np.uint32)
+    widths = [int(columns.widths[line]) for line in lines]
+    if any(widths):
+        values = [w for span, w in zip(spans, widths, strict=True) for _ in range(len(span) * w)]
+        ranked = [t + 7 for span, w in zip(spans, widths, strict=True) if w for t in span]
+        logprobs = LogprobColumns(
+            0, bytes(4 * len(values)), bytes(4 * len(values)), pack_u32(ranked), pack_u32(widths)
+        )
+        columns.logprobs.append_columns(RowSet(lines), counts, logprobs)
+    if each_one and data.draw(st.booleans()):
+        care_of = columns.append_few(lines.tolist(), ids.tolist())
+        needs_care = [at in care_of for at in range(len(lines))]
+    else:
+        needs_care = columns.append(RowSet(lines), counts, ids).tolist()
+    for n, span, care in zip(chosen, spans, needs_care, strict=True):
+        told[n] += span
+        oracles[n].push(span)
+        if care:
+            assert push_carefully(columns, streams[n], span) == (oracles[n].end is not None)
+        assert streams[n].output.end == oracles[n].end, "only what needs care can end"
+
+
+def send(
+    columns: StreamColumns, streams: list[Stream], copies: list[Sent], *, is_few: bool = False
+) -> bool:
+    """What a client's port does; every position must be one of the whole stream's."""
+    numbers = [s.line for s, c in zip(streams, copies, strict=True) if not c.is_ended]
+    built = build_a_few(columns, numbers) if is_few else None
+    if built is None:
+        built = build_many(columns, np.array(numbers, np.int64))
+    if built is None:
+        return False
+    message = built.message
+    check_deltas(message)
+    counts = u32(message.counts).tolist() if message.counts else [1] * len(message.texts)
+    ids, ranks = u32(message.token_ids).tolist(), []
+    widths = [0] * len(counts)
+    if message.logprobs is not None:
+        ranks = u32(message.logprobs.ranks).tolist()
+        same = [message.logprobs.width] * len(counts)
+        widths = u32(message.logprobs.widths).tolist() if message.logprobs.widths else same
+    handles = u32(message.handles).tolist()
+    for i, handle in enumerate(handles):
+        copy = copies[handle]
+        assert u32(message.chars)[i] == len(copy.text)
+        assert u32(message.tokens)[i] == len(copy.token_ids)
+        copy.text += message.texts[i]
+        copy.token_ids += ids[: counts[i]]
+        del ids[: counts[i]]
+        if widths[i]:
+            copy.ranks += ranks[: counts[i]]
+            del ranks[: counts[i]]
+    for i in u32(message.ended).tolist():
+        copies[handles[i]].is_ended = True
+    built.commit(columns)
+    return True
+
+
+def build_many(columns: StreamColumns, lines: np.ndarray) -> deltas.Built | None:
+    lines = lines[columns.is_dirty[lines]]
+    fast = deltas.due_fast(columns, RowSet(lines[columns.is_fast[lines]]), urgent=False)
+    slow = [columns.streams[line] for line in lines[~columns.is_fast[lines]]]
+    slow = [stream for stream in slow if deltas.is_due(stream)]
+    return deltas.build(columns, fast, slow) if len(fast) or slow else None
+
+
+def build_a_few(columns: StreamColumns, lines: list[int]) -> FewBuilt | None:
+    """The scalar way; None where there is nothing, or it is for the other one."""
+    spans, slow_lines = due_few(columns, lines, urgent=False)
+    slow = [columns.streams[line] for line in slow_lines]
+    slow = [stream for stream in slow if deltas.is_due(stream)]
+    return build_few(columns, spans, slow) if spans or slow else None
+
+
+@given(st.lists(st.text("aé\n \x0eZ~", max_size=4), max_size=8), st.text("aé\n\x1e", max_size=3))
+def test_texts_without_a_common_bit_have_no_common_character(texts: list[str], other: str) -> None:
+    low, high = character_sets([*texts, other])
+    for n, text in enumerate(texts):
+        if not (low[n] & low[-1]) | (high[n] & high[-1]):
+            assert set(text).isdisjoint(other)
+
+
+def test_ascii_letters_have_a_bit_each() -> None:
+    letters = [chr(c) for c in range(33, 127)]
+    low, high = character_sets(letters)
+    assert len({(int(a), int(b)) for a, b in zip(low, high, strict=True)}) == len(letters)
+
+
+def test_each_view_has_an_entry_for_ids_beyond_the_vocabulary() -> None:
+    table = FastTable(["x", None], ["", None])
+    for view, text, length in ((View.SHOWN, "x", 1), (View.SKIPPED, "", 0), (View.SILENT, "", 0)):
+        at = table.first(view)
+        assert (table.texts[at], table.lens[at]) == (text, length)
+    assert table.lens[table.first(View.SHOWN) + 2] == table.lens[table.first(View.SHOWN) + 1] == -1
+
+
+def test_what_is_harmless_is_learnt_for_each_set_of_stop_strings(monkeypatch) -> None:
+    monkeypatch.setattr("slipstream_worker.streams.fast_path._MAX_SETS", 2)
+    columns = StreamColumns(FACTORY.fast_table)
+
+    def new(*stops: str) -> Stream:
+        admit = Admit(b"", pack_u32([1]), SamplingParams(stop=stops), (), 0, 99)
+        stream = Stream(b"", Stage.RUNNING, registration=admit, output=open_output(admit, FACTORY))
+        columns.open(stream, admit)
+        columns.speed_up(stream, START)
+        return stream
+
+    def needs_care(stream: Stream, token: int) -> bool:
+        line = RowSet(np.array([stream.line]))
+        [care] = columns.append(line, None, np.array([token], np.uint32))
+        if care:
+            columns.learn(stream, token)
+        return bool(care)
+
+    ab = 3
+    first = new("aa", "bc")
+    assert needs_care(first, ab), "its first character begins a stop string"
+    assert needs_care(first, ab), "and its last one, too: it is not harmless"
+    second = new("ac")
+    assert needs_care(second, ab)
+    assert not needs_care(second, ab), "ab can not begin ac"
+    assert not needs_care(new("ac"), ab), "known for the set, not the stream"
+    third = new("ad")  # takes the place of the oldest set
+    assert needs_care(third, ab)
+    assert not needs_care(third, ab)
+    assert needs_care(first, ab)
+    assert not needs_care(second, ab)
+
+
+def test_lines_are_taken_again_and_keep_nothing() -> None:
+    columns = StreamColumns(FACTORY.fast_table)
+    admit = Admit(b"", pack_u32([1]), SamplingParams(stop=("b",)), (EOS,), 0, 9)
+    for _ in range(3):
+        some = [Stream(bytes([n]), Stage.RUNNING, registration=admit) for n in range(100)]
+        for stream in some:
+            columns.open(stream, admit)
+        lines = np.array([stream.line for stream in some])
+        assert len(set(lines.tolist())) == 100
+        assert columns.tokens.lengths(lines).sum() == 0
+        columns.append(RowSet(lines), None, np.full(100, 1, np.uint32))
+        for stream in some:
+            columns.close(stream)
+            columns.close(stream)
+    assert columns.tokens.num_pages_used == 0
+    assert len(columns.streams) == 101

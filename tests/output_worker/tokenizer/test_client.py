@@ -1,0 +1,120 @@
+"""The worker's side of its prompt process, with a child that tests play."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from tests.helpers.patience import PATIENCE_S
+
+from slipstream_ipc.messages import PromptReady, Render, Rendered
+from slipstream_worker.tokenizer.client import Prompts
+
+PATIENCE_MS = int(PATIENCE_S * 1e3)
+
+
+class Child:
+    """A process that lives, as `Popen` shows it."""
+
+    returncode: int | None = None
+    pid = 0
+
+    def poll(self) -> None:
+        return
+
+    def terminate(self) -> None:
+        return
+
+    def wait(self, _timeout: float | None = None) -> int:
+        return 0
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    with zmq.Context() as found:
+        yield found
+
+
+def test_no_prompt_is_lost_however_many_wait(
+    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Prompts, "_start", lambda _: Child())
+    address = f"ipc://{tmp_path}/prompts"
+    prompts = Prompts(context, address, {})
+    socket = context.socket(zmq.PAIR)
+    socket.connect(address)
+    socket.send(msgspec.msgpack.encode(PromptReady("", "")))
+    assert prompts.socket.poll(PATIENCE_MS)
+    assert len(list(prompts.receive())) == 1
+    keys = [prompts.ask(Render(0, "a prompt " * 100)) for _ in range(5000)]
+    answered = set()
+    for _ in keys:
+        assert socket.poll(PATIENCE_MS), f"{len(keys) - len(answered)} prompts never came"
+        key = msgspec.msgpack.decode(socket.recv(), type=Render).key
+        socket.send(msgspec.msgpack.encode(Rendered(key, b"")))
+        answered |= {answer.key for answer in prompts.receive() if isinstance(answer, Rendered)}
+    while len(answered) < len(keys):
+        assert prompts.socket.poll(PATIENCE_MS)
+        answered |= {answer.key for answer in prompts.receive() if isinstance(answer, Rendered)}
+    assert answered == set(keys)
+    socket.close(linger=0)
+    prompts.close()
+
+
+@pytest.mark.parametrize(
+    "garbage", [[b""], [b"\xc1"], [b"\x90"], [b"x" * 1000, b"y"], [b"\x92\x07"]]
+)
+def test_a_child_that_says_what_is_no_answer_is_replaced_and_asked_again(
+    context: zmq.Context[zmq.Socket[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    garbage: list[bytes],
+) -> None:
+    started: list[Mortal] = []
+
+    def start(_: Prompts) -> Mortal:
+        started.append(Mortal())
+        return started[-1]
+
+    monkeypatch.setattr(Prompts, "_start", start)
+    address = f"ipc://{tmp_path}/prompts"
+    prompts = Prompts(context, address, {})
+    socket = context.socket(zmq.PAIR)
+    socket.connect(address)
+
+    def arrived() -> list[Rendered | PromptReady]:
+        assert prompts.socket.poll(PATIENCE_MS)
+        return list(prompts.receive())
+
+    ready = msgspec.msgpack.encode(PromptReady("", ""))
+    socket.send(ready)
+    assert len(arrived()) == 1
+    key = prompts.ask(Render(0, "a prompt"))
+    assert socket.recv()
+    socket.send_multipart(garbage)
+    assert arrived() == []
+    assert len(started) == 1
+    assert started[0].poll() is not None, "it lives on"
+    assert list(prompts.beat(0.0)) == []  # once is no proof that it is the prompt's doing
+    assert len(started) == 2
+    socket.send(ready)
+    assert len(arrived()) == 1
+    assert socket.poll(PATIENCE_MS)
+    assert msgspec.msgpack.decode(socket.recv(), type=Render).key == key
+    socket.send(msgspec.msgpack.encode(Rendered(key, b"abcd")))
+    assert arrived() == [Rendered(key, b"abcd")]
+    socket.close(linger=0)
+    prompts.close()
+
+
+class Mortal(Child):
+    """One that can be killed."""
+
+    def poll(self) -> int | None:  # type: ignore[override]
+        return self.returncode
+
+    def kill(self) -> None:
+        self.returncode = -9

@@ -1,0 +1,312 @@
+"""The prompt process is watched as the stack's other processes are.
+
+With a child that tests play, on a clock of their own; then with real ones, which are stopped,
+killed, and robbed of their tokenizer.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from tests.helpers.patience import PATIENCE_S, Patience
+from tests.helpers.played_prompts import PlayedPrompts
+
+from slipstream.demo_model import MODEL_PATH
+from slipstream_ipc.backoff import STEADY_S
+from slipstream_ipc.columns import u32
+from slipstream_ipc.messages import PromptBeat, PromptReady, Render, Rendered
+from slipstream_ipc.process import SILENT_S
+from slipstream_worker.tokenizer.client import LOAD_S, Prompts
+from slipstream_worker.tokenizer.long_prompts import LONG_CHARS
+
+PATIENCE_MS = int(PATIENCE_S * 1e3)
+HANG_TIMEOUT_S = 10.0
+WAIT_S = 30.0
+READY = PromptReady("", "table")
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    with zmq.Context() as found:
+        yield found
+
+
+class Played(PlayedPrompts):
+    """One that speaks for its children, four beats a second."""
+
+    def say(self, what: PromptReady | PromptBeat | Rendered) -> None:
+        if isinstance(what, PromptReady) and not what.pid:
+            what = msgspec.structs.replace(what, pid=self.children[-1].pid)
+        self.socket.send(msgspec.msgpack.encode(what))
+        assert self.prompts.socket.poll(PATIENCE_MS)
+        list(self.prompts.receive())
+
+    def pass_time(self, seconds: float) -> list[Rendered]:
+        """With a beat of the worker's four times a second."""
+        refused = []
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.25
+            refused += self.prompts.beat(self.now)
+        return refused
+
+
+@pytest.fixture
+def played(
+    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Played]:
+    found = Played(context, monkeypatch, tmp_path, hang_timeout_s=HANG_TIMEOUT_S, wait_s=WAIT_S)
+    yield found
+    found.close()
+
+
+def test_a_child_that_beats_no_more_is_replaced(played: Played) -> None:
+    played.say(READY)
+    played.pass_time(1)
+    assert played.prompts.condition(played.now) == "ready"
+    for _ in range(100):
+        played.pass_time(HANG_TIMEOUT_S - 2)
+        played.say(PromptBeat())
+        played.pass_time(0.25)
+        assert played.prompts.condition(played.now) == "ready"
+    played.pass_time(SILENT_S)
+    assert played.prompts.condition(played.now) == "silent"
+    played.pass_time(HANG_TIMEOUT_S)
+    assert len(played.children) == 2
+    assert played.prompts.condition(played.now) == "restarting"
+    played.say(READY)
+    assert played.prompts.condition(played.now) == "ready"
+
+
+def test_an_answer_says_that_it_lives_and_so_does_one_that_is_unread(played: Played) -> None:
+    """Where the worker itself was stopped, what its child said meanwhile lies there unread."""
+    played.say(READY)
+    played.pass_time(1)
+    played.socket.send(msgspec.msgpack.encode(PromptBeat()))
+    assert played.prompts.socket.poll(PATIENCE_MS)
+    played.now += 100 * HANG_TIMEOUT_S
+    played.pass_time(1)
+    list(played.prompts.receive())
+    played.pass_time(HANG_TIMEOUT_S - 2)
+    played.say(Rendered(77))
+    played.pass_time(HANG_TIMEOUT_S - 2)
+    assert len(played.children) == 1
+
+
+def test_the_first_may_load_for_as_long_as_it_takes_and_a_successor_not(played: Played) -> None:
+    played.pass_time(10 * LOAD_S)
+    assert played.prompts.condition(played.now) == "starting"
+    assert len(played.children) == 1
+    played.say(READY)
+    played.pass_time(STEADY_S + 1)
+    played.children[-1].kill()
+    played.pass_time(LOAD_S - 1)
+    assert len(played.children) == 2
+    played.pass_time(5)
+    assert len(played.children) == 3
+
+
+@pytest.mark.parametrize(
+    "said", [PromptReady("", "", error="no file"), PromptReady("", "another table")]
+)
+def test_a_successor_with_no_tokenizer_or_another_is_tried_again_with_pauses(
+    played: Played, said: PromptReady
+) -> None:
+    played.say(READY)
+    played.pass_time(STEADY_S + 1)
+    key = played.prompts.ask(Render(0, "innocent"))
+    played.children[-1].kill()
+    refused = []
+    started_at = []
+    while not refused:
+        num = len(played.children)
+        refused += played.pass_time(0.25)
+        if len(played.children) > num:
+            started_at.append(played.now)
+            played.say(said)
+            assert played.prompts.condition(played.now) == "restarting"
+        assert len(started_at) < 100
+    pauses = [later - earlier for earlier, later in pairwise(started_at)]
+    # each death is seen with the beat after it
+    assert pauses == [0.75, 1.25, 2.25, 4.25, 8.25, 10.25]
+    (answer,) = refused
+    assert answer.key == key
+    assert answer.fault is not None
+    assert answer.fault.code == "overloaded"  # over HTTP 503: later it may be answered
+    later = played.prompts.ask(Render(0, "asked while there is none"))
+    assert [answer.key for answer in played.pass_time(0.25)] == [later]
+    num = len(played.children)
+    while len(played.children) == num:
+        played.pass_time(0.25)
+    played.say(READY)
+    assert played.prompts.condition(played.now) == "ready"
+    asked = played.prompts.ask(Render(0, "a prompt"))
+    while True:
+        assert played.socket.poll(PATIENCE_MS)
+        if msgspec.msgpack.decode(played.socket.recv(), type=Render).key == asked:
+            break
+    assert played.pass_time(1) == []
+
+
+def test_what_a_dead_one_said_last_is_not_its_successors(played: Played) -> None:
+    played.say(READY)
+    played.pass_time(STEADY_S + 1)
+    played.children[-1].kill()
+    played.pass_time(0.25)
+    played.say(PromptReady("", "", error="no file", pid=1))
+    played.pass_time(1)
+    assert len(played.children) == 2
+    played.say(PromptReady("", "table", pid=1))
+    assert played.prompts.condition(played.now) == "restarting"
+
+
+# ---- real processes ----------------------------------------------------------------------------
+
+
+class Real:
+    """Prompts with a real child, and the turns of a worker's loop."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path, **options: float):
+        self.model = path / "model"
+        shutil.copytree(MODEL_PATH, self.model)
+        config: dict[str, object] = {"tokenizer": str(self.model), "cache_dir": str(path / "c")}
+        self.prompts = Prompts(context, f"ipc://{path}/p", config, **options)
+        self.answers: dict[int, Rendered] = {}
+        self.num_heard = 0  # in the last turn: whether anything was
+        self.wait_for("ready")
+
+    @property
+    def pid(self) -> int:
+        child = self.prompts._child
+        assert child is not None
+        return child.pid
+
+    def turn(self) -> None:
+        self.prompts.socket.poll(50)
+        found = [*self.prompts.receive()]
+        self.num_heard = int(self.prompts._has_spoken)
+        found += self.prompts.beat(time.monotonic())
+        self.answers |= {one.key: one for one in found if isinstance(one, Rendered)}
+
+    def wait_for(self, condition: str) -> None:
+        patience = Patience()
+        while (found := self.prompts.condition(time.monotonic())) != condition:
+            patience.check(found)
+            self.turn()
+
+    def ask(self, text: str) -> int:
+        return self.prompts.ask(Render(0, text))
+
+    def answer(self, key: int) -> Rendered:
+        patience = Patience()
+        while key not in self.answers:
+            patience.check()
+            self.turn()
+        return self.answers[key]
+
+    def ids(self, text: str) -> list[int]:
+        answer = self.answer(self.ask(text))
+        assert answer.fault is None
+        return u32(answer.token_ids).tolist()
+
+
+@pytest.fixture
+def make_real(context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path):
+    made: list[Real] = []
+
+    def make(**options: float) -> Real:
+        made.append(Real(context, tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.prompts.close()
+
+
+def test_a_stopped_process_is_seen_and_replaced_and_what_it_was_asked_is_answered(
+    make_real,
+) -> None:
+    real = make_real(hang_timeout_s=3.0)
+    expected = real.ids("a prompt")
+    before = real.pid
+    os.kill(before, signal.SIGSTOP)
+    key = real.ask("a prompt")
+    real.wait_for("silent")
+    assert u32(real.answer(key).token_ids).tolist() == expected
+    assert real.pid != before
+
+
+def test_the_loop_beats_beside_a_long_prompt(make_real) -> None:
+    real = make_real()
+    text = "Once upon a time, naïve 日本 said what is said. "
+    key = real.ask(text * (100 * LONG_CHARS // len(text)))
+    num_beats = 0
+    patience = Patience()
+    while key not in real.answers:
+        patience.check()
+        real.turn()
+        num_beats += real.num_heard if key not in real.answers else 0
+    assert num_beats, "none, as long as it was worked at"
+    assert len(u32(real.answers[key].token_ids)) > LONG_CHARS
+
+
+def test_two_kills_of_an_idle_process_refuse_nobody(make_real) -> None:
+    real = make_real()
+    expected = real.ids("a prompt")
+    os.kill(real.pid, signal.SIGKILL)
+    real.wait_for("restarting")
+    key = real.ask("a prompt")
+    for _ in range(3):  # each before it has got so far as to be asked
+        before = real.pid
+        os.kill(before, signal.SIGKILL)
+        patience = Patience()
+        while real.prompts._child is None or real.pid == before:
+            patience.check()
+            real.turn()
+    assert u32(real.answer(key).token_ids).tolist() == expected
+
+
+def test_a_process_that_is_killed_while_it_is_idle_and_asked_at_once(make_real) -> None:
+    """It was sent the prompt, and never began with it."""
+    real = make_real()
+    expected = real.ids("a prompt")
+    key = 0
+    for _ in range(2):
+        os.kill(real.pid, signal.SIGSTOP)
+        key = key or real.ask("a prompt")
+        os.kill(real.pid, signal.SIGKILL)
+        real.wait_for("restarting")
+        real.wait_for("ready")
+    assert u32(real.answer(key).token_ids).tolist() == expected
+
+
+@pytest.mark.parametrize("is_broken", [False, True], ids=["vanished", "broken"])
+def test_a_tokenizer_that_is_gone_is_waited_for_and_prompts_are_refused_as_ours(
+    make_real, is_broken: bool
+) -> None:
+    real = make_real(wait_s=5.0)
+    expected = real.ids("a prompt")
+    for path in real.model.iterdir():
+        if path.name != "tokenizer.json":
+            continue
+        kept = path.rename(path.with_suffix(".kept"))
+        if is_broken:
+            path.write_text(kept.read_text()[:1000])
+    os.kill(real.pid, signal.SIGKILL)
+    real.wait_for("restarting")
+    fault = real.answer(real.ask("a prompt")).fault
+    assert fault is not None
+    assert fault.code == "overloaded"
+    assert real.prompts.condition(time.monotonic()) == "restarting"
+    kept.rename(real.model / "tokenizer.json")
+    real.wait_for("ready")
+    assert real.ids("a prompt") == expected

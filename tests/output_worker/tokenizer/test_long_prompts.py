@@ -1,0 +1,265 @@
+"""Long prompts and short ones: nobody waits for somebody's 16 MiB."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.helpers.played_prompts import PlayedPrompts
+
+from slipstream_ipc.backoff import STEADY_S
+from slipstream_ipc.columns import u32
+from slipstream_ipc.messages import ChatMessage, PromptReady, Render, Rendered
+from slipstream_worker.tokenizer import long_prompts
+from slipstream_worker.tokenizer.client import Prompts
+from slipstream_worker.tokenizer.fair_order import FAIRNESS, ShorterFirst
+from slipstream_worker.tokenizer.long_prompts import (
+    LONG_CHARS,
+    LongLane,
+    is_long,
+    is_too_long,
+)
+
+PATIENCE_MS = 60_000
+
+
+def test_what_is_long() -> None:
+    most = "x" * LONG_CHARS
+    assert not is_long(Render(0, most))
+    assert is_long(Render(0, most + "x"))
+    assert is_long(Render(0, messages=(ChatMessage("user", most),)))
+    assert is_long(Render(0, token_ids=bytes(4 * LONG_CHARS + 4)))
+    assert not is_long(Render(0, token_ids=bytes(4 * LONG_CHARS)))
+
+
+def test_the_shorter_goes_first_one_at_a_time() -> None:
+    line = ShorterFirst()
+    for key, size in ((1, 900), (2, 100), (3, 500), (4, 100)):
+        line.add(key, size)
+    order = []
+    while (key := line.next()) is not None:
+        assert line.next() is None
+        order.append(key)
+        line.discard(key)
+    assert order == [2, 4, 3, 1]
+
+
+def test_who_is_gone_gets_no_turn() -> None:
+    line = ShorterFirst()
+    line.add(1, 10)
+    line.add(2, 20)
+    line.discard(1)
+    line.discard(7)
+    assert (line.next(), line.current) == (2, 2)
+    line.discard(2)
+    assert line.next() is line.current is None
+
+
+@given(st.integers(1, 1000), st.lists(st.integers(1, 1000), max_size=200))
+def test_nobody_is_overtaken_for_ever(size: int, others: list[int]) -> None:
+    """One of the others comes whenever one is done, so that there is always another one."""
+    line = ShorterFirst()
+    line.add(0, size)
+    served = 0
+    for key, other in enumerate(others, 1):
+        line.add(key, other)
+        turn = line.next()
+        assert turn is not None
+        if turn == 0:
+            return
+        assert served <= FAIRNESS * size
+        served += others[turn - 1]
+        line.discard(turn)
+
+
+def test_what_is_too_long_is_known_from_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_prompts, "SLICE_CHARS", 100)
+    counted: list[str] = []
+
+    def count(part: str) -> int:
+        counted.append(part)
+        return len(part) // 4
+
+    assert is_too_long("x" * 100_000, 50, count)
+    assert "".join(counted) == "x" * 500
+    assert not is_too_long("x" * 400, 50, count)
+    assert not is_too_long("x" * 100_000, 0, count)
+    counted.clear()
+    assert not is_too_long("x" * 100, 50, count)
+    assert not counted
+
+
+def test_a_thread_answers_all_in_their_order() -> None:
+    lane = LongLane(lambda request: Rendered(request.key, text=(request.text or "").upper()))
+    for key in range(20):
+        lane.put(Render(key, f"text {key}"))
+    answers: list[Rendered] = []
+    while len(answers) < 20:
+        assert select.select([lane], [], [], PATIENCE_MS / 1e3)[0]
+        answers += lane.take()
+    assert [answer.key for answer in answers] == list(range(20))
+    assert answers[7].text == "TEXT 7"
+    for _ in range(2):  # the last ring may follow the answer it is for
+        if not select.select([lane], [], [], 0)[0]:
+            break
+        assert not lane.take()
+    else:
+        pytest.fail("the bell rings on with nothing to take")
+
+
+# ---- with a child that tests play --------------------------------------------------------------
+
+
+class Played(PlayedPrompts):
+    """One that says what its child was asked."""
+
+    def answer(self, *answers: Rendered | PromptReady) -> None:
+        for answer in answers:
+            self.socket.send(msgspec.msgpack.encode(answer))
+            assert self.prompts.socket.poll(PATIENCE_MS)
+            assert list(self.prompts.receive()) == [answer]
+
+    def asked(self, num: int) -> list[int]:
+        """What the child was asked: so many, and no more."""
+        keys = []
+        for _ in range(num):
+            assert self.socket.poll(PATIENCE_MS)
+            keys.append(msgspec.msgpack.decode(self.socket.recv(), type=Render).key)
+        assert not self.socket.poll(50)
+        return keys
+
+    def die(self, *rendering: int) -> list[int]:
+        """It dies while it renders these; the keys that are refused for it."""
+        for key in rendering:
+            self.prompts._note.begin(key, is_long=is_long(self.prompts._waiting[key]))
+        self.now += STEADY_S
+        list(self.prompts.beat(self.now))
+        self.now += STEADY_S  # so that the next one is started at once
+        self.children[-1].kill()
+        refused = [answer.key for answer in self.prompts.beat(self.now)]
+        self.answer(PromptReady("", "", pid=self.children[-1].pid))
+        return refused
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Played]:
+    with zmq.Context() as context:
+        found = Played(context, monkeypatch, tmp_path)
+        found.answer(PromptReady("", "", pid=found.children[-1].pid))
+        yield found
+        found.close()
+
+
+def long(times: int) -> Render:
+    return Render(0, "x" * (times * LONG_CHARS + 1))
+
+
+def test_the_child_has_one_long_one_and_every_short_one(played: Played) -> None:
+    ask = played.prompts.ask
+    first, second, third = ask(long(3)), ask(long(2)), ask(long(1))
+    short = [ask(Render(0, "short")) for _ in range(3)]
+    assert played.asked(4) == [first, *short]
+    played.answer(Rendered(short[1]))
+    assert played.asked(0) == []
+    played.answer(Rendered(first))
+    assert played.asked(1) == [third]
+    played.answer(Rendered(third))
+    assert played.asked(1) == [second]
+    played.answer(Rendered(second), Rendered(short[0]), Rendered(short[2]))
+    assert played.asked(0) == []
+
+
+def test_a_long_one_that_kills_twice_is_refused_and_the_next_has_its_turn(played: Played) -> None:
+    ask = played.prompts.ask
+    killer, other = ask(long(1)), ask(long(2))
+    assert played.asked(1) == [killer]
+    assert played.die(killer) == []
+    assert played.asked(1) == [killer]
+    assert played.die(killer) == [killer]
+    assert played.asked(1) == [other]
+    short = ask(Render(0, "short"))
+    assert played.asked(1) == [short]
+    played.answer(Rendered(other), Rendered(short))
+
+
+def test_where_a_short_one_and_a_long_one_are_suspects_the_short_one_goes_first(
+    played: Played,
+) -> None:
+    ask = played.prompts.ask
+    innocent, killer, next_one = ask(long(1)), ask(Render(0, "kills")), ask(Render(0, "short"))
+    assert played.asked(3) == [innocent, killer, next_one]
+    assert played.die(innocent, killer) == []
+    assert sorted(played.asked(3)) == [innocent, killer, next_one]
+    assert played.die(innocent, killer) == [killer]
+    assert sorted(played.asked(2)) == [innocent, next_one]
+    played.answer(Rendered(next_one), Rendered(innocent))
+    assert played.die() == []
+
+
+def test_what_is_withdrawn_before_it_was_begun_is_never_asked(played: Played) -> None:
+    ask, withdraw = played.prompts.ask, played.prompts.withdraw
+    first, second, third = ask(long(1)), ask(long(2)), ask(long(3))
+    short = ask(Render(0, "short"))
+    assert played.asked(2) == [first, short]
+    assert withdraw(second)
+    assert withdraw(second), "as before"
+    assert not withdraw(first)
+    assert not withdraw(short)
+    played.answer(Rendered(first), Rendered(short))
+    assert played.asked(1) == [third]
+    assert withdraw(first), "it is answered"
+    played.answer(Rendered(third))
+
+
+def test_what_is_withdrawn_while_there_is_no_child_is_not_asked_again(played: Played) -> None:
+    ask, withdraw = played.prompts.ask, played.prompts.withdraw
+    keys = ask(long(1)), ask(long(2)), ask(Render(0, "short"))
+    assert sorted(played.asked(2)) == [keys[0], keys[2]]
+    played.children[-1].kill()
+    assert list(played.prompts.beat(played.now)) == []
+    assert withdraw(keys[0])
+    assert withdraw(keys[2])
+    played.answer(PromptReady("", "", pid=played.children[-1].pid))
+    assert played.asked(1) == [keys[1]]
+    played.answer(Rendered(keys[1]))
+
+
+def test_what_waits_for_a_child_is_not_to_blame_for_its_death(played: Played) -> None:
+    key = played.prompts.ask(Render(0, "innocent"))
+    assert played.asked(1) == [key]
+    for _ in range(5):
+        assert played.die() == []
+        assert played.asked(1) == [key]
+    played.answer(Rendered(key))
+
+
+# ---- with the process --------------------------------------------------------------------------
+
+
+def test_a_short_prompt_overtakes_a_long_one(tmp_path: Path) -> None:
+    from slipstream.demo_model import MODEL_PATH
+
+    options: dict[str, Any] = {"tokenizer": str(MODEL_PATH), "cache_dir": str(tmp_path)}
+    with zmq.Context() as context:
+        prompts = Prompts(context, f"ipc://{tmp_path}/prompts", options)
+        text = "Once upon a time, naïve 日本 said what is said. " * 10_000
+        whole = prompts.ask(Render(0, text))
+        too_long = prompts.ask(Render(0, text * 10, max_tokens=1000))
+        short = prompts.ask(Render(0, "a short one"))
+        answers: list[Rendered] = []
+        while len(answers) < 3:
+            assert prompts.socket.poll(PATIENCE_MS)
+            answers += [one for one in prompts.receive() if isinstance(one, Rendered)]
+        prompts.close()
+    assert [answer.key for answer in answers] == [short, whole, too_long]
+    assert len(u32(answers[1].token_ids)) > 10_000
+    assert answers[2].fault is not None
+    assert answers[2].fault.field == "prompt"
+    assert "allowed: at most 999 tokens" in answers[2].fault.message

@@ -1,0 +1,129 @@
+"""Cores that hang, for real: of a request, which ends, or of what was done to them; and grammars
+that were made to hang or end them, and do not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.helpers.patience import PATIENCE_S, Patience
+from tests.helpers.stacks import spareless_stack
+
+from slipstream import SamplingParams, SlipstreamError, Stack, StructuredOutputs
+from slipstream.demo_model import MODEL_PATH
+from slipstream.stack import stack as stack_module
+from slipstream.stack.events import ProcessRestarted, SupervisorConfig
+from slipstream.stack.process_plan import plan_stack
+from slipstream_core.workers.crash_note import read_note
+
+POISON = [9] * 57  # its length gives it away
+# a core that is whole, but for what its device makes of a prompt of that length
+SPINNING_CORE = """
+import sys
+from slipstream_core import main
+from slipstream_core.runner.simulated.simulated_runner import SimulatedRunner
+launch = SimulatedRunner.launch
+def spins(self, plan):
+    while (plan.prompt_lens == 57).any(): pass
+    launch(self, plan)
+SimulatedRunner.launch = spins
+sys.exit(main.main())
+"""
+
+
+def with_core(code: str) -> Callable[..., SupervisorConfig]:
+    def plan(*args: Any, **kwargs: Any) -> SupervisorConfig:
+        config = plan_stack(*args, **kwargs)
+        children = tuple(
+            msgspec.structs.replace(child, argv=(sys.executable, "-P", "-c", code))
+            if child.name == "core"
+            else child
+            for child in config.children
+        )
+        return msgspec.structs.replace(config, children=children)
+
+    return plan
+
+
+def wait_for_restart(stack: Stack) -> ProcessRestarted:
+    while event := stack.next_event(PATIENCE_S):
+        if isinstance(event, ProcessRestarted):
+            return event
+    raise AssertionError("it is not replaced")
+
+
+def wait_until_it_computes(runtime_dir: Path) -> None:
+    """Until a step has been launched by the core that serves now."""
+    patience = Patience()
+    while not read_note(runtime_dir):
+        patience.check()
+        os.sched_yield()
+
+
+@pytest.mark.slow
+def test_a_request_that_hangs_every_core_ends_after_it_hung_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stack_module, "plan_stack", with_core(SPINNING_CORE))
+    settings = {"hang_timeout_s": 2.0, "max_restarts": 5, "spare_worker": False}
+    with Stack("simulated:step_ms=2,mode=chain", **settings) as stack, stack.client() as client:
+        prompts = [[n + 1, 5, 7] for n in range(5)]
+        streams = [client.stream(p, max_tokens=20, ignore_eos=True) for p in prompts]
+        poison = client.stream(POISON, max_tokens=20)
+        with pytest.raises(SlipstreamError, match="died 3 times in a row over this request"):
+            list(poison)
+        for stream in streams:
+            assert sum(len(delta.token_ids) for delta in stream) == 20
+        assert stack.is_running
+
+
+@pytest.mark.slow
+def test_a_core_that_is_stopped_three_times_in_a_row_charges_no_stream(tmp_path: Path) -> None:
+    settings = {"hang_timeout_s": 1.5, "max_restarts": 20, "spare_worker": False}
+    # the step outlasts the test: no token comes between the stops, which would clear the stream
+    stack = Stack("simulated:step_ms=600000", runtime_dir=tmp_path / "run", **settings)
+    with stack, stack.client() as client:
+        stream = client.stream([1, 2, 3], max_tokens=20)
+        for _ in range(4):
+            wait_until_it_computes(tmp_path / "run")
+            os.kill(stack.pids["core"], signal.SIGSTOP)
+            assert wait_for_restart(stack).name == "core"
+        stream.abort()
+        assert [delta.finish_reason for delta in stream] == ["abort"]
+
+
+HARMFUL = {
+    "seconds to a mask": (
+        'start: e\ne: e e e e e | e e e e | e e e | e e | /[a-z]/ | ""',
+        "too complex to follow",
+    ),
+    "deeper than the stack": (
+        "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(4000)) + 'a4000: "x"',
+        "does not survive",
+    ),
+    "the lock for 20 s": ("\n" * 65536, "processor time"),
+}
+
+
+@pytest.mark.slow
+def test_no_grammar_ends_a_process() -> None:
+    model = f"simulated:step_ms=2,mode=chain,tokenizer={MODEL_PATH}"
+    with spareless_stack(model, hang_timeout_s=5.0) as stack, stack.client() as client:
+        pids = stack.pids
+        bystander = client.stream([1, 2, 3], max_tokens=3000, ignore_eos=True)
+        for grammar, why in HARMFUL.values():
+            outputs = StructuredOutputs(grammar=grammar)
+            params = SamplingParams(structured_outputs=outputs, max_tokens=200, stop_token_ids=[1])
+            held = [client.stream([4, 5, n], params) for n in range(8)]
+            for stream in held:
+                with pytest.raises(SlipstreamError, match=why):
+                    list(stream)
+        assert sum(len(delta.token_ids) for delta in bystander) == 3000
+        assert stack.pids == pids
