@@ -39,7 +39,7 @@ TokenLogprobs = dict[int, Logprob]  # by token id, the sampled token's first
 _PART = 1024  # candidates
 
 
-class Cut(Struct, frozen=True, gc=False):
+class EntryColumns(Struct, frozen=True, gc=False):
     """The columns of one entry: for each token an id, and `width` values and ids and one rank."""
 
     token_ids: bytes  # u32
@@ -49,14 +49,14 @@ class Cut(Struct, frozen=True, gc=False):
     ranks: bytes = b""  # u32
 
 
-class Position(NamedTuple):
+class StreamPosition(NamedTuple):
     """A place in a stream: what lies before it."""
 
     num_chars: int
     num_tokens: int
 
 
-class Span(NamedTuple):
+class CandidateSpan(NamedTuple):
     """Where in a message's columns the candidates of an entry's tokens lie, `width` to a token."""
 
     begin: int
@@ -71,7 +71,7 @@ class _Layout(NamedTuple):
     rank_firsts: Sequence[int]
 
 
-class Batch:
+class DeltaBatch:
     """The columns of one Deltas message. `ends` holds the End of each entry that has one."""
 
     def __init__(self, message: Deltas, ends: Mapping[int, End]) -> None:
@@ -96,12 +96,12 @@ class Batch:
         """How many token ids an entry has."""
         return 1 if self.counts is None else self.counts[entry]
 
-    def end_of(self, entry: int) -> Position:
+    def end_of(self, entry: int) -> StreamPosition:
         """Where in its stream an entry ends."""
         message, at = self.message, 4 * entry
         chars = int.from_bytes(message.chars[at : at + 4], "little")
         tokens = int.from_bytes(message.tokens[at : at + 4], "little")
-        return Position(chars + len(message.texts[entry]), tokens + self.num_tokens(entry))
+        return StreamPosition(chars + len(message.texts[entry]), tokens + self.num_tokens(entry))
 
     def token_ids(self, entry: int, skip: int) -> list[int]:
         """An entry's token ids less the first `skip`."""
@@ -123,31 +123,33 @@ class Batch:
             for at in range(begin, end, width)
         ]
 
-    def span(self, entry: int, skip: int) -> Span | None:
+    def span(self, entry: int, skip: int) -> CandidateSpan | None:
         """Of an entry's log-probabilities less those of its first `skip` tokens, if it has any."""
         if self.message.logprobs is None:
             return None
         widths, firsts, rank_firsts = self._layout
         width, end = widths[entry], firsts[entry + 1]
         begin = firsts[entry] + skip * width
-        return Span(begin, end, width, rank_firsts[entry] + skip) if begin < end else None
+        return CandidateSpan(begin, end, width, rank_firsts[entry] + skip) if begin < end else None
 
     def id_column(self, entry: int, skip: int) -> bytes:
         """An entry's token ids less the first `skip`, as a u32 column."""
         firsts = self._firsts
         return self.message.token_ids[4 * (firsts[entry] + skip) : 4 * firsts[entry + 1]]
 
-    def cut(self, entry: int, skip: int) -> Cut:
+    def cut(self, entry: int, skip: int) -> EntryColumns:
         """The columns of an entry less its first `skip` tokens."""
         token_ids = self.id_column(entry, skip)
         columns = self.message.logprobs
         if columns is None or not token_ids:
-            return Cut(token_ids)
+            return EntryColumns(token_ids)
         widths, firsts, rank_firsts = self._layout
         width = widths[entry]
         begin, end = 4 * (firsts[entry] + skip * width), 4 * firsts[entry + 1]
         ranks = columns.ranks[4 * (rank_firsts[entry] + skip) : 4 * rank_firsts[entry + 1]]
-        return Cut(token_ids, width, columns.values[begin:end], columns.ids[begin:end], ranks)
+        return EntryColumns(
+            token_ids, width, columns.values[begin:end], columns.ids[begin:end], ranks
+        )
 
     @cached_property
     def _firsts(self) -> Sequence[int]:
@@ -205,4 +207,4 @@ def columns_in_parts(columns: LogprobColumns) -> Iterator[list[TokenLogprobs]]:
         some, tokens = slice(4 * at * width, 4 * end * width), slice(4 * at, 4 * end)
         part = LogprobColumns(width, columns.values[some], columns.ids[some], columns.ranks[tokens])
         message = Deltas(b"", b"", b"", [""], b"", pack_u32([end - at]), logprobs=part)
-        yield Batch(message, {}).logprobs(0, 0) or []
+        yield DeltaBatch(message, {}).logprobs(0, 0) or []

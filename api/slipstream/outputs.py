@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from slipstream.delta_batch import (
-    Batch,
-    Cut,
+    CandidateSpan,
+    DeltaBatch,
+    EntryColumns,
     Logprob,
-    Position,
-    Span,
+    StreamPosition,
     TokenLogprobs,
     columns_in_parts,
 )
@@ -30,9 +30,9 @@ __all__ = [
     "CompletionOutput",
     "Delta",
     "Logprob",
-    "Position",
     "PromptTokenLogprobs",
     "RequestOutput",
+    "StreamPosition",
     "TokenLogprobs",
     "begin_of",
     "candidates_of",
@@ -51,7 +51,7 @@ class Delta(Struct, frozen=True, gc=False, eq=False, repr_omit_defaults=True):
     """
 
     text: str
-    _batch: Batch
+    _batch: DeltaBatch
     _entry: int
     _skip: int = 0  # tokens of the entry that the reader had already
 
@@ -237,24 +237,24 @@ def id_column_of(delta: Delta) -> bytes:
     return delta._batch.id_column(delta._entry, delta._skip)
 
 
-def begin_of(delta: Delta) -> Position:
+def begin_of(delta: Delta) -> StreamPosition:
     """Where in its stream a delta begins."""
     num_chars, num_tokens = end_of(delta)
-    return Position(num_chars - len(delta.text), num_tokens - delta.num_tokens)
+    return StreamPosition(num_chars - len(delta.text), num_tokens - delta.num_tokens)
 
 
-def end_of(delta: Delta) -> Position:
+def end_of(delta: Delta) -> StreamPosition:
     """Where in its stream a delta ends."""
     return delta._batch.end_of(delta._entry)
 
 
-def candidates_of(delta: Delta) -> tuple[Batch, Span] | None:
+def candidates_of(delta: Delta) -> tuple[DeltaBatch, CandidateSpan] | None:
     """Where a delta's log-probabilities lie, as columns; None where it has none."""
     span = delta._batch.span(delta._entry, delta._skip)
     return None if span is None else (delta._batch, span)
 
 
-def single_of(delta: Delta) -> tuple[Batch, int] | None:
+def single_of(delta: Delta) -> tuple[DeltaBatch, int] | None:
     """Which of the message's tokens a delta has, where each entry has one with as many candidates;
     None otherwise.
     """
@@ -284,7 +284,7 @@ def join(deltas: Sequence[Delta], end: End | None = None) -> Delta:
     cuts = [delta._batch.cut(delta._entry, delta._skip) for delta in deltas]
     token_ids = b"".join([cut.token_ids for cut in cuts])
     text = "".join([delta.text for delta in deltas])
-    begin = Position(0, 0)
+    begin = StreamPosition(0, 0)
     if deltas:
         begin = begin_of(deltas[0])
         end = deltas[-1]._batch.ends.get(deltas[-1]._entry, end)
@@ -297,10 +297,10 @@ def join(deltas: Sequence[Delta], end: End | None = None) -> Delta:
         pack_u32([len(token_ids) // 4]),
         logprobs=_joined([cut for cut in cuts if cut.width]),
     )
-    return Delta(text, Batch(message, {0: end} if end is not None else {}), 0)
+    return Delta(text, DeltaBatch(message, {0: end} if end is not None else {}), 0)
 
 
-def _joined(cuts: Sequence[Cut]) -> LogprobColumns | None:
+def _joined(cuts: Sequence[EntryColumns]) -> LogprobColumns | None:
     if not cuts:
         return None
     width = cuts[0].width  # a stream's: it asked for one number of candidates

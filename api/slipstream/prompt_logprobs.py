@@ -29,7 +29,7 @@ class PromptPieces:
         self._num_tokens = 0
         self._is_whole = False
 
-    def take(self, start: int, columns: LogprobColumns, num_tokens: int) -> bool:
+    def add_piece(self, start: int, columns: LogprobColumns, num_tokens: int) -> bool:
         """A piece of the log-probabilities of `num_tokens`; False where something is missing.
 
         Raises: ProtocolError.

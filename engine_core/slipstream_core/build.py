@@ -15,31 +15,31 @@ import zmq
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.engine import Engine
-from slipstream_core.engine_counters import Counters
+from slipstream_core.engine_counters import EngineCounters
 from slipstream_core.grammar.compiler import GrammarCompiler
 from slipstream_core.grammar.llguidance_backend import Vocabulary
-from slipstream_core.grammar.manager import GrammarRows
-from slipstream_core.logprob_budget import LogprobRoom
+from slipstream_core.grammar.manager import GrammarManager
+from slipstream_core.logprob_budget import LogprobBudget
 from slipstream_core.runner.host_memory import read_host_memory
 from slipstream_core.runner.tokenizer_file import find_tokenizer
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.plan import Runner
 from slipstream_core.workers.admission import Admission
-from slipstream_core.workers.crash_note import InFlightNote, begin_note, read_note
-from slipstream_core.workers.handler import Desk
-from slipstream_core.workers.pending import OnHold
-from slipstream_core.workers.sender import CoreAcceptor, Port
-from slipstream_core.workers.stream_table import StreamTable
-from slipstream_core.workers.streams import Lives
+from slipstream_core.workers.crash_note import CrashNote, begin_note, read_note
+from slipstream_core.workers.handler import WorkerHandler
+from slipstream_core.workers.pending import PendingAdmissions
+from slipstream_core.workers.sender import CoreAcceptor, WorkerSender
+from slipstream_core.workers.stream_table import CoreStreamTable
+from slipstream_core.workers.streams import StreamManager
 from slipstream_ipc.history.cursors import Cursors
 from slipstream_ipc.history.logprob_log import LogprobLog
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import ModelCard
 from slipstream_ipc.telemetry.statistics import CoreNumbers
 from slipstream_ipc.telemetry.trace import Tracer, open_tracer
 from slipstream_ipc.transport.codec import core_codec
 from slipstream_ipc.transport.link import WINDOW
-from slipstream_ipc.transport.router import Acceptor
+from slipstream_ipc.transport.router import Router
 from slipstream_ipc.transport.sockets import bind_router
 
 # What was accepted once may wait beyond `max_waiting`, but not without bound: that many times what
@@ -59,27 +59,27 @@ class Core:
     """An assembled core."""
 
     engine: Engine
-    desk: Desk
-    lives: Lives
+    handler: WorkerHandler
+    manager: StreamManager
     scheduler: Scheduler
-    tokens: PagedLog
+    tokens: TokenLog
     logprobs: LogprobLog
-    room: LogprobRoom
+    room: LogprobBudget
     runner: Runner
     socket: zmq.Socket[bytes]
     tracer: Tracer | None
-    note: InFlightNote | None
+    note: CrashNote | None
     compiler: GrammarCompiler
-    counters: Counters
+    counters: EngineCounters
 
     def numbers(self) -> CoreNumbers:
         """What it has counted, as of now."""
-        return self.counters.numbers(self.scheduler, self.desk.num_on_hold, time.monotonic())
+        return self.counters.numbers(self.scheduler, self.handler.num_pending, time.monotonic())
 
     @property
     def load(self) -> tuple[int, int]:
         """Requests that run, and that wait."""
-        return self.scheduler.num_running, self.scheduler.num_waiting + self.desk.num_on_hold
+        return self.scheduler.num_running, self.scheduler.num_waiting + self.handler.num_pending
 
     def close(self, *, keeps_runner: bool = False) -> None:
         """Leave the address; stop the device, unless it is kept for another core."""
@@ -111,9 +111,9 @@ def assemble_core(
             suspects = read_note(directory)
         note = begin_note(directory, config.max_num_seqs)
     info = runner.info
-    tokens = PagedLog(np.uint32)
+    tokens = TokenLog(np.uint32)
     logprobs = LogprobLog()
-    room = LogprobRoom(int(config.logprobs_gib * 2**30))
+    room = LogprobBudget(int(config.logprobs_gib * 2**30))
     scheduler = Scheduler(
         tokens=tokens,
         num_blocks=runner.num_blocks,
@@ -129,7 +129,7 @@ def assemble_core(
     codec = core_codec()
     socket = bind_router(context, config.address, max_message_bytes=codec.max_message_bytes)
     poller.register(socket, zmq.POLLIN)
-    acceptor: CoreAcceptor = Acceptor(socket, codec, window=WINDOW)
+    acceptor: CoreAcceptor = Router(socket, codec, window=WINDOW)
     name = info.name if config.served_model_name is None else config.served_model_name
     card = ModelCard(
         name,
@@ -140,31 +140,31 @@ def assemble_core(
         info.default_sampling,
         config.max_logprobs,
     )
-    grammars = GrammarRows(tokens, info.vocab_size)
+    grammars = GrammarManager(tokens, info.vocab_size)
     compiler = GrammarCompiler(
         lambda: Vocabulary(find_tokenizer(config.model), info.vocab_size, info.eos_token_ids)
     )
     poller.register(compiler.fileno(), zmq.POLLIN)
-    counters = Counters()
-    streams, cursors = StreamTable(), Cursors()
-    ports: dict[bytes, Port] = {}
-    lives = Lives(
+    counters = EngineCounters()
+    streams, cursors = CoreStreamTable(), Cursors()
+    senders: dict[bytes, WorkerSender] = {}
+    manager = StreamManager(
         scheduler,
         streams,
-        ports,
+        senders,
         tokens,
         logprobs,
         grammars=grammars,
         room=room,
         counters=counters,
     )
-    desk = Desk(
+    handler = WorkerHandler(
         acceptor,
         card,
         scheduler,
-        lives,
+        manager,
         streams,
-        ports,
+        senders,
         cursors,
         tokens,
         logprobs,
@@ -176,7 +176,7 @@ def assemble_core(
             max_waiting_tokens=waiting_tokens,
             max_readmitted_tokens=_READMITTED_FACTOR * waiting_tokens,
         ),
-        on_hold=OnHold(compiler, room),
+        pending=PendingAdmissions(compiler, room),
         note=note,
         incarnation=config.incarnation,
         suspects=suspects,
@@ -186,8 +186,8 @@ def assemble_core(
         runner,
         scheduler,
         logprobs,
-        desk,
-        lives,
+        handler,
+        manager,
         poller,
         tracer,
         grammars=grammars,
@@ -195,8 +195,8 @@ def assemble_core(
     )
     return Core(
         engine,
-        desk,
-        lives,
+        handler,
+        manager,
         scheduler,
         tokens,
         logprobs,

@@ -25,14 +25,14 @@ from collections import deque
 
 import zmq
 
-from slipstream_core.engine_counters import Counters
-from slipstream_core.grammar.manager import GrammarRows
+from slipstream_core.engine_counters import EngineCounters
+from slipstream_core.grammar.manager import GrammarManager
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.plan import Runner, StepFailed, StepPlan
-from slipstream_core.workers.handler import Desk
-from slipstream_core.workers.streams import Lives
+from slipstream_core.workers.handler import WorkerHandler
+from slipstream_core.workers.streams import StreamManager
 from slipstream_ipc.history.logprob_log import LogprobLog
-from slipstream_ipc.telemetry.trace import Span, Tracer
+from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -50,20 +50,20 @@ class Engine:
         runner: Runner,
         scheduler: Scheduler,
         logprobs: LogprobLog,
-        desk: Desk,
-        lives: Lives,
+        handler: WorkerHandler,
+        manager: StreamManager,
         poller: zmq.Poller,
         tracer: Tracer | None = None,
         *,
-        grammars: GrammarRows,
-        counters: Counters,
+        grammars: GrammarManager,
+        counters: EngineCounters,
     ) -> None:
         """`poller` has the sockets and the stop signal registered already."""
         self._runner = runner
         self._scheduler = scheduler
         self._logprobs = logprobs
-        self._desk = desk
-        self._lives = lives
+        self._handler = handler
+        self._manager = manager
         self._poller = poller
         self._tracer = tracer
         self._grammars = grammars
@@ -81,7 +81,7 @@ class Engine:
     def run_once(self, *, wait: bool = True) -> None:
         """One turn of the loop."""
         now = time.monotonic()
-        self._desk.receive(now)
+        self._handler.receive(now)
         while self._in_flight and self._is_done():
             self._collect()
         if self._in_flight:
@@ -90,10 +90,10 @@ class Engine:
             if not self._launch():
                 break
         is_more = self._publish()
-        self._scheduler.settle()
-        self._logprobs.settle()
+        self._scheduler.flush_deferred()
+        self._logprobs.flush_deferred()
         if now >= self._beat_at:
-            self._desk.beat(now)
+            self._handler.beat(now)
             self._beat_at = now + _BEAT_S
         if wait and not is_more:
             self._wait()
@@ -109,11 +109,11 @@ class Engine:
             return True
         if len(self._in_flight) > 1:
             return False
-        return not self._desk.awaits_check or now >= self._dry_at() - _PLAN_AHEAD_S
+        return not self._handler.awaits_check or now >= self._dry_at() - _PLAN_AHEAD_S
 
     def _launch(self) -> bool:
         begin_ns = time.monotonic_ns()
-        plan = self._scheduler.schedule(lambda: self._desk.acked)
+        plan = self._scheduler.schedule(lambda: self._handler.acked)
         if plan is None:
             return False
         launch_ns = time.monotonic_ns()
@@ -122,14 +122,14 @@ class Engine:
             self._counters.wakes(self._step_started_at)
         for row in self._scheduler.take_admitted():
             self._counters.runs(row, begin_ns / 1e9)
-        self._desk.launching(plan.step, self._scheduler.rows_of(plan))
+        self._handler.launching(plan.step, self._scheduler.rows_of(plan))
         self._runner.launch(plan)
         self._in_flight.append(plan)
         if plan.awaits_masks and len(self._in_flight) == 1:
             self._give_masks(plan)
         if self._tracer is not None:
-            self._tracer.add(Span.SCHEDULE, begin_ns, launch_ns, plan.step)
-            self._tracer.add(Span.LAUNCH, launch_ns, time.monotonic_ns(), plan.step)
+            self._tracer.add(SpanKind.SCHEDULE, begin_ns, launch_ns, plan.step)
+            self._tracer.add(SpanKind.LAUNCH, launch_ns, time.monotonic_ns(), plan.step)
         return True
 
     def _is_done(self) -> bool:
@@ -158,7 +158,7 @@ class Engine:
         begin_ns = time.monotonic_ns()  # what `collect` has waited for is the device's time
         if plan.prompt is not None:  # before its last row may have ended
             rows = self._scheduler.prompt_rows_of(plan).tolist()
-            self._lives.scored(rows, plan.prompt.starts.tolist(), result.prompt)
+            self._manager.scored(rows, plan.prompt.starts.tolist(), result.prompt)
         sampled = self._scheduler.complete(plan, result.token_ids)
         if result.logprobs is not None:
             self._logprobs.append(sampled.rows, result.logprobs, sampled.index)
@@ -170,10 +170,10 @@ class Engine:
         self._counters.step(took, plan.num_tokens, len(result.token_ids), len(sampled.rows))
         if not self._in_flight and self._scheduler.has_work:
             self._counters.rests(time.monotonic())
-        self._lives.mark(sampled.rows)
-        self._desk.collected(plan.step)
+        self._manager.mark_dirty(sampled.rows)
+        self._handler.collected(plan.step)
         if self._tracer is not None:
-            self._tracer.add(Span.COLLECT, begin_ns, time.monotonic_ns(), plan.step)
+            self._tracer.add(SpanKind.COLLECT, begin_ns, time.monotonic_ns(), plan.step)
         self._give_next_masks()
 
     def _give_next_masks(self) -> None:
@@ -191,7 +191,7 @@ class Engine:
         masks, broken = self._grammars.masks(rows)
         self._runner.sample(plan, masks)
         for row, why in broken:
-            self._lives.end_by_fault([row], why)
+            self._manager.end_by_fault([row], why)
 
     def _take_back(self, plan: StepPlan, error: StepFailed) -> None:
         """A step failed: who was alone in it ends, several are tried again one by one."""
@@ -202,15 +202,15 @@ class Engine:
             "its request ends" if plan.num_requests == 1 else "each is tried again, alone",
             exc_info=error,
         )
-        self._lives.end_by_fault(at_fault.tolist(), f"computed alone, {error}")
-        self._desk.collected(plan.step)
+        self._manager.end_by_fault(at_fault.tolist(), f"computed alone, {error}")
+        self._handler.collected(plan.step)
 
     def _publish(self) -> bool:
         begin_ns = time.monotonic_ns()
-        is_more = self._desk.publish(self._collected_step)
+        is_more = self._handler.publish(self._collected_step)
         if self._tracer is not None and self._collected_step != self._published_step:
             self._published_step = self._collected_step
-            self._tracer.add(Span.PUBLISH, begin_ns, time.monotonic_ns(), self._collected_step)
+            self._tracer.add(SpanKind.PUBLISH, begin_ns, time.monotonic_ns(), self._collected_step)
         return is_more
 
     def _dry_at(self) -> float:

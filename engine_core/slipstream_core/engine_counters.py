@@ -14,16 +14,16 @@ Rules:
 from __future__ import annotations
 
 from slipstream_core.scheduler.scheduler import Scheduler
-from slipstream_ipc.telemetry.histogram import Observed
+from slipstream_ipc.telemetry.histogram import HistogramBuilder
 from slipstream_ipc.telemetry.statistics import CoreCounters, CoreGauges, CoreNumbers
-from slipstream_ipc.telemetry.timeline import Recent
+from slipstream_ipc.telemetry.timeline import RecentSpans
 
 
-class Counters:
+class EngineCounters:
     """One core's."""
 
     def __init__(self) -> None:
-        self.recent = Recent(has_nums=True)  # steps, added by who knows when they were
+        self.recent = RecentSpans(has_nums=True)  # steps, added by who knows when they were
         self._num_steps = 0
         self._num_computed_tokens = 0
         self._num_sampled_tokens = 0
@@ -31,8 +31,8 @@ class Counters:
         self._busy_s = 0.0
         self._idle_s = 0.0
         self._idle_since: float | None = None
-        self._step_s = Observed()
-        self._queue_s = Observed()
+        self._step_s = HistogramBuilder()
+        self._queue_s = HistogramBuilder()
         self._waits_since: dict[int, float] = {}  # by row
 
     def waits(self, row: int, now: float) -> None:
@@ -64,7 +64,7 @@ class Counters:
         """No step is under way, though there are requests."""
         self._idle_since = now
 
-    def numbers(self, scheduler: Scheduler, num_on_hold: int, now: float) -> CoreNumbers:
+    def numbers(self, scheduler: Scheduler, num_pending: int, now: float) -> CoreNumbers:
         """All of it, as of now."""
         if self._idle_since is not None:
             self._idle_s += now - self._idle_since
@@ -73,7 +73,7 @@ class Counters:
         return CoreNumbers(
             CoreGauges(
                 num_running=scheduler.num_running,
-                num_waiting=scheduler.num_waiting + num_on_hold,
+                num_waiting=scheduler.num_waiting + num_pending,
                 num_blocks=num_blocks,
                 num_used_blocks=num_blocks - scheduler.num_free_blocks,
             ),

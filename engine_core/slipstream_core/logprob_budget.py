@@ -27,7 +27,7 @@ _RANK_BYTES = 4
 _WIDE_STEP_BYTES = 2**18
 
 
-class LogprobRoom:
+class LogprobBudget:
     """How much of the memory is promised, and to which rows."""
 
     def __init__(self, num_bytes: int = sys.maxsize) -> None:

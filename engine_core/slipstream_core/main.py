@@ -23,7 +23,7 @@ from slipstream_core.runner.factory import import_runner, load_runner
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import (
     Beats,
-    Commands,
+    ParentCommands,
     StopSignal,
     prepare,
     report,
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 def main() -> int:
     """Run until SIGTERM. Exit code 0, or 1 where the model cannot be served as asked."""
     config, stop = start_child("core", CoreConfig)
-    commands, beats = Commands(), Beats()
+    commands, beats = ParentCommands(), Beats()
     prepare(partial(import_runner, config), commands)
     _freeze()
     activation = wait_for_activation(commands, stop, beats)

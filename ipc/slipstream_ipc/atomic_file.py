@@ -6,10 +6,10 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["write_whole"]
+__all__ = ["write_atomically"]
 
 
-def write_whole(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     """Put `content` at `path`: written beside it, synced, moved there. Raises OSError.
 
     The temporary name is each writer's own: two processes may write the same file at once. Without

@@ -11,7 +11,7 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
 
 
-class Pauses:
+class RestartBackoff:
     """Before the restarts of one child."""
 
     def __init__(self) -> None:

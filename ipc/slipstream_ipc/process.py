@@ -108,7 +108,7 @@ class StopSignal:
             os.write(self._write_fd, b"\0")
 
 
-class Commands:
+class ParentCommands:
     """What the parent commands. A child whose parent cannot command is active at once."""
 
     def __init__(self) -> None:
@@ -242,7 +242,9 @@ def run_child(main: Callable[[], int]) -> NoReturn:
     os._exit(code if isinstance(code, int) else int(code is not None))
 
 
-def wait_for_activation(commands: Commands, stop: StopSignal, beats: Beats) -> Activate | None:
+def wait_for_activation(
+    commands: ParentCommands, stop: StopSignal, beats: Beats
+) -> Activate | None:
     """What a spare does, with beats; None where the stop signal comes first."""
     while not stop.is_set:
         if (activation := commands.read_activation()) is not None:
@@ -252,7 +254,7 @@ def wait_for_activation(commands: Commands, stop: StopSignal, beats: Beats) -> A
     return None
 
 
-def prepare(work: Callable[[], None], commands: Commands) -> None:
+def prepare(work: Callable[[], None], commands: ParentCommands) -> None:
     """Do `work` before `Activate`, or beside another who serves: then with less of the processors.
 
     A spare's imports take seconds of a core that those who serve have a use for. Niceness is a

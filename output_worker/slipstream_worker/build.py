@@ -18,18 +18,18 @@ from slipstream_ipc.transport.codec import front_codec
 from slipstream_ipc.transport.connections import Connections
 from slipstream_ipc.transport.curve import load_server_keys
 from slipstream_ipc.transport.link import WINDOW
-from slipstream_ipc.transport.router import Acceptor
+from slipstream_ipc.transport.router import Router
 from slipstream_ipc.transport.sockets import Listener, bind_router
 from slipstream_worker.clients.ports import FrontAcceptor
 from slipstream_worker.config import WorkerConfig
-from slipstream_worker.core_link import CoreHop
+from slipstream_worker.core_link import CoreLink
 from slipstream_worker.detokenizer.factory import (
     DetokenizerFactory,
     TableDetokenizerFactory,
     WindowDetokenizerFactory,
 )
 from slipstream_worker.detokenizer.table import load_table
-from slipstream_worker.tokenizer.client import PromptSource
+from slipstream_worker.tokenizer.client import RenderSource
 from slipstream_worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 def assemble_worker(
     config: WorkerConfig,
-    prompts: PromptSource,
+    prompts: RenderSource,
     detokenizers: DetokenizerFactory,
     context: zmq.Context[zmq.Socket[bytes]],
     poller: zmq.Poller,
@@ -48,7 +48,7 @@ def assemble_worker(
     connections: bounds those of its clients.
     """
     socket = bind_router(context, config.client_address, _listener(config), connections=connections)
-    front: FrontAcceptor = Acceptor(
+    front: FrontAcceptor = Router(
         socket,
         front_codec(),
         window=WINDOW,
@@ -57,7 +57,7 @@ def assemble_worker(
         stalled_after_s=2 * config.client_timeout_s + config.grace_s,  # as long as one is missed
         connections=connections,
     )
-    core = CoreHop(
+    core = CoreLink(
         context,
         config.core_address,
         poller,

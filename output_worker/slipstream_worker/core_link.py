@@ -21,11 +21,11 @@ import zmq
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, CoreToWorker, Report, WorkerToCore
 from slipstream_ipc.transport.codec import worker_codec
-from slipstream_ipc.transport.dealer import Attacher
+from slipstream_ipc.transport.dealer import Dealer
 from slipstream_ipc.transport.shared_prompts import joined
 
 
-class CoreHop:
+class CoreLink:
     """What goes to the core and comes from it."""
 
     def __init__(
@@ -38,7 +38,7 @@ class CoreHop:
         incarnation: int,
         now: float,
     ) -> None:
-        self._attacher: Attacher[WorkerToCore, CoreToWorker, None] = Attacher(
+        self._attacher: Dealer[WorkerToCore, CoreToWorker, None] = Dealer(
             context,
             address,
             worker_codec(),
@@ -87,13 +87,13 @@ class CoreHop:
         self._report_due = False
         self._checked_step = 0
 
-    def state(self, body: WorkerToCore) -> None:
+    def enqueue(self, body: WorkerToCore) -> None:
         """Queue a state."""
         self._states.append(body)
 
-    def ended(self, row: int, num_tokens: int) -> None:
+    def ended(self, core_row: int, num_tokens: int) -> None:
         """The next report says that this row ends."""
-        self._ended_rows.append(row)
+        self._ended_rows.append(core_row)
         self._ended_lens.append(num_tokens)
         self._report_due = True
 
@@ -106,12 +106,12 @@ class CoreHop:
         """Send the report that is due, if credit allows it, and the acknowledgement: in one."""
         if self._report_due:
             self._attacher.take_receipts()
-            rows, lens = self._ended_rows, self._ended_lens
+            core_rows, lens = self._ended_rows, self._ended_lens
             report = Report(self._checked_step)
-            if rows:
-                report = Report(self._checked_step, pack_u32(rows), pack_u32(lens))
+            if core_rows:
+                report = Report(self._checked_step, pack_u32(core_rows), pack_u32(lens))
             if self._attacher.send(report, None):
-                rows.clear()
+                core_rows.clear()
                 lens.clear()
                 self._report_due = False
         self._attacher.acknowledge()

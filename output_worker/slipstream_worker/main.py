@@ -22,8 +22,8 @@ from slipstream_ipc.messages import PromptReady, Status
 from slipstream_ipc.process import (
     Activate,
     Beats,
-    Commands,
     Drain,
+    ParentCommands,
     StopSignal,
     report,
     run_child,
@@ -32,7 +32,7 @@ from slipstream_ipc.process import (
 from slipstream_ipc.transport.connections import Connections, raise_file_limit
 from slipstream_worker.build import assemble_worker, detokenizers_from
 from slipstream_worker.config import WorkerConfig
-from slipstream_worker.tokenizer.client import Prompts
+from slipstream_worker.tokenizer.client import TokenizerClient
 from slipstream_worker.worker import Worker
 
 _BEAT_S = 0.25
@@ -43,11 +43,11 @@ _MAX_STARTS = 3  # of a prompt process that has never been ready
 def main() -> int:
     """Run until SIGTERM. Exit code 0, or 1 where tokenizer or address cannot be had."""
     config, stop = start_child("worker", WorkerConfig)
-    commands, beats = Commands(), Beats()
+    commands, beats = ParentCommands(), Beats()
     context = zmq.Context()
     path = Path(config.runtime_dir) / f"prompts-{config.index}-{os.getpid()}.sock"
     try:
-        prompts = Prompts(
+        prompts = TokenizerClient(
             context,
             f"ipc://{path}",
             {
@@ -98,7 +98,9 @@ def main() -> int:
     return 0
 
 
-def _await_prompts(prompts: Prompts, poller: zmq.Poller, stop: StopSignal) -> PromptReady | None:
+def _await_prompts(
+    prompts: TokenizerClient, poller: zmq.Poller, stop: StopSignal
+) -> PromptReady | None:
     """The prompt process' first word; None where the stop signal comes first."""
     while not stop.is_set:
         poller.poll(int(_BEAT_S * 1e3))
@@ -113,7 +115,11 @@ def _await_prompts(prompts: Prompts, poller: zmq.Poller, stop: StopSignal) -> Pr
 
 
 def _await_activation(
-    commands: Commands, prompts: Prompts, poller: zmq.Poller, stop: StopSignal, beats: Beats
+    commands: ParentCommands,
+    prompts: TokenizerClient,
+    poller: zmq.Poller,
+    stop: StopSignal,
+    beats: Beats,
 ) -> Activate | None:
     """Wait beside the worker that serves, with everything at hand; None where we are to stop."""
     while not stop.is_set:
@@ -128,8 +134,8 @@ def _await_activation(
 
 def _serve(
     worker: Worker,
-    prompts: Prompts,
-    commands: Commands,
+    prompts: TokenizerClient,
+    commands: ParentCommands,
     poller: zmq.Poller,
     stop: StopSignal,
     beats: Beats,
@@ -158,7 +164,7 @@ def _serve(
     worker.close(linger_ms=_GOODBYE_MS)
 
 
-def _draining_of(worker: Worker, commands: Commands) -> _Draining | None:
+def _draining_of(worker: Worker, commands: ParentCommands) -> _Draining | None:
     """Where the parent has said so since it was last read."""
     drains = [command for command in commands.read() if isinstance(command, Drain)]
     return _Draining(worker, time.monotonic() + drains[-1].within_s) if drains else None

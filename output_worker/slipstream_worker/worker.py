@@ -23,21 +23,21 @@ from msgspec.structs import replace
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import Fault, ModelCard, Rendered, Step
 from slipstream_ipc.telemetry.statistics import WorkerNumbers
-from slipstream_ipc.telemetry.timeline import Recent
-from slipstream_ipc.telemetry.trace import Span, Tracer
-from slipstream_worker.clients.latency import Counters
+from slipstream_ipc.telemetry.timeline import RecentSpans
+from slipstream_ipc.telemetry.trace import SpanKind, Tracer
+from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.ports import AUTO_ROOM, FrontAcceptor
-from slipstream_worker.clients.readers import Readers
-from slipstream_worker.core_link import CoreHop
+from slipstream_worker.clients.readers import StreamReaders
+from slipstream_worker.core_link import CoreLink
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
-from slipstream_worker.lifecycle.client_messages import FromClients
-from slipstream_worker.lifecycle.core_messages import FromCore
-from slipstream_worker.lifecycle.lifecycle import Lives
-from slipstream_worker.streams.retention import Keeping
-from slipstream_worker.streams.stream import Stream, StreamTable
+from slipstream_worker.lifecycle.client_messages import ClientMessages
+from slipstream_worker.lifecycle.core_messages import CoreMessages
+from slipstream_worker.lifecycle.lifecycle import StreamLifecycle
+from slipstream_worker.streams.retention import Retention
+from slipstream_worker.streams.stream import WorkerStream, WorkerStreamTable
 from slipstream_worker.streams.stream_columns import StreamColumns
-from slipstream_worker.tokenizer.client import PromptSource
-from slipstream_worker.tokenizer.queue import Renderings
+from slipstream_worker.tokenizer.client import RenderSource
+from slipstream_worker.tokenizer.queue import RenderQueue
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +49,10 @@ class Worker:
 
     def __init__(
         self,
-        core: CoreHop,
+        core: CoreLink,
         socket: zmq.Socket[bytes],
         front: FrontAcceptor,
-        prompts: PromptSource,
+        prompts: RenderSource,
         detokenizers: DetokenizerFactory,
         poller: zmq.Poller,
         *,
@@ -69,55 +69,55 @@ class Worker:
         self._may_return = may_return
         self._has_left = False
         self._tracer = tracer
-        self._recent = Recent()  # turns with a step
+        self._recent = RecentSpans()  # turns with a step
         self._poller = poller
         self._core = core
         self._socket = socket
         self._front = front
         self._prompts = prompts
         poller.register(socket, zmq.POLLIN)
-        self.streams = StreamTable()
+        self.streams = WorkerStreamTable()
         self.columns = StreamColumns(detokenizers.fast_table)
-        self.keeping = Keeping(self.streams, grace_s)
-        counters = Counters()
-        renderings = Renderings[Stream](prompts)
-        self.readers = Readers(
+        self.retention = Retention(self.streams, grace_s)
+        counters = RequestCounters()
+        render_queue = RenderQueue[WorkerStream](prompts)
+        self.readers = StreamReaders(
             front,
             self.columns,
             detokenizers,
             counters,
-            self.keeping,
+            self.retention,
             room=AUTO_ROOM if stream_interval == "auto" else None,
         )
-        self.lives = Lives(
+        self.lifecycle = StreamLifecycle(
             core,
             self.streams,
             self.columns,
             self.readers,
-            self.keeping,
-            renderings,
+            self.retention,
+            render_queue,
             counters,
             least_interval=1 if stream_interval == "auto" else stream_interval,
         )
-        self._from_core = FromCore(
+        self._from_core = CoreMessages(
             core,
-            self.lives,
+            self.lifecycle,
             self.streams,
             self.columns,
             self.readers,
-            self.keeping,
+            self.retention,
             counters,
             detokenizers,
             tokenizer=tokenizer,
             tracer=tracer,
         )
-        self._from_clients = FromClients(
+        self._from_clients = ClientMessages(
             front,
-            self.lives,
+            self.lifecycle,
             self.streams,
             self.readers,
-            self.keeping,
-            renderings,
+            self.retention,
+            render_queue,
             counters,
             prompts,
             detokenizers,
@@ -135,7 +135,7 @@ class Worker:
         arrived: what our poller has just said is readable; None looks everywhere, which takes a
         system call for each socket.
         """
-        self.keeping.now = now
+        self.retention.now = now
         step_before = self._from_core.step
         if arrived is None or self._core.is_among(arrived):
             try:
@@ -160,8 +160,8 @@ class Worker:
         tracer = self._tracer
         begin_ns = monotonic_ns() if tracer is not None else 0
         if self.readers.flush() and tracer is not None:
-            tracer.add(Span.EMIT, begin_ns, monotonic_ns(), self._from_core.step)
-        self.columns.settle()
+            tracer.add(SpanKind.EMIT, begin_ns, monotonic_ns(), self._from_core.step)
+        self.columns.flush_deferred()
         if self._from_core.step != step_before:
             self._recent.add(now, monotonic())
 
@@ -176,12 +176,12 @@ class Worker:
         if self._may_return:
             self.say_goodbye()
         else:
-            self.lives.end_all(_GOODBYE)
+            self.lifecycle.end_all(_GOODBYE)
 
     @property
     def num_running(self) -> int:
         """Streams that have not ended, and are to end here."""
-        return 0 if self._has_left else self.lives.num_running
+        return 0 if self._has_left else self.lifecycle.num_running
 
     @property
     def has_unsent(self) -> bool:
@@ -196,12 +196,12 @@ class Worker:
             if self.card is not None:
                 self._from_clients.rendered(answer, self.card)
         self._from_clients.beat()
-        self.keeping.now = now
-        self.lives.beat()
+        self.retention.now = now
+        self.lifecycle.beat()
 
     def numbers(self) -> WorkerNumbers:
         """What was counted, as of now."""
-        return replace(self.lives.numbers(), recent=self._recent.spans(monotonic()))
+        return replace(self.lifecycle.numbers(), recent=self._recent.spans(monotonic()))
 
     def say_goodbye(self) -> None:
         """Tell the clients that the stack stops, so that they need not find out by waiting.
@@ -228,6 +228,6 @@ class Worker:
         begin_ns = monotonic_ns()
         for message in self._core.receive(now):
             if isinstance(message, Step):
-                tracer.add(Span.DECODE, begin_ns, monotonic_ns(), message.step)
+                tracer.add(SpanKind.DECODE, begin_ns, monotonic_ns(), message.step)
             handle(message)
             begin_ns = monotonic_ns()

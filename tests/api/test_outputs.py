@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.delta_batch import Batch, TokenLogprobs
+from slipstream.delta_batch import DeltaBatch, TokenLogprobs
 from slipstream.outputs import CompletionOutput, Delta, Logprob, RequestOutput, join
 from slipstream_ipc.columns import check_deltas, pack_f32, pack_u32
 from slipstream_ipc.messages import Deltas, End, LogprobColumns
@@ -76,7 +76,7 @@ def expected_logprobs(width: int, tokens: list[Token]) -> list[TokenLogprobs] | 
 
 @given(st.lists(entries(), min_size=1, max_size=5), st.data())
 def test_every_entry_reads_back(batch: list[tuple[int, list[Token]]], data: st.DataObject) -> None:
-    found = Batch(message_of(batch), {})
+    found = DeltaBatch(message_of(batch), {})
     for index, (width, tokens) in enumerate(batch):
         skip = data.draw(st.integers(0, len(tokens)))
         delta = Delta("text", found, index, skip)
@@ -94,7 +94,7 @@ def test_join_says_what_its_parts_say(width: int, data: st.DataObject) -> None:
     for index, part in enumerate(parts):
         ends = {1: end} if index == len(parts) - 1 else {}
         deltas.append(
-            Delta(f"<{index}>", Batch(message_of([others[0], part, *others[1:]]), ends), 1)
+            Delta(f"<{index}>", DeltaBatch(message_of([others[0], part, *others[1:]]), ends), 1)
         )
     cut = data.draw(st.integers(0, len(parts)))
     whole = join([join(deltas[:cut]), *deltas[cut:]])
@@ -108,19 +108,19 @@ def test_join_says_what_its_parts_say(width: int, data: st.DataObject) -> None:
 
 def test_sampled_token_comes_first_and_keeps_its_rank() -> None:
     candidates = [(7, -2.0), (5, -0.5), (7, -2.0)]  # sampled: 7, which is the second most likely
-    batch = Batch(message_of([(3, [(7, candidates, 2)])]), {})
+    batch = DeltaBatch(message_of([(3, [(7, candidates, 2)])]), {})
     logprobs = Delta("text", batch, 0).logprobs
     assert logprobs == [{7: Logprob(-2.0, 2, 7), 5: Logprob(-0.5, 1, 5)}]
     assert list(logprobs[0]) == [7, 5]
 
 
 def test_delta_shows_what_it_says() -> None:
-    batch = Batch(message_of([(0, [(5, [], 1)])]), {0: End("length", 1)})
+    batch = DeltaBatch(message_of([(0, [(5, [], 1)])]), {0: End("length", 1)})
     assert repr(Delta("a", batch, 0)) == "Delta(text='a', token_ids=[5], finish_reason='length')"
 
 
 def test_completion_reads_like_its_delta() -> None:
-    batch = Batch(message_of([(1, [(5, [(5, -1.0)], 1)])]), {0: End("stop", 1, stop_reason=5)})
+    batch = DeltaBatch(message_of([(1, [(5, [(5, -1.0)], 1)])]), {0: End("stop", 1, stop_reason=5)})
     completion = RequestOutput("id", "label", "a", Delta("a", batch, 0), pack_u32(np.arange(3)))
     assert completion.token_ids == [5]
     assert completion.num_tokens == 1
@@ -131,7 +131,7 @@ def test_completion_reads_like_its_delta() -> None:
 
 
 def test_an_output_has_vllms_shape_whoever_asked() -> None:
-    batch = Batch(message_of([(1, [(5, [(5, -1.0)], 1)])]), {0: End("stop", 1, stop_reason=5)})
+    batch = DeltaBatch(message_of([(1, [(5, [(5, -1.0)], 1)])]), {0: End("stop", 1, stop_reason=5)})
     whole = Delta("a", batch, 0)
     other = RequestOutput("2", "", "b", Delta("b", batch, 0), b"")
     output = RequestOutput("1", "label", "a", whole, b"", (other,), prompt="say a")

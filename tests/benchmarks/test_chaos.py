@@ -18,13 +18,13 @@ import torch
 from msgspec import structs
 
 from slipstream.cli.main import main
-from slipstream.demo.gaps import Span, longest_gap
+from slipstream.demo.gaps import GapSpan, longest_gap
 from slipstream.errors import StreamLostError
 from slipstream.requests import new_submit
 from slipstream_bench.chaos import chaos_summary
 from slipstream_bench.chaos.chaos_report import ChaosResult, json_of
-from slipstream_bench.chaos.chaos_workload import Shape, make_requests
-from slipstream_bench.chaos.compare import Answer, Streamed, assemble, compare
+from slipstream_bench.chaos.chaos_workload import WorkloadShape, make_requests
+from slipstream_bench.chaos.compare import ChaosAnswer, Streamed, assemble, compare
 from slipstream_bench.chaos.fault_injector import FaultInjector
 from slipstream_bench.chaos.follow import Follower, Read, read_before
 from slipstream_bench.chaos.gaps import gaps_by_kind
@@ -38,9 +38,9 @@ from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Fault, ModelCard, SamplingParams
 from slipstream_worker.streams.registration import register
 
-SHAPE = Shape(300, 20, 200, 4, has_http=True, vocab_size=4096, has_grammars=True)
+SHAPE = WorkloadShape(300, 20, 200, 4, has_http=True, vocab_size=4096, has_grammars=True)
 
-ANSWER = Answer(
+ANSWER = ChaosAnswer(
     "one two",
     (1, 2, 3),
     (((1, -0.5, 1),), ((2, -0.25, 1), (9, -3.0, 2)), ((3, -1.0, 1),)),
@@ -284,23 +284,23 @@ def test_what_comes_again_is_checked_and_not_written_twice(tmp_path):
 
 def test_the_gap_is_the_longest_one_around_and_after_the_blow():
     times = [0.0, 1.0, 2.0, 2.5, 6.0, 6.1, 20.0]
-    assert longest_gap(times, Span("x", 2.1, 7.0)) == 3.5
-    assert longest_gap(times, Span("x", 2.1, 6.05)) == 3.5
-    assert longest_gap(times, Span("x", 1.5, 2.2)) == 1.0
+    assert longest_gap(times, GapSpan("x", 2.1, 7.0)) == 3.5
+    assert longest_gap(times, GapSpan("x", 2.1, 6.05)) == 3.5
+    assert longest_gap(times, GapSpan("x", 1.5, 2.2)) == 1.0
 
 
 def test_a_gap_that_goes_on_belongs_to_the_next_round_from_there_on():
     times = [0.0, 1.0, 2.0, 12.0, 13.0]
-    assert longest_gap(times, Span("x", 0.5, 4.0)) == 2.0
-    assert longest_gap(times, Span("x", 4.0, 13.0)) == 10.0
-    assert longest_gap(times, Span("x", 2.5, 4.0)) == 10.0
+    assert longest_gap(times, GapSpan("x", 0.5, 4.0)) == 2.0
+    assert longest_gap(times, GapSpan("x", 4.0, 13.0)) == 10.0
+    assert longest_gap(times, GapSpan("x", 2.5, 4.0)) == 10.0
 
 
 def test_a_stream_that_was_not_there_has_no_gap():
-    assert longest_gap([1.0, 2.0], Span("x", 0.5, 3.0)) is None
-    assert longest_gap([1.0, 2.0], Span("x", 2.0, 3.0)) is None
-    assert longest_gap([], Span("x", 2.0, 3.0)) is None
-    assert gaps_by_kind([[0.0, 2.0], [5.0]], [Span("x", 1.0, 3.0)]) == {"x": [2.0]}
+    assert longest_gap([1.0, 2.0], GapSpan("x", 0.5, 3.0)) is None
+    assert longest_gap([1.0, 2.0], GapSpan("x", 2.0, 3.0)) is None
+    assert longest_gap([], GapSpan("x", 2.0, 3.0)) is None
+    assert gaps_by_kind([[0.0, 2.0], [5.0]], [GapSpan("x", 1.0, 3.0)]) == {"x": [2.0]}
 
 
 # ---- the teacher -----------------------------------------------------------------------------

@@ -23,11 +23,11 @@ from slipstream_bench.gpu_check import attention, decode, exactness, floor, samp
 from slipstream_bench.gpu_check.__main__ import main
 from slipstream_bench.gpu_check.device_use import idle_share
 from slipstream_bench.gpu_check.drive import Ended, Output, decode_intervals_s
-from slipstream_bench.gpu_check.gpu_report import Report, read_rows, write_files
+from slipstream_bench.gpu_check.gpu_report import GpuReport, read_rows, write_files
 from slipstream_bench.gpu_check.gpu_stack import core_config
-from slipstream_bench.gpu_check.setting import GRACE_S, PARTS, SHAPES, Setting
+from slipstream_bench.gpu_check.setting import GRACE_S, PARTS, SHAPES, GpuSetting
 from slipstream_bench.gpu_check.work import work_of
-from slipstream_core.runner.memory import CardUse, cache_bytes
+from slipstream_core.runner.memory import DeviceMemoryUse, cache_bytes
 from slipstream_core.runner.sampling.penalties import most_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -163,13 +163,13 @@ def test_the_largest_load_fits_the_reference_card() -> None:
     gib = 2**30
     shape = SHAPES[0]
     config = core_config(
-        Setting("cuda", False, Path(), 0.0), shape, num_requests=1024, max_model_len=1344
+        GpuSetting("cuda", False, Path(), 0.0), shape, num_requests=1024, max_model_len=1344
     )
     vocab = 151936
     logits = 4 * vocab * 1024
     total = 143771 << 20
     free_before = total - gib  # a context
-    use = CardUse(
+    use = DeviceMemoryUse(
         total=total,
         free_before=free_before,
         free=free_before - int(1.2 * gib),  # the weights
@@ -334,17 +334,17 @@ class TestWork:
 
 
 @pytest.fixture
-def report(tmp_path: Path) -> Report:
-    return Report("part", tmp_path / "rows.jsonl", 0.0)
+def report(tmp_path: Path) -> GpuReport:
+    return GpuReport("part", tmp_path / "rows.jsonl", 0.0)
 
 
 @pytest.fixture
-def setting(tmp_path: Path) -> Setting:
-    return Setting("cpu", True, tmp_path, float("inf"))
+def setting(tmp_path: Path) -> GpuSetting:
+    return GpuSetting("cpu", True, tmp_path, float("inf"))
 
 
 def test_one_wrong_token_fails_exactness(
-    setting: Setting, report: Report, monkeypatch: pytest.MonkeyPatch
+    setting: GpuSetting, report: GpuReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = exactness._outputs
 
@@ -363,7 +363,7 @@ def test_one_wrong_token_fails_exactness(
     assert in_bfloat16["num_wrong"] >= 1
 
 
-def test_out_of_time_is_a_row(setting: Setting, report: Report) -> None:
+def test_out_of_time_is_a_row(setting: GpuSetting, report: GpuReport) -> None:
     exactness.run(replace(setting, deadline_s=0.0), report)
     rows = read_rows(report.path)
     assert len(rows) == 8
@@ -371,7 +371,7 @@ def test_out_of_time_is_a_row(setting: Setting, report: Report) -> None:
 
 
 def test_attention_that_is_off_in_one_case_fails(
-    setting: Setting, report: Report, monkeypatch: pytest.MonkeyPatch
+    setting: GpuSetting, report: GpuReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Case:
         def __init__(self, name: str) -> None:
@@ -402,7 +402,7 @@ def test_attention_that_is_off_in_one_case_fails(
 
 
 def test_attention_is_judged_as_right_only_where_all_cases_were_looked_at(
-    setting: Setting, report: Report, monkeypatch: pytest.MonkeyPatch
+    setting: GpuSetting, report: GpuReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "check_case", lambda *_: 0.0)
     attention._check(replace(setting, deadline_s=0.0), report, torch.bfloat16)
@@ -416,7 +416,7 @@ def test_attention_is_judged_as_right_only_where_all_cases_were_looked_at(
 
 
 def test_a_load_that_was_begun_in_time_has_the_grace_to_end(
-    setting: Setting, report: Report, monkeypatch: pytest.MonkeyPatch
+    setting: GpuSetting, report: GpuReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits: list[float] = []
 
@@ -432,7 +432,7 @@ def test_a_load_that_was_begun_in_time_has_the_grace_to_end(
         def watch(self, _num: int) -> None:
             pass
 
-    class Late(Setting):
+    class Late(GpuSetting):
         def has_time(self, *_: object) -> bool:  # when it was asked
             return True
 
@@ -472,7 +472,7 @@ def test_decode_intervals_are_those_of_full_steps() -> None:
     assert decode_intervals_s(steps, 4) == [1, 2, 2]
 
 
-def test_rows_survive_the_death_of_their_writer(report: Report) -> None:
+def test_rows_survive_the_death_of_their_writer(report: GpuReport) -> None:
     report.add("whole", None, value_ms=1.5)
     with report.path.open("a") as file:
         file.write('{"part": "par')
@@ -480,7 +480,7 @@ def test_rows_survive_the_death_of_their_writer(report: Report) -> None:
     assert read_rows(report.path.with_name("none")) == []
 
 
-def test_a_table_per_shape_of_rows(tmp_path: Path, report: Report) -> None:
+def test_a_table_per_shape_of_rows(tmp_path: Path, report: GpuReport) -> None:
     report.add("a", True, value=1)
     report.add("b", False, value=2)
     report.add("c", other="x|y")

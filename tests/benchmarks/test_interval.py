@@ -10,14 +10,14 @@ import pytest
 
 from slipstream.cli.main import main
 from slipstream.errors import BadRequestError
-from slipstream_bench.common.measures import Timeline
+from slipstream_bench.common.measures import RequestTimeline
 from slipstream_bench.common.process_cpu import process_cpu_s
 from slipstream_bench.common.steady import CpuSamples, steady
 from slipstream_bench.interval.interval import _compare
 
 
 def _timeline(asked_s, times_s, num_tokens=None):
-    timeline = Timeline(asked_s)
+    timeline = RequestTimeline(asked_s)
     timeline.times_s = list(times_s)
     timeline.num_tokens = len(times_s) if num_tokens is None else num_tokens
     timeline.ended_s = times_s[-1]
@@ -42,7 +42,7 @@ def test_the_span_is_while_all_places_are_taken():
 
 def test_failures_are_not_part_of_it_and_a_load_too_short_has_none():
     done = _timeline(0.0, [1.0, 2.0])
-    failed = Timeline(0.0, failure="timeout")
+    failed = RequestTimeline(0.0, failure="timeout")
     assert steady([failed, done], 1).num_chunks == 1
     assert steady([failed, done], 2) is None
     assert steady([done, _timeline(2.0, [3.0, 4.0])], 2) is None  # they never ran at once

@@ -19,7 +19,7 @@ from slipstream_bench.overlap.watched_core import Record, RecordedRunner
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.simulated.simulated_runner import load_simulated
 from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import End, Fault, SamplingParams, Submit
 
 KEYS = {"mode", "batch", "step_ms", "variant", "tpot_ms", "efficiency", "device_idle_share"}
@@ -100,7 +100,7 @@ def test_the_record_says_how_many_outputs_were_computed_of_each_request():
         model="simulated:step_ms=0,vocab_size=50", address="ipc:///nowhere", max_num_seqs=4
     )
     runner = RecordedRunner(load_simulated(config))
-    tokens = PagedLog(np.uint32)
+    tokens = TokenLog(np.uint32)
     scheduler = Scheduler(
         tokens=tokens,
         num_blocks=runner.num_blocks,

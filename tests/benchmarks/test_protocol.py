@@ -13,7 +13,7 @@ from slipstream.cli.main import main
 from slipstream_bench.protocol.cumulative import Counted, OnlyNew, SentSteps, WholeHistories
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.history.logprob_log import LogprobLog, Logprobs
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import Admit, Admitted, Frame, SamplingParams, Step
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.transport.codec import worker_codec
@@ -25,7 +25,7 @@ class Core:
     """Histories of three streams, and the deltas that a core would send of them."""
 
     def __init__(self, num_logprobs):
-        self.tokens, self.logprobs = PagedLog(np.uint32), LogprobLog()
+        self.tokens, self.logprobs = TokenLog(np.uint32), LogprobLog()
         self.num_logprobs = num_logprobs
         self.random = np.random.default_rng(5)
         self.lengths = np.zeros(3, np.int64)

@@ -15,7 +15,7 @@ MAX_UNACKED = 64
 
 
 def link_of(box):
-    [session] = box.core.desk._acceptor.sessions
+    [session] = box.core.handler._acceptor.sessions
     return session.link
 
 
@@ -42,7 +42,7 @@ def test_slow_acking_worker_overrun_is_bounded(make_core, undisturbed) -> None:
     box.until(lambda: all(len(it.token_ids) > 5 for it in worker.streams.values()))
     worker.is_reading = False
     run_dry(box)
-    acked = box.core.desk.acked
+    acked = box.core.handler.acked
     for it in can_end:
         assert box.core.tokens.length(it.row) - acked[it.row] == MAX_UNACKED
         assert history(box, it) - len(it.token_ids) <= MAX_UNACKED
@@ -65,7 +65,7 @@ def test_a_worker_that_has_less_after_an_attach_is_not_overrun(make_core) -> Non
     worker.is_reading = False
 
     def has_moved_back() -> bool:
-        if box.core.desk.acked[it.row] == len(PROMPTS[0]) + 1:
+        if box.core.handler.acked[it.row] == len(PROMPTS[0]) + 1:
             return True
         worker.is_reading = True
         worker.step()
@@ -193,7 +193,7 @@ def test_a_catch_up_is_a_flow_beside_the_steps(make_core, undisturbed, monkeypat
     held = [worker.admit([n + 1, 3], 200 if n % 2 else 500, logprobs=1) for n in range(14)]
     box.until(lambda: all(len(it.token_ids) > 199 for it in held))
     box.kill_worker(worker)
-    acceptor = box.core.desk._acceptor
+    acceptor = box.core.handler._acceptor
     send = acceptor.send
     sent: list[int] = []  # the step before each message of tokens
 
@@ -217,7 +217,7 @@ def test_a_catch_up_is_a_flow_beside_the_steps(make_core, undisturbed, monkeypat
 def test_reports_are_acknowledged_by_the_steps_that_follow(make_core, monkeypatch) -> None:
     """A message of its own is for a core that has nothing to send, and then it comes at once."""
     box = make_core()
-    acceptor, bare = box.core.desk._acceptor, []
+    acceptor, bare = box.core.handler._acceptor, []
     send = acceptor._send_control
 
     def counted(session, body) -> None:
@@ -228,12 +228,12 @@ def test_reports_are_acknowledged_by_the_steps_that_follow(make_core, monkeypatc
     monkeypatch.setattr(acceptor, "_send_control", counted)
     worker = box.worker()
     held = worker.admit(PROMPTS[0], 200)
-    box.until(lambda: held.is_whole and box.core.desk.num_streams == 1)
+    box.until(lambda: held.is_whole and box.core.handler.num_streams == 1)
     num_steps = len(worker.heard(Step))
     assert num_steps > 50
     assert len(bare) < num_steps / 2
     box.until(lambda: not worker.hop.num_unacked)
     worker.forget(held)
-    box.until(lambda: box.core.desk.num_streams == 0)
+    box.until(lambda: box.core.handler.num_streams == 0)
     box.until(lambda: not worker.hop.num_unacked)
     assert not bare[-1], "said while nothing ran"

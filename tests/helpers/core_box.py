@@ -24,6 +24,7 @@ from slipstream_core.step.plan import Runner, StepFailed, StepPlan, StepResult
 from slipstream_ipc.columns import check_step, f32, pack_f32, pack_u32, pack_u64, u32
 from slipstream_ipc.history.token_log import history_digest
 from slipstream_ipc.messages import (
+    AdmissionRefused,
     Admit,
     Admitted,
     CoreToWorker,
@@ -32,19 +33,18 @@ from slipstream_ipc.messages import (
     Forget,
     LogprobColumns,
     Positions,
-    Refused,
     Registered,
     Report,
     SamplingParams,
     Step,
     Suspects,
     SyncDone,
-    Unknown,
+    UnknownToCore,
     Welcome,
     WorkerToCore,
 )
 from slipstream_ipc.transport.codec import worker_codec
-from slipstream_ipc.transport.dealer import Attacher
+from slipstream_ipc.transport.dealer import Dealer
 
 VOCAB_SIZE = 997
 
@@ -150,7 +150,7 @@ class StateWorker:
         self.is_reporting = True
         self.is_synced = False
         self._struck_by = -1
-        self.hop: Attacher[WorkerToCore, CoreToWorker, None] = Attacher(
+        self.hop: Dealer[WorkerToCore, CoreToWorker, None] = Dealer(
             context,
             address,
             worker_codec(),
@@ -216,13 +216,13 @@ class StateWorker:
                     held.logprobs = entries(body.registration.logprobs)
                 assert body.registration.stream_id not in self.streams
                 self.streams[body.registration.stream_id] = self.rows[body.row] = held
-            case Refused():
+            case AdmissionRefused():
                 self.streams[body.stream_id].fault = body.fault
             case Step():
                 self._take_step(body)
             case Suspects():
                 self._strike(body)
-            case Unknown():
+            case UnknownToCore():
                 for stream_id in body.stream_ids:
                     self._admit_again(self.streams[stream_id])
             case SyncDone():
@@ -330,7 +330,7 @@ class CoreBox:
         core = assemble_core(config, runner, self.context, self.poller)
         self.core = core
         self.runner.ids_of = lambda plan: [
-            core.desk.stream_id(row) for row in core.scheduler.rows_of(plan).tolist()
+            core.handler.stream_id(row) for row in core.scheduler.rows_of(plan).tolist()
         ]
 
     def kill(self) -> None:
@@ -368,7 +368,7 @@ class CoreBox:
         """
         core = self.core
         assert core is not None
-        self.hear_until(lambda: core.desk.num_streams == num)
+        self.hear_until(lambda: core.handler.num_streams == num)
 
     def hear_until(self, condition: Callable[[], bool]) -> None:
         """Step until `condition`, while the core hears and answers but computes nothing."""

@@ -18,6 +18,7 @@ from tests.helpers.patience import PATIENCE_S
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import (
     Accepted,
+    AttachRefused,
     Deltas,
     End,
     Fault,
@@ -27,12 +28,11 @@ from slipstream_ipc.messages import (
     LogprobColumns,
     ModelCard,
     Reattach,
-    Refusal,
     Rejected,
     Submit,
 )
 from slipstream_ipc.transport.codec import front_codec
-from slipstream_ipc.transport.router import Acceptor
+from slipstream_ipc.transport.router import Router
 from slipstream_ipc.transport.sockets import bind_router
 from slipstream_worker.streams.registration import answers_of
 
@@ -98,9 +98,7 @@ class FakeWorker:
         # what a test says may run further ahead of its client than a worker's window allows
         with patch("slipstream_ipc.transport.sockets._PEER_HWM", 0):
             self._router = bind_router(self._context, address)
-        self._acceptor: Acceptor[Any, Any, None] = Acceptor(
-            self._router, front_codec(), window=1000
-        )
+        self._acceptor: Router[Any, Any, None] = Router(self._router, front_codec(), window=1000)
         self._is_done = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -150,7 +148,7 @@ class FakeWorker:
 
     def refuse(self, fault: Fault, *, is_leaving: bool = False) -> None:
         """Answer something with a Refusal."""
-        self.do(lambda: self._control(Refusal(fault, is_leaving)))
+        self.do(lambda: self._control(AttachRefused(fault, is_leaving)))
 
     def acknowledged(self) -> bool:
         """Whether the client has acknowledged everything."""

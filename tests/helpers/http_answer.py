@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.helpers.fake_worker import Entry, deltas
 
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.client.streams.stream_table import StreamTable
+from slipstream.client.streams.stream_table import ClientStreamTable
 from slipstream.http.exchange import Exchange
 from slipstream.http.openai.broadcast import FanOut
 from slipstream.http.wire import Response
@@ -65,7 +65,7 @@ class Table:
     """An engine that is a client's table of streams."""
 
     def __init__(self) -> None:
-        self.streams, self.fan_out = StreamTable(), FanOut()
+        self.streams, self.fan_out = ClientStreamTable(), FanOut()
 
     def submit(self, state: StreamState) -> None:
         """Ask for the stream."""

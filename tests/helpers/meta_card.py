@@ -26,9 +26,9 @@ from slipstream_core.runner.attention.interface import ATTENTION_NAME, Attention
 from slipstream_core.runner.attention.kv_cache import LayerCache
 from slipstream_core.runner.cuda.recorder import Work
 from slipstream_core.runner.model.loader import LoadedModel
-from slipstream_core.runner.model.rope import settle
-from slipstream_core.runner.sampling.truncation import Limits
-from slipstream_core.runner.staging import Mark, to_device
+from slipstream_core.runner.model.rope import freeze_frequencies
+from slipstream_core.runner.sampling.truncation import TruncationLimits
+from slipstream_core.runner.staging import CopyMark, to_device
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.messages import SamplingDefaults
@@ -128,18 +128,18 @@ class MetaCopies:
     def host(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.uint8)
 
-    def upload(self, source: torch.Tensor, target: torch.Tensor) -> Mark:
+    def upload(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
         return _PAST
 
-    def fetch(self, source: torch.Tensor, target: torch.Tensor) -> Mark:
+    def fetch(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
         assert source.is_meta
         assert source.shape == target.shape
         return _PAST
 
-    def before_reuse(self, mark: Mark) -> None:
+    def before_reuse(self, mark: CopyMark) -> None:
         pass
 
-    def here(self) -> Mark:
+    def here(self) -> CopyMark:
         return _PAST
 
 
@@ -196,7 +196,7 @@ def meta_model(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) ->
     make: Any = AutoModelForCausalLM.from_config
     with META:
         module = make(config, dtype=dtype, attn_implementation=ATTENTION_NAME).eval()
-    settle(module)
+    freeze_frequencies(module)
     text = config.get_text_config()
     return LoadedModel(
         name=type(config).__name__,
@@ -212,7 +212,7 @@ def meta_model(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) ->
 
 
 class MetaDraws:
-    """In place of `WholeDraws`, likewise."""
+    """In place of `RejectionSampler`, likewise."""
 
     def all(self, scaled: torch.Tensor, keys: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         assert keys.shape == (2, len(scaled))
@@ -220,7 +220,9 @@ class MetaDraws:
         assert wanted.dtype == torch.int32
         return scaled.new_empty(len(scaled), dtype=torch.int64)
 
-    def further(self, limits: Limits, keys: Any, wanted: Any, token_ids: Any, masses: Any) -> None:
+    def further(
+        self, limits: TruncationLimits, keys: Any, wanted: Any, token_ids: Any, masses: Any
+    ) -> None:
         assert wanted.dtype == torch.bool
         assert wanted.shape == token_ids.shape == masses[:, 0].shape == keys[0].shape
 

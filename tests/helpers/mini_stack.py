@@ -43,7 +43,7 @@ from slipstream_ipc.messages import (
     WorkerToClient,
 )
 from slipstream_ipc.transport.codec import client_codec, encode_params
-from slipstream_ipc.transport.dealer import Attacher
+from slipstream_ipc.transport.dealer import Dealer
 from slipstream_worker.build import assemble_worker
 from slipstream_worker.config import WorkerConfig
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
@@ -125,7 +125,7 @@ class RawClient:
         self.streams: dict[int, Received] = {}
         self.is_reading = True
         self.resubmits = True
-        self.hop: Attacher[ClientToWorker, WorkerToClient, None] = Attacher(
+        self.hop: Dealer[ClientToWorker, WorkerToClient, None] = Dealer(
             stack.context,
             stack.client_address,
             client_codec(),
@@ -221,7 +221,7 @@ class RawClient:
             case PromptLogprobs():
                 it = self.streams[body.handle]
                 assert it.accepted
-                assert it.prompt.take(body.start, body.logprobs, it.prompt_len - 1)
+                assert it.prompt.add_piece(body.start, body.logprobs, it.prompt_len - 1)
             case Rejected():
                 assert not self.streams[body.handle].is_over
                 self.streams[body.handle].fault = body.fault
@@ -411,7 +411,7 @@ class MiniStack:
         scheduler = self.core.scheduler
         return {
             "worker streams": len(self.worker.streams),
-            "core streams": self.core.desk.num_streams,
+            "core streams": self.core.handler.num_streams,
             "running": scheduler.num_running,
             "waiting": scheduler.num_waiting,
             "blocks": scheduler.num_blocks - 1 - scheduler.num_free_blocks,

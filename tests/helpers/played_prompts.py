@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from slipstream_worker.tokenizer.client import Prompts
+from slipstream_worker.tokenizer.client import TokenizerClient
 
 
 class Child:
@@ -42,8 +42,8 @@ class PlayedPrompts:
     ) -> None:
         self.children: list[Child] = []
         self.now = 0.0
-        patch.setattr(Prompts, "_start", lambda _: self._start())
-        self.prompts = Prompts(context, f"ipc://{path}/p", {}, **options)
+        patch.setattr(TokenizerClient, "_start", lambda _: self._start())
+        self.prompts = TokenizerClient(context, f"ipc://{path}/p", {}, **options)
         self.socket = context.socket(zmq.PAIR)
         self.socket.connect(f"ipc://{path}/p")
 

@@ -12,7 +12,7 @@ from slipstream_core.config import CoreConfig
 from slipstream_core.runner.simulated.simulated_runner import load_simulated
 from slipstream_core.scheduler.scheduler import NewRequest, Sampled, Scheduler
 from slipstream_core.step.plan import StepPlan
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 
 VOCAB_SIZE = 40
 
@@ -59,7 +59,7 @@ class Harness:
                 num_blocks=limits.num_blocks,
             )
         )
-        self.log = PagedLog(np.uint32, rows=2)
+        self.log = TokenLog(np.uint32, rows=2)
         self.scheduler = Scheduler(tokens=self.log, **vars(limits))
         self.acked = np.zeros(MAX_ROWS, np.int64)
         self.streams: dict[int, Stream] = {}

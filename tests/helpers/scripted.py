@@ -132,8 +132,8 @@ def catch_up(stack: Any, it: Any, num_tokens: int) -> list[int]:
     `num_tokens` may be 60 more than the worker has; further ahead of it no core computes.
     """
     worker, stack.worker = stack.worker, None
-    desk, tokens = stack.core.desk, stack.core.tokens
-    stream = desk._streams.get(it.stream_id)
+    handler, tokens = stack.core.handler, stack.core.tokens
+    stream = handler._streams.get(it.stream_id)
     stack.until(lambda: tokens.length(stream.row) - stream.prompt_len >= num_tokens)
     stack.worker = worker
     worker._core.attach(stack.now())  # what lies in the old socket is lost, and comes as one

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipstream_core.scheduler.constraint_columns import TokenRules, token_rules
+from slipstream_core.scheduler.constraint_columns import TokenConstraints, token_constraints
 from slipstream_ipc.messages import SamplingParams
 
 Word = tuple[int, ...]
@@ -22,8 +22,8 @@ class Asked:
     words: tuple[Word, ...] = ()
 
     @property
-    def rules(self) -> TokenRules | None:
-        return token_rules(self.params, self.words)
+    def rules(self) -> TokenConstraints | None:
+        return token_constraints(self.params, self.words)
 
 
 def asked(prompt: Word = (1, 2, 3), words: Sequence[Word] = (), **params: Any) -> Asked:

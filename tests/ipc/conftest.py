@@ -17,8 +17,8 @@ from tests.helpers.patience import Patience
 
 from slipstream_ipc.messages import Hello, ModelCard
 from slipstream_ipc.transport.codec import client_codec, front_codec
-from slipstream_ipc.transport.dealer import Attacher
-from slipstream_ipc.transport.router import Acceptor, Session
+from slipstream_ipc.transport.dealer import Dealer
+from slipstream_ipc.transport.router import Router, Session
 from slipstream_ipc.transport.sockets import bind_router
 
 CARD = ModelCard("m", "p", 100, 64, (2,))
@@ -31,20 +31,20 @@ class Hop:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.address = address
         self.now = 1000.0
-        self.attachers: list[Attacher[Any, Any, Any]] = []
+        self.attachers: list[Dealer[Any, Any, Any]] = []
         self.received: list[Any] = []  # by the accepting end, Hellos left out
         self.hellos: list[Hello] = []
         self.is_welcoming = True
-        self.answers: dict[Attacher[Any, Any, Any], list[Any]] = {}
+        self.answers: dict[Dealer[Any, Any, Any], list[Any]] = {}
         self.accept()
 
     def accept(self, window: int = 4) -> None:
         """(Re)start the accepting end."""
         self.router = bind_router(self.context, self.address)
-        self.acceptor: Acceptor[Any, Any, Any] = Acceptor(self.router, front_codec(), window=window)
+        self.acceptor: Router[Any, Any, Any] = Router(self.router, front_codec(), window=window)
 
-    def attacher(self, identity: bytes = b"me", **options: Any) -> Attacher[Any, Any, Any]:
-        attacher: Attacher[Any, Any, Any] = Attacher(
+    def attacher(self, identity: bytes = b"me", **options: Any) -> Dealer[Any, Any, Any]:
+        attacher: Dealer[Any, Any, Any] = Dealer(
             self.context,
             self.address,
             client_codec(),
@@ -57,7 +57,7 @@ class Hop:
         self.answers[attacher] = []
         return attacher
 
-    def attached(self, identity: bytes = b"me", **options: Any) -> Attacher[Any, Any, Any]:
+    def attached(self, identity: bytes = b"me", **options: Any) -> Dealer[Any, Any, Any]:
         attacher = self.attacher(identity, **options)
         self.until(lambda: attacher.is_attached)
         return attacher

@@ -24,8 +24,8 @@ from slipstream_ipc.process import (
     Activate,
     Beats,
     Command,
-    Commands,
     Drain,
+    ParentCommands,
     prepare,
     report,
 )
@@ -67,7 +67,7 @@ class Config(Struct):
     pass
 
 config, stop = start_child("child", Config)
-commands, beats = Commands(), Beats()
+commands, beats = ParentCommands(), Beats()
 report(Status(detail="waits"))
 active = wait_for_activation(commands, stop, beats)
 report(Status(ready=True, detail=repr(active)))
@@ -237,7 +237,7 @@ def test_a_child_that_nobody_can_command_any_more_ends(
 
 def test_a_child_without_commands_is_active_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CONTROL_FD_VARIABLE, raising=False)
-    commands = Commands()
+    commands = ParentCommands()
     assert commands.read() == [Activate()]
     assert commands.read() == []
     assert not select.select([commands.fileno()], [], [], 0)[0]
@@ -246,7 +246,7 @@ def test_a_child_without_commands_is_active_at_once(monkeypatch: pytest.MonkeyPa
 def test_a_command_may_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     read_fd, write_fd = os.pipe()
     monkeypatch.setenv(CONTROL_FD_VARIABLE, str(read_fd))
-    commands = Commands()
+    commands = ParentCommands()
     line = msgspec.json.encode(Drain(1.0)) + b"\n"
     os.write(write_fd, line + line[:5])
     assert commands.read() == [Drain(1.0)]
@@ -270,7 +270,7 @@ def test_a_spare_prepares_gently_and_who_is_to_serve_at_full_speed(
     own = niceness()
     read_fd, write_fd = os.pipe()
     monkeypatch.setenv(CONTROL_FD_VARIABLE, str(read_fd))
-    commands = Commands()
+    commands = ParentCommands()
     prepare(lambda: seen.append(niceness()), commands)
     assert niceness() == own
     with pytest.raises(ImportError):
@@ -288,7 +288,7 @@ def test_what_is_said_with_the_activation_is_heard_after_it(
 ) -> None:
     read_fd, write_fd = os.pipe()
     monkeypatch.setenv(CONTROL_FD_VARIABLE, str(read_fd))
-    commands = Commands()
+    commands = ParentCommands()
     assert commands.read_activation() is None
     told = [Activate(3), Drain(1.0), Drain(2.0)]
     os.write(write_fd, b"".join(msgspec.json.encode(each) + b"\n" for each in told))
@@ -305,7 +305,7 @@ def test_what_is_no_command_ends_no_child(
 ) -> None:
     read_fd, write_fd = os.pipe()
     monkeypatch.setenv(CONTROL_FD_VARIABLE, str(read_fd))
-    commands = Commands()
+    commands = ParentCommands()
     bad = (b"", b"x", b"\xff", b"{}", b'{"type":"Drain","within_s":null}', b"[" * 10_000)
     os.write(write_fd, b"\n".join(bad) + b"\n" + msgspec.json.encode(Drain(1.0)) + b"\n")
     assert commands.read() == [Drain(1.0)]

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import NO_ROWS, RowSet, array_of
 
 
@@ -36,7 +36,7 @@ def test_an_array_is_taken_as_it_is() -> None:
 
 
 def test_what_is_put_aside_for_a_set_is_found_by_its_array_too() -> None:
-    log, rows = PagedLog(np.uint32), RowSet(np.array([0, 1]))
+    log, rows = TokenLog(np.uint32), RowSet(np.array([0, 1]))
     for row in rows.tolist():
         log.open(row)
     for value in range(3):

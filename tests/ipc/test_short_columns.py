@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream_ipc.columns import MOST_SHORT, pack_short, pack_u32, u32, unpack_short
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
 
 U32S = st.integers(0, 2**32 - 1)
@@ -25,7 +25,7 @@ def test_short_columns_are_columns(values: list[int]) -> None:
 @given(st.data())
 def test_a_few_rows_of_a_history(data: st.DataObject) -> None:
     """Some appends go one way, some the other; what was read of them stays true."""
-    log, copies = PagedLog(np.uint32), [list[int]() for _ in range(4)]
+    log, copies = TokenLog(np.uint32), [list[int]() for _ in range(4)]
     for row in range(len(copies)):
         log.open(row)
     for _ in range(data.draw(st.integers(1, 30))):
@@ -38,7 +38,7 @@ def test_a_few_rows_of_a_history(data: st.DataObject) -> None:
         else:
             log.append(RowSet(np.array(rows)), np.array(values, np.uint32))
         if data.draw(st.booleans()):
-            log.settle()
+            log.flush_deferred()
         row = data.draw(st.integers(0, 3))
         start = data.draw(st.integers(0, len(copies[row])))
         count = data.draw(st.integers(0, len(copies[row]) - start))
@@ -49,7 +49,7 @@ def test_a_few_rows_of_a_history(data: st.DataObject) -> None:
 
 
 def test_a_history_over_many_pages() -> None:
-    log = PagedLog(np.uint32)
+    log = TokenLog(np.uint32)
     log.open(0)
     for number in range(300):
         log.append_few([0], [number])

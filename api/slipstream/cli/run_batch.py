@@ -52,7 +52,7 @@ _MOST_PAUSES = 1200
 _UNAVAILABLE = 503
 
 
-class Line(Struct, frozen=True):
+class BatchLine(Struct, frozen=True):
     """A request, as its file has it."""
 
     custom_id: str
@@ -61,7 +61,7 @@ class Line(Struct, frozen=True):
     body: Raw
 
 
-class _Streams(Struct, frozen=True):
+class _BatchStreams(Struct, frozen=True):
     """What of a body is looked at here."""
 
     stream: Any = None
@@ -123,9 +123,9 @@ def run_batch(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, Line]]:
+def read_lines(path: Path) -> Iterator[tuple[int, BatchLine]]:
     """The requests and the numbers of their lines. Raises: BadRequestError."""
-    decoder = msgspec.json.Decoder(Line)
+    decoder = msgspec.json.Decoder(BatchLine)
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -202,7 +202,7 @@ async def _answer_all(
         endpoints = Endpoints(io, Keys(()), TokenTexts(model.path), Limits())
         with tqdm(total=len(ids), initial=len(done & ids), unit="request") as bar:
 
-            async def one(line: Line) -> None:
+            async def one(line: BatchLine) -> None:
                 try:
                     response = await _answer(endpoints, line)
                     answer = _Answer(response.status, f"req_{_name()}", Raw(response.body))
@@ -228,13 +228,13 @@ async def _answer_all(
         await io.close()
 
 
-async def _answer(endpoints: Endpoints, line: Line) -> Response:
+async def _answer(endpoints: Endpoints, line: BatchLine) -> Response:
     """Raises: EngineError where there is no engine for too long."""
     if line.url not in URLS:
         message = f"url: got {line.url[:100]!r}, allowed: {', '.join(URLS)}"
         return bad_field("url", message).response()
     try:
-        if msgspec.json.decode(line.body, type=_Streams).stream:
+        if msgspec.json.decode(line.body, type=_BatchStreams).stream:
             message = "stream: got true, allowed: false or null: a batch has whole answers"
             return bad_field("stream", message).response()
     except msgspec.DecodeError:

@@ -14,7 +14,7 @@ from slipstream.cli.parser import Parser
 from slipstream.errors import wrong_option
 from slipstream.tracing.parts import merge_parts, part_paths
 from slipstream.tracing.picture import check_drawing, draw, window_of
-from slipstream.tracing.trace_events import Timeline, read_timeline
+from slipstream.tracing.trace_events import TraceTimeline, read_timeline
 
 
 def add_trace(parser: Parser) -> None:
@@ -63,7 +63,7 @@ def _check_target(png: str) -> None:
         raise wrong_option("png", png, "a file in a folder that exists and can be written to")
 
 
-def _table(timeline: Timeline) -> Iterator[str]:
+def _table(timeline: TraceTimeline) -> Iterator[str]:
     wall_ns = max(1, timeline.duration_ns)
     yield f"{wall_ns / 1e6:.1f} ms" + (
         f"; the {timeline.num_dropped} oldest spans were dropped" if timeline.num_dropped else ""

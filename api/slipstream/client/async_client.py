@@ -35,10 +35,10 @@ from slipstream.client.connection.queries import (
     new_tokenize,
 )
 from slipstream.client.endpoints import server_endpoint
-from slipstream.client.stream import Connection, OutputKind, Reading
+from slipstream.client.stream import BaseStream, ClientConnection, OutputKind
 from slipstream.client.stream_many import MAX_IN_FLIGHT, AsyncStreams
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.client.streams.wakeup import TaskBell
+from slipstream.client.streams.wakeup import TaskWakeup
 from slipstream.errors import ConnectionLostError, RequestError
 from slipstream.outputs import Delta, RequestOutput
 from slipstream.requests import Prompt, checked_params
@@ -46,7 +46,7 @@ from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingOptio
 from slipstream_ipc.telemetry.trace import open_tracer
 
 
-class AsyncStream(Reading, AsyncIterator[Delta]):
+class AsyncStream(BaseStream, AsyncIterator[Delta]):
     """A running request: iterate over it for its deltas. Made by `AsyncClient.stream` and
     `resume`.
 
@@ -55,11 +55,11 @@ class AsyncStream(Reading, AsyncIterator[Delta]):
     """
 
     def __init__(
-        self, client: AsyncClient, io: Connection, state: StreamState, kind: OutputKind
+        self, client: AsyncClient, io: ClientConnection, state: StreamState, kind: OutputKind
     ) -> None:
         super().__init__(io, state, kind)
         self._client = client  # held here: a client that is not held any more is closed
-        self._bell = TaskBell()
+        self._wakeup = TaskWakeup()
 
     async def __anext__(self) -> Delta:
         while True:
@@ -87,18 +87,18 @@ class AsyncStream(Reading, AsyncIterator[Delta]):
 
     async def _wait(self) -> None:
         state = self._state
-        if state.bell is not None:
+        if state.wakeup is not None:
             raise RequestError(Fault("bad_request", "another task reads this stream already"))
         if self._has_news():
             return
-        state.bell = self._bell
+        state.wakeup = self._wakeup
         try:
-            await self._bell.wait()
+            await self._wakeup.wait()
         except asyncio.CancelledError:
             self.close()
             raise
         finally:
-            state.bell = None
+            state.wakeup = None
 
 
 class AsyncClient:

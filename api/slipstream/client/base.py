@@ -8,9 +8,9 @@ from typing import Any, get_args
 
 import msgspec
 
-from slipstream.client.connection.thread_io import ClientIO
-from slipstream.client.endpoints import Endpoint
-from slipstream.client.stream import Connection, OutputKind
+from slipstream.client.connection.thread_io import ThreadIO
+from slipstream.client.endpoints import ServerEndpoint
+from slipstream.client.stream import ClientConnection, OutputKind
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError, bad_request
 from slipstream.outputs import RequestOutput
@@ -30,7 +30,7 @@ DEFAULT_TIMEOUT_S = 10.0
 
 
 def ask(
-    io: Connection,
+    io: ClientConnection,
     prompt: Prompt,
     params: SamplingParams,
     kind: OutputKind,
@@ -56,7 +56,7 @@ def ask(
 
 
 def ask_again(
-    io: Connection, stream_id: str, num_chars: int, num_tokens: int, kind: OutputKind
+    io: ClientConnection, stream_id: str, num_chars: int, num_tokens: int, kind: OutputKind
 ) -> StreamState:
     """Ask for the rest of a stream that runs already, or has ended and is kept.
 
@@ -69,11 +69,11 @@ def ask_again(
     return state
 
 
-def open_io(endpoint: Endpoint, timeout_s: float, trace: str | None = None) -> ClientIO:
+def open_io(endpoint: ServerEndpoint, timeout_s: float, trace: str | None = None) -> ThreadIO:
     """The connection of a new client, driven by a thread. Raises: BadRequestError."""
     check_timeout(timeout_s)
     tracer = open_tracer(trace, "client")
-    return ClientIO(endpoint.address, timeout_s, tracer, access=endpoint.access)
+    return ThreadIO(endpoint.address, timeout_s, tracer, access=endpoint.access)
 
 
 def check_timeout(timeout_s: float) -> None:
@@ -83,7 +83,7 @@ def check_timeout(timeout_s: float) -> None:
 
 
 def new_state(
-    io: Connection,
+    io: ClientConnection,
     prompt: Prompt,
     params: SamplingParams,
     *,
@@ -117,7 +117,7 @@ def _check_kind(kind: OutputKind) -> None:
 
 
 def new_states(
-    io: Connection,
+    io: ClientConnection,
     prompts: Sequence[Prompt],
     params: Sequence[SamplingParams],
     priority: int,

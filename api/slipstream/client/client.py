@@ -33,19 +33,19 @@ from slipstream.client.connection.queries import (
     new_detokenize,
     new_tokenize,
 )
-from slipstream.client.connection.thread_io import ClientIO
+from slipstream.client.connection.thread_io import ThreadIO
 from slipstream.client.endpoints import server_endpoint
-from slipstream.client.stream import OutputKind, Reading
+from slipstream.client.stream import BaseStream, OutputKind
 from slipstream.client.stream_many import MAX_IN_FLIGHT, Streams
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.client.streams.wakeup import ThreadBell
+from slipstream.client.streams.wakeup import ThreadWakeup
 from slipstream.errors import RequestError
 from slipstream.outputs import Delta, RequestOutput
 from slipstream.requests import Prompt, checked_params
 from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingOptions, SamplingParams
 
 
-class Stream(Reading, Iterator[Delta]):
+class Stream(BaseStream, Iterator[Delta]):
     """A running request: iterate over it for its deltas. Made by `Client.stream` and `resume`.
 
     The stream is aborted when its `with` block is left, when it is closed, and when nobody holds it
@@ -53,10 +53,10 @@ class Stream(Reading, Iterator[Delta]):
     `close` may be called from any.
     """
 
-    def __init__(self, client: Client, io: ClientIO, state: StreamState, kind: OutputKind) -> None:
+    def __init__(self, client: Client, io: ThreadIO, state: StreamState, kind: OutputKind) -> None:
         super().__init__(io, state, kind)
         self._client = client  # held here: a client that is not held any more is closed
-        self._bell: ThreadBell[StreamState] = ThreadBell()
+        self._wakeup: ThreadWakeup[StreamState] = ThreadWakeup()
 
     def __next__(self) -> Delta:
         while True:
@@ -84,14 +84,14 @@ class Stream(Reading, Iterator[Delta]):
 
     def _wait(self) -> None:
         state = self._state
-        if state.bell is not None:
+        if state.wakeup is not None:
             raise RequestError(Fault("bad_request", "another thread reads this stream already"))
-        state.bell = self._bell
+        state.wakeup = self._wakeup
         try:
             if not self._has_news():
-                self._bell.wait()
+                self._wakeup.wait()
         finally:
-            state.bell = None
+            state.wakeup = None
 
 
 class Client:
@@ -276,10 +276,10 @@ class Client:
         Raises: as `stream`; the first error aborts the others.
         """
         every = params_for_each(prompts, params, options)
-        bell: ThreadBell[StreamState] = ThreadBell()
+        wakeup: ThreadWakeup[StreamState] = ThreadWakeup()
         indices: dict[StreamState, int] = {}
         for state in new_states(self._io, prompts, every, priority, cache_salt=cache_salt):
-            state.bell = bell
+            state.wakeup = wakeup
             indices[state] = len(indices)
         waiting = iter(indices)
         running: dict[StreamState, Stream] = {}
@@ -289,7 +289,7 @@ class Client:
                 for state in islice(waiting, MAX_IN_FLIGHT - len(running)):
                     self._io.submit(state)
                     running[state] = Stream(self, self._io, state, "final")
-                completion = running.pop(over := bell.wait())._completion()
+                completion = running.pop(over := wakeup.wait())._completion()
                 completions[indices[over]] = completion
                 if on_done is not None:
                     on_done(completion)

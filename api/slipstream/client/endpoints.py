@@ -60,7 +60,7 @@ def default_address() -> str:
     return os.environ.get(ADDRESS_VARIABLE) or client_address(default_runtime_dir())
 
 
-class Endpoint(NamedTuple):
+class ServerEndpoint(NamedTuple):
     """A server's address, and what opens it."""
 
     address: str
@@ -72,7 +72,7 @@ def server_endpoint(
     keys: str | os.PathLike[str] | None = None,
     *,
     insecure: bool = False,
-) -> Endpoint:
+) -> ServerEndpoint:
     """The server that a client is to connect to; what is left open comes from the environment.
 
     keys: a folder that `slipstream keys` made, or a client's secret file in it.
@@ -87,13 +87,13 @@ def server_endpoint(
         check_server_address(found, has_keys=given is not None, insecure=insecure)
         check_socket_folder(found)
         if given is not None:
-            return Endpoint(found, Access(load_client_keys(Path(given).expanduser())))
+            return ServerEndpoint(found, Access(load_client_keys(Path(given).expanduser())))
     except BadRequest as error:
         raise bad_request(error) from None
     except OSError as error:
         field, value = ("keys", os.fspath(given)) if given is not None else ("address", found)
         raise bad_request(BadRequest(field, value, str(error))) from None
-    return Endpoint(found, Access(insecure=True) if insecure else None)
+    return ServerEndpoint(found, Access(insecure=True) if insecure else None)
 
 
 def check_listener(listen: str | None, keys: str | None, *, insecure: bool) -> Path | None:

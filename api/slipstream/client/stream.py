@@ -6,7 +6,7 @@ from collections import deque
 from typing import Literal, Protocol
 
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.outputs import Delta, Position, RequestOutput, end_of, join
+from slipstream.outputs import Delta, RequestOutput, StreamPosition, end_of, join
 from slipstream.prompt_logprobs import PromptTokenLogprobs, prompt_logprobs_of
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import FinishReason, ModelCard, Resume, Submit
@@ -14,7 +14,7 @@ from slipstream_ipc.messages import FinishReason, ModelCard, Resume, Submit
 OutputKind = Literal["delta", "cumulative", "final"]
 
 
-class Connection(Protocol):
+class ClientConnection(Protocol):
     """What streams are asked for over: a thread (`thread_io`) or an event loop (`loop_io`)."""
 
     @property
@@ -34,14 +34,14 @@ class Connection(Protocol):
         """The same where the stream is collected as garbage: from any thread, at any moment."""
 
 
-class Reading:
+class BaseStream:
     """What `Stream` and `AsyncStream` share. One reader at a time.
 
     A reader pops `_unread`, and notes what it pops in `_last` and `_texts`. Where it finds nothing,
     it asks `_is_at_end`, waits if not, and looks again.
     """
 
-    def __init__(self, io: Connection, state: StreamState, kind: OutputKind) -> None:
+    def __init__(self, io: ClientConnection, state: StreamState, kind: OutputKind) -> None:
         self._io = io
         self._state = state
         self._kind = kind
@@ -83,14 +83,14 @@ class Reading:
         return "".join(self._texts)
 
     @property
-    def position(self) -> Position:
+    def position(self) -> StreamPosition:
         """How much of the stream has been read, for a reader that goes on with it: see `resume`."""
         if self._last is not None:
             return end_of(self._last)
         request = self._state.request
         if isinstance(request, Resume):
-            return Position(request.num_chars, request.num_tokens)
-        return Position(0, 0)
+            return StreamPosition(request.num_chars, request.num_tokens)
+        return StreamPosition(0, 0)
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -117,7 +117,7 @@ class Reading:
             self._io.release(self._state)
 
     def _has_news(self) -> bool:
-        """Whether there is nothing to wait for. For a reader that has hung its bell up."""
+        """Whether there is nothing to wait for. For a reader that has hung its wakeup up."""
         state = self._state
         return state.is_over or (bool(state.deltas) and not state.wants_whole)
 

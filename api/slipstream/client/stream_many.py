@@ -8,10 +8,10 @@ from functools import cached_property, partial
 from itertools import accumulate, islice
 from types import TracebackType
 
-from slipstream.client.stream import Connection
-from slipstream.client.streams.stream_group import Group, Items
+from slipstream.client.stream import ClientConnection
+from slipstream.client.streams.stream_group import Items, StreamGroup
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.client.streams.wakeup import TaskBell, ThreadBell
+from slipstream.client.streams.wakeup import TaskWakeup, ThreadWakeup
 from slipstream.errors import RequestError
 from slipstream.outputs import Delta
 from slipstream.prompt_logprobs import PromptTokenLogprobs, prompt_logprobs_of
@@ -24,11 +24,11 @@ class _Many:
     """What both faces share."""
 
     def __init__(
-        self, io: Connection, states: Sequence[StreamState], nums_answers: Sequence[int]
+        self, io: ClientConnection, states: Sequence[StreamState], nums_answers: Sequence[int]
     ) -> None:
         self._io = io
         self._nums_answers = nums_answers
-        self._group = Group(states)
+        self._group = StreamGroup(states)
         self._waiting = iter(states)
         self._num_submitted = 0
         self._is_read = False
@@ -109,7 +109,7 @@ class Streams(_Many, Iterable[tuple[int, Delta]]):
     def __init__(
         self,
         client: object,
-        io: Connection,
+        io: ClientConnection,
         states: Sequence[StreamState],
         nums_answers: Sequence[int],
     ) -> None:
@@ -118,7 +118,7 @@ class Streams(_Many, Iterable[tuple[int, Delta]]):
         """
         super().__init__(io, states, nums_answers)
         self._client = client
-        self._bell: ThreadBell[None] = ThreadBell()
+        self._wakeup: ThreadWakeup[None] = ThreadWakeup()
 
     def __iter__(self) -> Iterator[tuple[int, Delta]]:
         while True:
@@ -145,10 +145,10 @@ class Streams(_Many, Iterable[tuple[int, Delta]]):
     def _wait(self) -> None:
         self._check_alone()
         group = self._group
-        group.wake = partial(self._bell.ring, None)
+        group.wake = partial(self._wakeup.ring, None)
         try:
             if not self._has_news():
-                self._bell.wait()
+                self._wakeup.wait()
         finally:
             group.wake = None
 
@@ -159,7 +159,7 @@ class AsyncStreams(_Many):
     def __init__(
         self,
         client: object,
-        io: Connection,
+        io: ClientConnection,
         states: Sequence[StreamState],
         nums_answers: Sequence[int],
     ) -> None:
@@ -194,10 +194,10 @@ class AsyncStreams(_Many):
         self._check_alone()
         if self._has_news():
             return
-        group, bell = self._group, TaskBell()
-        group.wake = bell.ring
+        group, wakeup = self._group, TaskWakeup()
+        group.wake = wakeup.ring
         try:
-            await bell.wait()
+            await wakeup.wait()
         except asyncio.CancelledError:
             self.close()
             raise

@@ -14,7 +14,7 @@ from itertools import pairwise
 from msgspec import Struct
 
 
-class Span(Struct, frozen=True):
+class GapSpan(Struct, frozen=True):
     """From something done to a server until the next thing. kind: what was done."""
 
     kind: str
@@ -22,7 +22,7 @@ class Span(Struct, frozen=True):
     end_s: float
 
 
-def longest_gap(times_s: Sequence[float], span: Span) -> float | None:
+def longest_gap(times_s: Sequence[float], span: GapSpan) -> float | None:
     """The longest gap of a stream whose deltas came at `times_s`; None where it does not count."""
     first = bisect_right(times_s, span.begin_s)
     if first in (0, len(times_s)):

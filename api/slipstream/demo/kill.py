@@ -29,8 +29,8 @@ from msgspec import Struct, field
 from slipstream.cli.parser import Parser
 from slipstream.client.client import Client
 from slipstream.demo import screen
-from slipstream.demo.gaps import Span, longest_gap
-from slipstream.demo.screen import Pane, View
+from slipstream.demo.gaps import GapSpan, longest_gap
+from slipstream.demo.screen import Pane, ScreenView
 from slipstream.errors import EngineError, SlipstreamError, wrong_option
 from slipstream.outputs import RequestOutput
 from slipstream.stack.events import ProcessEnded, ProcessRestarted, ProcessStarted, SpareReady
@@ -253,13 +253,13 @@ class _Show:
                     )
         return lines
 
-    def _spans(self) -> list[Span | None]:
+    def _spans(self) -> list[GapSpan | None]:
         """From each death to the next one, or to the end."""
         ends = [act.killed_s for act in self._acts[1:]] + [None]
         return [
             None
             if act.killed_s is None
-            else Span(act.victim, act.killed_s, self._end_s if end_s is None else end_s)
+            else GapSpan(act.victim, act.killed_s, self._end_s if end_s is None else end_s)
             for act, end_s in zip(self._acts, ends, strict=True)
         ]
 
@@ -362,7 +362,7 @@ class _Show:
             for name in ("worker", "core")
         ]
         panes = [asker.pane for asker in self._askers]
-        view = View("slipstream demo kill", panes, status, self._log)
+        view = ScreenView("slipstream demo kill", panes, status, self._log)
         width, height = shutil.get_terminal_size()
         return screen.frame(view, width, height - 1)
 

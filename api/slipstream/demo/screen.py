@@ -40,7 +40,7 @@ class Pane(Struct):
         self.pieces.append((text, style))
 
 
-class View(Struct):
+class ScreenView(Struct):
     """All that is shown. log: newest last; status: what stands in the first line, and its style."""
 
     title: str
@@ -49,7 +49,7 @@ class View(Struct):
     log: list[tuple[str, str]] = field(default_factory=list)
 
 
-def frame(view: View, width: int, height: int) -> list[str]:
+def frame(view: ScreenView, width: int, height: int) -> list[str]:
     """The whole screen: `height` lines of at most `width` columns."""
     log = [*view.log[-_LOG_LINES:], *[("", PLAIN)] * (_LOG_LINES - len(view.log))]
     pane_height = max(3, height - len(log) - 3)

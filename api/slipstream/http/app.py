@@ -31,7 +31,7 @@ from slipstream.http.auth import Keys
 from slipstream.http.config import Limits
 from slipstream.http.counters import OTHER
 from slipstream.http.errors import ApiError, is_draining, not_ready
-from slipstream.http.exchange import Exchange, Request
+from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai import openapi
 from slipstream.http.openai.endpoints import Endpoints, Handler
 from slipstream.http.openai.responses import Health, Model, Models, Version
@@ -109,7 +109,7 @@ class App:
         handlers = {**self._handlers, **self._below}
         return {path: tuple(each) for path, each in handlers.items() if path not in self._pages}
 
-    def check_head(self, request: Request) -> ApiError | None:
+    def check_head(self, request: HttpRequest) -> ApiError | None:
         """What is to be refused before its body is read."""
         path = request.path
         request.answer_headers = self._cors.headers(request)
@@ -145,7 +145,7 @@ class App:
                 return ApiError(415, what)
         return None
 
-    def handle(self, request: Request, exchange: Exchange) -> None:
+    def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         """See to it that the exchange gets its answer, now or later."""
         method = "GET" if request.method == "HEAD" else request.method
         methods = self._methods(request.path)
@@ -164,13 +164,13 @@ class App:
                 return methods
         return self._handlers.get(path)
 
-    def _begins_too_late(self, request: Request) -> ApiError | None:
+    def _begins_too_late(self, request: HttpRequest) -> ApiError | None:
         """The refusal where a stream would begin while all others end."""
         if not self.is_draining or request.path not in _BEGINNING or request.method != "POST":
             return None
         return is_draining() if last_event(request) is None else None  # it goes on
 
-    def _options(self, request: Request, methods: dict[str, Handler]) -> Response:
+    def _options(self, request: HttpRequest, methods: dict[str, Handler]) -> Response:
         head = ("HEAD",) if "GET" in methods else ()
         allowed = ", ".join((*methods, *head, "OPTIONS")).encode()
         if self._cors.is_preflight(request):
@@ -179,24 +179,24 @@ class App:
 
     # ---- handlers ----------------------------------------------------------------------------
 
-    def _health(self, _request: Request, exchange: Exchange) -> None:
+    def _health(self, _request: HttpRequest, exchange: Exchange) -> None:
         processes = self.processes
         is_well = _WELL.issuperset(processes.values())
         status = "draining" if self.is_draining else "ok"
         health = Health(status if is_well else "unhealthy", processes=processes or UNSET)
         exchange.respond(json_response(200 if is_well else 503, health))
 
-    def _version(self, _request: Request, exchange: Exchange) -> None:
+    def _version(self, _request: HttpRequest, exchange: Exchange) -> None:
         exchange.respond(json_response(200, Version(version("slipstream"))))
 
-    def _tell_metrics(self, request: Request, exchange: Exchange) -> None:
+    def _tell_metrics(self, request: HttpRequest, exchange: Exchange) -> None:
         model_name = "" if self._io.model is None else self._io.model.name
         accept = request.headers.get(b"accept", b"").decode("latin-1")
         exchange.respond(
             self._metrics.response(self.statistics, model_name, accept, self.processes)
         )
 
-    def _ready(self, _request: Request, exchange: Exchange) -> None:
+    def _ready(self, _request: HttpRequest, exchange: Exchange) -> None:
         if self.is_draining:
             raise is_draining()
         model = served_model(self._io)
@@ -205,18 +205,18 @@ class App:
             raise not_ready("the engine behind this server does not answer")
         exchange.respond(json_response(200, Health("ready", model.name)))
 
-    def _show_live(self, _request: Request, exchange: Exchange) -> None:
+    def _show_live(self, _request: HttpRequest, exchange: Exchange) -> None:
         model = self._io.model
         exchange.respond(self.live.response(None if model is None else model.name, self.processes))
 
-    def _models(self, _request: Request, exchange: Exchange) -> None:
+    def _models(self, _request: HttpRequest, exchange: Exchange) -> None:
         exchange.respond(json_response(200, Models([self._shown(served_model(self._io))])))
 
-    def _tell_model(self, request: Request, exchange: Exchange) -> None:
+    def _tell_model(self, request: HttpRequest, exchange: Exchange) -> None:
         model = served_model(self._io, unquote(request.path.removeprefix(_MODEL)))
         exchange.respond(json_response(200, self._shown(model)))
 
-    def _openapi(self, _request: Request, exchange: Exchange) -> None:
+    def _openapi(self, _request: HttpRequest, exchange: Exchange) -> None:
         exchange.respond(Response(200, openapi.document()))
 
     def _shown(self, model: ModelCard) -> Model:

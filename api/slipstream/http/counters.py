@@ -22,7 +22,7 @@ OTHER = "other"  # paths
 _OK = 200
 
 
-class Counters:
+class HttpCounters:
     """One front's. `num_chunks` is counted up by whoever writes one."""
 
     def __init__(self, pattern_of: Callable[[str], str] = str) -> None:

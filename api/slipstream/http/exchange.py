@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from slipstream.http.counters import GONE, Counters
+from slipstream.http.counters import GONE, HttpCounters
 from slipstream.http.wire import Headers, Response
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class HttpRequest:
     """One request. Header names are in lower case, of equal ones the last counts."""
 
     method: str = ""
@@ -55,9 +55,11 @@ class Exchange:
     the sink takes more again. All calls but those do nothing once the client has gone.
     """
 
-    def __init__(self, request: Request, sink: Sink, counters: Counters | None = None) -> None:
+    def __init__(
+        self, request: HttpRequest, sink: Sink, counters: HttpCounters | None = None
+    ) -> None:
         self.request = request
-        self.counters = counters or Counters()
+        self.counters = counters or HttpCounters()
         self.is_ready = False  # a chunk may be sent by `send`
         self.send: Callable[[bytes], None]
         self.is_paused = False  # the client reads too slowly: hold back what can be held

@@ -39,9 +39,9 @@ from slipstream_ipc.messages import Status
 from slipstream_ipc.process import (
     BEAT_S,
     Beats,
-    Commands,
     Condition,
     Drain,
+    ParentCommands,
     StopSignal,
     report,
     run_child,
@@ -57,7 +57,7 @@ _logger = logging.getLogger(__name__)
 def main() -> int:
     """Run until SIGTERM. Exit code 0, or 1 where the address cannot be listened at."""
     config, stop = start_child("http", FrontConfig)
-    commands, beats = Commands(), Beats()
+    commands, beats = ParentCommands(), Beats()
     listeners = Listeners.inherited()
     if wait_for_activation(commands, stop, beats) is None:
         return 0
@@ -87,7 +87,7 @@ async def _serve(
     listeners: Listeners,
     tls: ssl.SSLContext | None,
     stop: StopSignal,
-    commands: Commands,
+    commands: ParentCommands,
     beats: Beats,
 ) -> int:
     stopped, told_to_drain = asyncio.Event(), asyncio.Event()

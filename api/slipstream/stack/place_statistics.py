@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from slipstream.stack.children.process import Child
-from slipstream.stack.children.process_usage import Use, use_of
+from slipstream.stack.children.process_usage import ProcessUsage, usage_of
 from slipstream.stack.children.roles import Role
 from slipstream_ipc.telemetry.statistics import (
     CoreNumbers,
@@ -32,7 +32,7 @@ from slipstream_ipc.telemetry.statistics import (
 STATISTICS_S = 0.5  # between two
 NEWS_S = 0.1  # the same, where another number of requests runs or waits
 SUPERVISOR = "supervisor"
-_NONE = Use(0.0, 0)
+_NONE = ProcessUsage(0.0, 0)
 
 
 @dataclass(slots=True)
@@ -43,13 +43,15 @@ class _Before:
     cpu_s: float = 0.0
 
 
-class Accounts:
+class PlaceStatistics:
     """Of the processes in these places."""
 
     def __init__(self, roles: Mapping[str, Role]) -> None:
         self._roles = roles
         self._before = {name: _Before() for name in roles}
-        self._uses: dict[int, Use] = {}  # of those that have places, by process id, when last seen
+        self._uses: dict[
+            int, ProcessUsage
+        ] = {}  # of those that have places, by process id, when last seen
         self._due_at = self._news_due_at = 0.0
         self._told: list[tuple[int, int]] = []
 
@@ -72,7 +74,7 @@ class Accounts:
     def statistics(self, now: float) -> Statistics:
         """Everybody's, as of now."""
         processes = {name: self._of(name, role, now) for name, role in self._roles.items()}
-        own, times = use_of(os.getpid(), with_children=False), os.times()
+        own, times = usage_of(os.getpid(), with_children=False), os.times()
         processes[SUPERVISOR] = ProcessStatistics(
             state="ready",
             pid=os.getpid(),
@@ -107,8 +109,8 @@ class Accounts:
             numbers=numbers,
         )
 
-    def _use_of(self, child: Child) -> Use:
+    def _use_of(self, child: Child) -> ProcessUsage:
         """CPU time is never less than it was, and as it was where it cannot be read any more."""
-        use, last = use_of(child.pid) or _NONE, self._uses.get(child.pid, _NONE)
-        self._uses[child.pid] = use = Use(max(use.cpu_s, last.cpu_s), use.rss_bytes)
+        use, last = usage_of(child.pid) or _NONE, self._uses.get(child.pid, _NONE)
+        self._uses[child.pid] = use = ProcessUsage(max(use.cpu_s, last.cpu_s), use.rss_bytes)
         return use

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slipstream.stack.children.roles import Role
-from slipstream.stack.place_statistics import Accounts
+from slipstream.stack.place_statistics import PlaceStatistics
 from slipstream_ipc.process import Condition
 
 
-class Bulletin:
+class StatusBroadcast:
     """About the processes in these places."""
 
-    def __init__(self, roles: Mapping[str, Role], accounts: Accounts) -> None:
+    def __init__(self, roles: Mapping[str, Role], accounts: PlaceStatistics) -> None:
         self._roles = roles
         self._accounts = accounts
 

@@ -39,7 +39,7 @@ import msgspec
 from slipstream.client.endpoints import http_address
 from slipstream.stack.children.line_pipe import LineWriter
 from slipstream.stack.children.listeners import Listeners
-from slipstream.stack.children.process import Child, ChildSpec, Exit
+from slipstream.stack.children.process import Child, ChildExit, ChildSpec
 from slipstream.stack.children.process_usage import state_of
 from slipstream.stack.children.roles import Role
 from slipstream.stack.events import (
@@ -55,10 +55,10 @@ from slipstream.stack.events import (
     SupervisorConfig,
 )
 from slipstream.stack.parent_watch import STANDARD_INPUT, watch_parent
-from slipstream.stack.place_statistics import Accounts
+from slipstream.stack.place_statistics import PlaceStatistics
 from slipstream.stack.runtime_dir import RuntimeDirectory, RuntimeDirectoryInUse
 from slipstream.stack.signals import SignalQueue
-from slipstream.stack.status_broadcast import Bulletin
+from slipstream.stack.status_broadcast import StatusBroadcast
 from slipstream_ipc.process import SILENT_S
 
 STOP_S = 3.0  # from SIGTERM to SIGKILL
@@ -79,8 +79,8 @@ class Supervisor:
             spec.name: Role(spec, config.max_restarts, config.restart_window_s)
             for spec in config.children
         }
-        self._accounts = Accounts(self._roles)
-        self._bulletin = Bulletin(self._roles, self._accounts)
+        self._accounts = PlaceStatistics(self._roles)
+        self._bulletin = StatusBroadcast(self._roles, self._accounts)
         self._children: list[Child] = []  # all that are not reaped
         self._listeners: Listeners | None = None
         self._selector = selectors.DefaultSelector()
@@ -291,7 +291,7 @@ class Supervisor:
             else:
                 self._on_loss(self._roles[child.name], child, exit_)
 
-    def _on_loss(self, role: Role, child: Child, exit_: Exit) -> None:
+    def _on_loss(self, role: Role, child: Child, exit_: ChildExit) -> None:
         is_spare, now = child is role.spare, time.monotonic()
         may_go_on = role.lost(child, exit_, now)
         what = f"{child.name} (process {child.pid}) ended"

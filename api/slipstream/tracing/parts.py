@@ -19,11 +19,11 @@ import msgspec
 import numpy as np
 
 from slipstream.errors import wrong_option
-from slipstream.tracing.trace_events import Timeline, Track, write_timeline
-from slipstream_ipc.telemetry.trace import PART_SUFFIX, Span, TracePart
+from slipstream.tracing.trace_events import TraceTimeline, Track, write_timeline
+from slipstream_ipc.telemetry.trace import PART_SUFFIX, SpanKind, TracePart
 
 _ORDER = ("core", "device", "worker", "http", "client")  # from top to bottom
-_KIND_NAMES = {int(kind): kind.name.lower().replace("_", " ") for kind in Span}
+_KIND_NAMES = {int(kind): kind.name.lower().replace("_", " ") for kind in SpanKind}
 _logger = logging.getLogger(__name__)
 
 
@@ -73,7 +73,7 @@ def merge_parts(trace: str) -> bool:
     return True
 
 
-def timeline_of(parts: Sequence[TracePart]) -> Timeline:
+def timeline_of(parts: Sequence[TracePart]) -> TraceTimeline:
     """The parts on one clock, which is theirs already; time 0 is where the first span begins."""
     tracks = [_track(part) for part in parts]
     starts = [int(track.begins_ns.min()) for track in tracks if len(track.begins_ns)]
@@ -81,7 +81,7 @@ def timeline_of(parts: Sequence[TracePart]) -> Timeline:
         track.begins_ns[:] -= min(starts, default=0)
         track.ends_ns[:] -= min(starts, default=0)
     tracks.sort(key=_place)
-    return Timeline(tuple(tracks), sum(part.num_dropped for part in parts))
+    return TraceTimeline(tuple(tracks), sum(part.num_dropped for part in parts))
 
 
 def _place(track: Track) -> tuple[int, int]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.errors import bad_request, wrong_option
-from slipstream.tracing.trace_events import Int64s, Timeline, Track
+from slipstream.tracing.trace_events import Int64s, TraceTimeline, Track
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.telemetry.trace import NO_STEP
 
@@ -52,7 +52,7 @@ _INK, _FAINT = "#222222", "#666666"
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class PictureWindow:
     """What is shown, in nanoseconds since the trace's begin."""
 
     begin_ns: int
@@ -66,7 +66,9 @@ def check_drawing() -> None:
         raise bad_request(BadRequest("png", "a file", allowed))
 
 
-def window_of(timeline: Timeline, begin_ms: float | None, window_ms: float | None) -> Window:
+def window_of(
+    timeline: TraceTimeline, begin_ms: float | None, window_ms: float | None
+) -> PictureWindow:
     """The window that is asked for; by default 8 steps.
 
     Raises: BadRequestError where there is nothing to see.
@@ -82,10 +84,10 @@ def window_of(timeline: Timeline, begin_ms: float | None, window_ms: float | Non
     length_ns = end_ns - begin_ns if window_ms is None else round(window_ms * 1e6)
     if begin_ms is not None:
         begin_ns = round(begin_ms * 1e6)
-    return Window(begin_ns, begin_ns + length_ns)
+    return PictureWindow(begin_ns, begin_ns + length_ns)
 
 
-def draw(timeline: Timeline, window: Window, png: str | Path, title: str) -> None:
+def draw(timeline: TraceTimeline, window: PictureWindow, png: str | Path, title: str) -> None:
     """Save the picture. Raises: OSError."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -121,7 +123,7 @@ def draw(timeline: Timeline, window: Window, png: str | Path, title: str) -> Non
 # ---- the window ----------------------------------------------------------------------------
 
 
-def _middle(timeline: Timeline) -> tuple[int, int]:
+def _middle(timeline: TraceTimeline) -> tuple[int, int]:
     """The steps from where half of the host's work is done: most of the time may be idle, most
     steps a warm-up's.
     """
@@ -140,11 +142,11 @@ def _middle(timeline: Timeline) -> tuple[int, int]:
     return middle_ns, middle_ns + round(_WITHOUT_DEVICE_MS * 1e6)
 
 
-def _length(window: Window) -> int:
+def _length(window: PictureWindow) -> int:
     return window.end_ns - window.begin_ns
 
 
-def _visible(track: Track, window: Window) -> Track:
+def _visible(track: Track, window: PictureWindow) -> Track:
     seen = np.flatnonzero((track.ends_ns > window.begin_ns) & (track.begins_ns < window.end_ns))
     seen = seen[np.argsort(track.begins_ns[seen], kind="stable")]
     return Track(
@@ -172,7 +174,7 @@ def busy_ns(begins_ns: Int64s, ends_ns: Int64s) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    window: Window
+    window: PictureWindow
     inches_per_ms: float
 
     def width_ms(self, text: str) -> float:
@@ -249,7 +251,7 @@ def _draw_arrows(axes: Axes, tracks: list[Track], row: int, scale: _Scale) -> No
                 )
 
 
-def _finish(axes: Axes, tracks: list[Track], window: Window) -> None:
+def _finish(axes: Axes, tracks: list[Track], window: PictureWindow) -> None:
     axes.set_xlim(window.begin_ns / 1e6, window.end_ns / 1e6)
     axes.set_ylim(len(tracks) - 0.5, -0.5)  # the first track on top
     axes.set_facecolor("#FAFAFA")
@@ -266,7 +268,7 @@ def _finish(axes: Axes, tracks: list[Track], window: Window) -> None:
         _draw_names(axes, row, track)
 
 
-def _row_name(track: Track, window: Window) -> str:
+def _row_name(track: Track, window: PictureWindow) -> str:
     percent = 100 * busy_ns(track.begins_ns, track.ends_ns) / _length(window)
     return f"{track.name}\n{percent:.1f} % busy"
 

@@ -47,7 +47,7 @@ class Track:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class TraceTimeline:
     """A whole trace. num_dropped: older spans, for which a process had no room."""
 
     tracks: tuple[Track, ...]
@@ -94,7 +94,7 @@ class _Other(msgspec.Struct, frozen=True, rename="camel"):
     num_dropped_spans: int = 0
 
 
-class _File(msgspec.Struct, frozen=True, rename="camel"):
+class _TraceFile(msgspec.Struct, frozen=True, rename="camel"):
     other_data: _Other
     trace_events: list[_Slice | _Metadata]
 
@@ -102,7 +102,7 @@ class _File(msgspec.Struct, frozen=True, rename="camel"):
 # ---- written -------------------------------------------------------------------------------
 
 
-def write_timeline(file: Path, timeline: Timeline) -> None:
+def write_timeline(file: Path, timeline: TraceTimeline) -> None:
     """Write it, whole or not at all. Raises OSError."""
     unfinished = file.with_name(f".{file.name}.unfinished")
     try:
@@ -114,7 +114,7 @@ def write_timeline(file: Path, timeline: Timeline) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def _pieces(timeline: Timeline) -> Iterator[bytes]:
+def _pieces(timeline: TraceTimeline) -> Iterator[bytes]:
     encode = msgspec.json.Encoder().encode
     other = encode(_Other(num_dropped_spans=timeline.num_dropped))
     yield b'{"displayTimeUnit":"ms","otherData":' + other + b',"traceEvents":[\n'
@@ -154,13 +154,13 @@ def _slices(at: int, track: Track) -> Iterable[_Slice]:
 # ---- read ----------------------------------------------------------------------------------
 
 
-def read_timeline(file: Path) -> Timeline:
+def read_timeline(file: Path) -> TraceTimeline:
     """What `write_timeline` wrote. Raises: OSError; BadRequestError where it is something else."""
     data = file.read_bytes()
     try:
         if data.startswith(_GZIP_MAGIC):
             data = gzip.decompress(data)
-        decoded = msgspec.json.decode(data, type=_File)
+        decoded = msgspec.json.decode(data, type=_TraceFile)
     except (msgspec.DecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         allowed = f"a file that --trace wrote ({error})"
         raise bad_request(BadRequest("file", str(file), allowed)) from error
@@ -178,7 +178,7 @@ def read_timeline(file: Path) -> Timeline:
     tracks = (
         _track(name, process_ids.get(at, 0), slices.get(at, ())) for at, name in names.items()
     )
-    return Timeline(tuple(tracks), decoded.other_data.num_dropped_spans)
+    return TraceTimeline(tuple(tracks), decoded.other_data.num_dropped_spans)
 
 
 def _track(name: str, process_id: int, slices: Sequence[_Slice]) -> Track:

@@ -56,7 +56,7 @@ _OUTPUT_LEN, _QUICK_OUTPUT_LEN = 128, 24
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BesidePlan:
     """What is to be measured. `peers`: servers that run already, URLs by name."""
 
     model: str
@@ -108,7 +108,7 @@ def add_options(parser: Parser) -> None:
     parser.set_defaults(run=bench_beside)
 
 
-def checked(arguments: argparse.Namespace) -> Plan:
+def checked(arguments: argparse.Namespace) -> BesidePlan:
     """Refuse what cannot be. Raises: BadRequestError."""
     check_common(arguments)
     if arguments.output_len is None:
@@ -128,7 +128,7 @@ def checked(arguments: argparse.Namespace) -> Plan:
         if not name or urlsplit(url).scheme not in ("http", "https"):
             raise wrong_option("peer", peer, "NAME=http://HOST:PORT")
         peers[name] = url
-    return Plan(
+    return BesidePlan(
         arguments.model,
         [int(each) for each in threads],
         arguments.streams,
@@ -164,7 +164,7 @@ def bench_beside(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _within_quota(plan: Plan, situation: str, folder: Path) -> list[Row]:
+def _within_quota(plan: BesidePlan, situation: str, folder: Path) -> list[Row]:
     try:
         with quota(float(situation.split()[2])), ExitStack() as stack:
             return _measured(plan, situation, _stacks(plan, folder, stack), {})
@@ -173,7 +173,7 @@ def _within_quota(plan: Plan, situation: str, folder: Path) -> list[Row]:
         return []
 
 
-def _stacks(plan: Plan, folder: Path, stack: ExitStack) -> dict[str, LLM]:
+def _stacks(plan: BesidePlan, folder: Path, stack: ExitStack) -> dict[str, LLM]:
     settings: dict[str, Any] = {}
     if is_random(plan.model):
         vocab_size = random_config(plan.model).vocab_size
@@ -197,7 +197,7 @@ def _stacks(plan: Plan, folder: Path, stack: ExitStack) -> dict[str, LLM]:
 
 
 def _measured(
-    plan: Plan, situation: str, stacks: dict[str, LLM], peers: dict[str, str]
+    plan: BesidePlan, situation: str, stacks: dict[str, LLM], peers: dict[str, str]
 ) -> list[Row]:
     def row(threads: str, tokens_per_s: float) -> Row:
         return {
@@ -220,7 +220,7 @@ def _measured(
     return rows
 
 
-def _tokens_per_s(plan: Plan, llm: LLM) -> float:
+def _tokens_per_s(plan: BesidePlan, llm: LLM) -> float:
     random = np.random.default_rng(0)
     prompts = random.integers(256, 1000, (plan.streams, plan.input_len)).tolist()
     params = SamplingParams(max_tokens=plan.output_len, temperature=0.0, ignore_eos=True)
@@ -230,7 +230,7 @@ def _tokens_per_s(plan: Plan, llm: LLM) -> float:
     return sum(len(answer.outputs[0].token_ids) for answer in answers) / taken_s
 
 
-def _of_peer(plan: Plan, url: str) -> float:
+def _of_peer(plan: BesidePlan, url: str) -> float:
     """By `slipstream bench serve`. Raises OSError where that fails."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         lengths = ["--input-len", str(plan.input_len), "--output-len", str(plan.output_len)]

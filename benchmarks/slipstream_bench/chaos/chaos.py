@@ -20,7 +20,7 @@ from slipstream.stack.log_level import log_level
 from slipstream_bench.chaos.chaos_report import json_of, lines_of
 from slipstream_bench.chaos.chaos_run import Options, chaos
 from slipstream_bench.chaos.schedule import KILLED, LIMITED, Blows, Place
-from slipstream_ipc.atomic_file import write_whole
+from slipstream_ipc.atomic_file import write_atomically
 
 _LENGTHS = (20, 600)
 _QUICK_LENGTHS = (50, 400)
@@ -139,7 +139,7 @@ def bench_chaos(arguments: argparse.Namespace) -> int:
         result = chaos(options, folder, _tell)
     print("\n".join(lines_of(result)), flush=True)
     if arguments.json is not None:
-        write_whole(Path(arguments.json), json_of(result), mode=0o644)
+        write_atomically(Path(arguments.json), json_of(result), mode=0o644)
     return 0 if result.is_good else 1
 
 

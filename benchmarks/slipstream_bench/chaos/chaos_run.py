@@ -13,12 +13,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from slipstream.demo.gaps import Span
+from slipstream.demo.gaps import GapSpan
 from slipstream.demo_model import MODEL_PATH
 from slipstream.stack.process_plan import SIMULATED
 from slipstream.stack.stack import Stack
 from slipstream_bench.chaos.chaos_report import ChaosResult, count
-from slipstream_bench.chaos.chaos_workload import ChaosRequest, Shape, make_requests
+from slipstream_bench.chaos.chaos_workload import ChaosRequest, WorkloadShape, make_requests
 from slipstream_bench.chaos.checks import exact_verdicts, real_verdicts
 from slipstream_bench.chaos.clients import ClientLives
 from slipstream_bench.chaos.compare import Streamed, assemble
@@ -221,9 +221,9 @@ def _settings(options: Options, more: Mapping[str, Any]) -> dict[str, Any]:
     return dict(more) if is_simulated else {"dtype": "float32", **more}
 
 
-def _shape(options: Options, card: ModelCard) -> Shape:
+def _shape(options: Options, card: ModelCard) -> WorkloadShape:
     most = max(2, card.max_model_len // 2)
-    return Shape(
+    return WorkloadShape(
         options.num_requests,
         min(options.min_len, most),
         min(options.max_len, most),
@@ -273,13 +273,13 @@ def _gaps(
     struck = played.injector.struck
     rounds = sorted({one.round for one in struck})
     begins = {number: min(one.at_s for one in struck if one.round == number) for number in rounds}
-    spans: list[Span] = []
+    spans: list[GapSpan] = []
     recovery_s: dict[str, list[float]] = {}
     for at, number in enumerate(rounds):
         blows = [one for one in struck if one.round == number]
         kind = _kind(blows)
         end_s = begins[rounds[at + 1]] if at + 1 < len(rounds) else played.end_s
-        spans.append(Span(kind, begins[number], end_s))
+        spans.append(GapSpan(kind, begins[number], end_s))
         for one in blows:
             is_exit = one.blow.means in ("kill", "stop") and one.blow.place != "client"
             if one.recovered_s is not None and is_exit:

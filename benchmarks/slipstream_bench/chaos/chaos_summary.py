@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from slipstream_bench.chaos.chaos_report import ChaosResult
 from slipstream_bench.common.tables import Row, table
-from slipstream_ipc.atomic_file import write_whole
+from slipstream_ipc.atomic_file import write_atomically
 
 _decode = msgspec.json.Decoder(ChaosResult).decode
 
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     summary = summarise(results)
     print("\n".join(lines_of(summary)))
     if given.json is not None:
-        write_whole(
+        write_atomically(
             given.json, msgspec.json.format(msgspec.json.encode(summary)) + b"\n", mode=0o644
         )
     return 0 if results and not summary.bad else 1

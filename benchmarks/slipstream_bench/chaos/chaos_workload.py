@@ -86,7 +86,7 @@ class ChaosRequest(Struct, frozen=True):
         return self.messages or self.token_ids
 
 
-class Shape(Struct, frozen=True):
+class WorkloadShape(Struct, frozen=True):
     """What a run's requests look like, all together.
 
     min_len, max_len: of the outputs, in tokens. vocab_size: of the model. has_grammars: whether it
@@ -103,14 +103,14 @@ class Shape(Struct, frozen=True):
     has_grammars: bool = False
 
 
-def make_requests(seed: int, shape: Shape) -> list[ChaosRequest]:
+def make_requests(seed: int, shape: WorkloadShape) -> list[ChaosRequest]:
     """All requests of a run."""
     return [
         _request(np.random.default_rng((seed, 1, i)), i, shape) for i in range(shape.num_requests)
     ]
 
 
-def _request(random: np.random.Generator, index: int, shape: Shape) -> ChaosRequest:
+def _request(random: np.random.Generator, index: int, shape: WorkloadShape) -> ChaosRequest:
     is_http = shape.has_http and random.random() < _HTTP_SHARE
     params = _params(random, shape, is_http=is_http)
     kind = _pick(random, ("text", "ids", "chat") if shape.has_chat else ("text", "ids"))
@@ -142,7 +142,7 @@ def _request(random: np.random.Generator, index: int, shape: Shape) -> ChaosRequ
     )
 
 
-def _params(random: np.random.Generator, shape: Shape, *, is_http: bool) -> SamplingParams:
+def _params(random: np.random.Generator, shape: WorkloadShape, *, is_http: bool) -> SamplingParams:
     is_short = random.random() < 0.1
     most = min(4, shape.max_len) if is_short else shape.max_len
     max_tokens = int(random.integers(1 if is_short else shape.min_len, most + 1))

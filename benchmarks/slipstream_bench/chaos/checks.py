@@ -19,7 +19,7 @@ from msgspec import structs
 from tokenizers import Tokenizer
 
 from slipstream_bench.chaos.chaos_workload import ChaosRequest
-from slipstream_bench.chaos.compare import Answer, Streamed, Verdict, compare
+from slipstream_bench.chaos.compare import ChaosAnswer, Streamed, Verdict, compare
 from slipstream_bench.chaos.reference_model import (
     TOLERANCE,
     ReferenceModel,
@@ -32,7 +32,7 @@ _LOGPROB_TOLERANCE = 1e-3
 
 
 def exact_verdicts(
-    requests: Sequence[ChaosRequest], expected: Sequence[Answer], streams: Sequence[Streamed]
+    requests: Sequence[ChaosRequest], expected: Sequence[ChaosAnswer], streams: Sequence[Streamed]
 ) -> list[Verdict]:
     """Of a simulated model."""
     return [
@@ -43,7 +43,7 @@ def exact_verdicts(
 
 def real_verdicts(
     requests: Sequence[ChaosRequest],
-    expected: Sequence[Answer],
+    expected: Sequence[ChaosAnswer],
     streams: Sequence[Streamed],
     card: ModelCard,
 ) -> tuple[list[Verdict], ReferenceSummary]:

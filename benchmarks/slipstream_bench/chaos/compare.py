@@ -22,7 +22,7 @@ from slipstream_bench.chaos.journal import AskedAgain, Failed, Piece, Record, To
 _SHOWN = 40  # characters of a difference
 
 
-class Answer(Struct, frozen=True):
+class ChaosAnswer(Struct, frozen=True):
     """Everything that a request's reader is told. None: nobody told, or asked."""
 
     text: str
@@ -118,7 +118,7 @@ def assemble(records: Iterable[Record], num_requests: int) -> list[Streamed]:
 
 
 def compare(
-    expected: Answer, streamed: Streamed, *, is_http: bool = False, tolerance: float = 0.0
+    expected: ChaosAnswer, streamed: Streamed, *, is_http: bool = False, tolerance: float = 0.0
 ) -> Verdict:
     """Hold a stream against the answer that it should be.
 

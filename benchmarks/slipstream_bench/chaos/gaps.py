@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from msgspec import Struct
 
-from slipstream.demo.gaps import Span, longest_gap
+from slipstream.demo.gaps import GapSpan, longest_gap
 
 
 class GapSummary(Struct, frozen=True):
@@ -34,7 +34,7 @@ def summarise(kind: str, gaps: Iterable[float]) -> GapSummary:
 
 
 def gaps_by_kind(
-    streams: Iterable[Sequence[float]], spans: Sequence[Span]
+    streams: Iterable[Sequence[float]], spans: Sequence[GapSpan]
 ) -> dict[str, list[float]]:
     """All longest gaps, by the kind of round."""
     found: dict[str, list[float]] = {}

@@ -32,6 +32,6 @@ class GrammarMasks:
             if state.matcher is not None:
                 fill_masks([(state.matcher, i)], masks)
             state.finish(masks[i])
-            state.take([token_id])
+            state.accept_tokens([token_id])
         bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
         return torch.from_numpy(bits[:, : self._vocab_size]).bool()

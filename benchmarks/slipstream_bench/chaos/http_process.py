@@ -39,18 +39,18 @@ _OURS_TOO = (
 )
 
 
-class _Message(Struct):
+class _ChaosMessage(Struct):
     content: str | None = None
 
 
-class _Choice(Struct):
+class _ChaosChoice(Struct):
     text: str | None = None
-    delta: _Message | None = None
+    delta: _ChaosMessage | None = None
     finish_reason: str | None = None
 
 
-class _Event(Struct):
-    choices: list[_Choice] = []  # msgspec gives each event its own
+class _ChaosEvent(Struct):
+    choices: list[_ChaosChoice] = []  # msgspec gives each event its own
     error: msgspec.Raw = msgspec.Raw()
 
 
@@ -80,13 +80,13 @@ class _Reading:
         for event_id, data in self._events.feed_with_ids(piece):
             if data == b"[DONE]":
                 continue
-            event = msgspec.json.decode(data, type=_Event)
+            event = msgspec.json.decode(data, type=_ChaosEvent)
             if bytes(event.error):
                 raise RequestFailedError("error_event", bytes(event.error).decode())
             for choice in event.choices:
                 self._take(choice, event_id.decode())
 
-    def _take(self, choice: _Choice, event_id: str) -> None:
+    def _take(self, choice: _ChaosChoice, event_id: str) -> None:
         text = choice.text or (choice.delta.content if choice.delta is not None else None) or ""
         if not text and choice.finish_reason is None:
             return

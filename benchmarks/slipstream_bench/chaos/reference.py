@@ -12,7 +12,7 @@ from slipstream.client.async_client import AsyncClient
 from slipstream.outputs import RequestOutput
 from slipstream.stack.stack import Stack
 from slipstream_bench.chaos.chaos_workload import ChaosRequest
-from slipstream_bench.chaos.compare import Answer
+from slipstream_bench.chaos.compare import ChaosAnswer
 
 _CONCURRENCY = 128
 _TIMEOUT_S = 120.0
@@ -20,17 +20,17 @@ _TIMEOUT_S = 120.0
 
 def undisturbed(
     stack: Stack, requests: Sequence[ChaosRequest], on_done: Callable[[], object]
-) -> list[Answer]:
+) -> list[ChaosAnswer]:
     """The answers in the requests' order. Raises: SlipstreamError."""
     return asyncio.run(_all(stack.address, requests, on_done))
 
 
 async def _all(
     address: str, requests: Sequence[ChaosRequest], on_done: Callable[[], object]
-) -> list[Answer]:
+) -> list[ChaosAnswer]:
     places = asyncio.Semaphore(_CONCURRENCY)
 
-    async def one(client: AsyncClient, request: ChaosRequest) -> Answer:
+    async def one(client: AsyncClient, request: ChaosRequest) -> ChaosAnswer:
         async with places:
             done = await client.generate(
                 request.prompt, request.params, stream_id=request.stream_id
@@ -42,9 +42,9 @@ async def _all(
         return await asyncio.gather(*(one(client, request) for request in requests))
 
 
-def _answer(done: RequestOutput) -> Answer:
+def _answer(done: RequestOutput) -> ChaosAnswer:
     logprobs = done.logprobs
-    return Answer(
+    return ChaosAnswer(
         done.text,
         tuple(done.token_ids),
         None

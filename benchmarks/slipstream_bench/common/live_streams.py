@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from slipstream.client.base import new_state, open_io
 from slipstream.client.endpoints import server_endpoint
-from slipstream.client.streams.stream_group import Group
+from slipstream.client.streams.stream_group import StreamGroup
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import EngineError, SlipstreamError
 from slipstream_bench.common.process_cpu import process_cpu_s
@@ -105,7 +105,7 @@ class LiveStreams:
                 Tally(new_state(self._io, prompt, params, kind="delta"))
                 for prompt, params in requests
             ]
-            self._group = Group([tally.state for tally in self.tallies])
+            self._group = StreamGroup([tally.state for tally in self.tallies])
             self._group.wake = self._read
             for tally in self.tallies:
                 self._io.submit(tally.state)

@@ -28,7 +28,7 @@ FAILED = "failed_"  # begins the names of what counts failures
 
 
 @dataclass(slots=True)
-class Timeline:
+class RequestTimeline:
     """One request: when it was asked for, and when what came (time.perf_counter).
 
     prompt_len: None where nobody said how many tokens a prompt of text has.
@@ -49,7 +49,7 @@ class Timeline:
         self.ended_s = time_s
 
 
-def summary(timelines: Sequence[Timeline], percentiles: Sequence[float] = (99.0,)) -> Row:
+def summary(timelines: Sequence[RequestTimeline], percentiles: Sequence[float] = (99.0,)) -> Row:
     """A flat row over all requests; None for what there is nothing to measure of."""
     done = [timeline for timeline in timelines if timeline.failure is None]
     reasons = Counter(timeline.failure for timeline in timelines if timeline.failure is not None)

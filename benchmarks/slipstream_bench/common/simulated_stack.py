@@ -83,7 +83,7 @@ class Simulated:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningStack:
     """A stack that serves. pids: of its processes that do the work, by name."""
 
     address: str
@@ -92,11 +92,11 @@ class Running:
 
 
 @contextmanager
-def product(device: Device, **settings: Any) -> Iterator[Running]:
+def product(device: Device, **settings: Any) -> Iterator[RunningStack]:
     """The product, with more settings of a stack."""
     with Stack(**device.settings(), **settings) as stack:
         pids = {name: pid for name, pid in stack.pids.items() if name != "supervisor"}
-        yield Running(stack.address, pids, stack.http_address)
+        yield RunningStack(stack.address, pids, stack.http_address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ WORKER = Program("worker", "slipstream_worker.main", ("worker",))
 
 
 @contextmanager
-def assembled(device: Device, programs: Sequence[Program]) -> Iterator[Running]:
+def assembled(device: Device, programs: Sequence[Program]) -> Iterator[RunningStack]:
     """The programs, started one after the other and all ready; ended with the block."""
     with (
         log_level("WARNING"),  # as a `Stack` has it for its children
@@ -135,7 +135,7 @@ def assembled(device: Device, programs: Sequence[Program]) -> Iterator[Running]:
         parts = {child.name: child.config for child in config.children}
         specs = [program.spec(parts) for program in programs]
         with _children(specs) as pids:
-            yield Running(config.address, pids)
+            yield RunningStack(config.address, pids)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slipstream_bench.common.measures import Timeline
+from slipstream_bench.common.measures import RequestTimeline
 from slipstream_bench.common.process_cpu import process_cpu_s
 
 _SAMPLE_S = 0.05
@@ -76,7 +76,7 @@ class Steady:
         return self.num_tokens / (self.end_s - self.begin_s)
 
 
-def steady(timelines: Sequence[Timeline], concurrency: int) -> Steady | None:
+def steady(timelines: Sequence[RequestTimeline], concurrency: int) -> Steady | None:
     """The span of these requests, `concurrency` of them at a time; None where there is none."""
     done = [one for one in timelines if one.failure is None and one.times_s]
     if len(done) < max(concurrency, 1):

@@ -18,7 +18,7 @@ import msgspec
 from slipstream.cli.parser import Parser
 from slipstream.errors import wrong_option
 from slipstream_bench.fuzz.fuzz_result import FuzzResult, nothing_yet
-from slipstream_ipc.atomic_file import write_whole
+from slipstream_ipc.atomic_file import write_atomically
 
 if TYPE_CHECKING:
     from slipstream_bench.fuzz.request_run import RequestFuzzResult
@@ -89,7 +89,7 @@ def bench_fuzz(arguments: argparse.Namespace) -> int:
             whole = whole.and_then(part)
             if file is not None:
                 encoded = msgspec.json.format(msgspec.json.encode(whole))
-                write_whole(file, encoded + b"\n", mode=0o644)
+                write_atomically(file, encoded + b"\n", mode=0o644)
     print("\n".join(lines_of(whole)))
     return 0 if whole.is_good else 1
 
@@ -121,7 +121,7 @@ def _bench_requests(arguments: argparse.Namespace) -> int:
         bar.update(part.done - bar.n)
         if file is not None:
             encoded = msgspec.json.format(msgspec.json.encode(part))
-            write_whole(file, encoded + b"\n", mode=0o644)
+            write_atomically(file, encoded + b"\n", mode=0o644)
 
     shown = sys.stderr.isatty()
     with tqdm(total=begin.requests, unit="request", disable=not shown, leave=False) as bar:

@@ -25,7 +25,7 @@ from slipstream_bench.fuzz.attacker import Attacker
 from slipstream_bench.fuzz.client_attacker import ClientSpeech
 from slipstream_bench.fuzz.fuzz_result import FuzzResult
 from slipstream_bench.fuzz.fuzz_stack import ErrorLog, FuzzStack, Heir, resident_bytes
-from slipstream_bench.fuzz.honest import Answer, HonestClient
+from slipstream_bench.fuzz.honest import HonestAnswer, HonestClient
 from slipstream_bench.fuzz.worker_attacker import WorkerSpeech
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 
@@ -53,14 +53,14 @@ def fuzz(
         expected = answers_alone(FuzzStack(alone), seed)
         target = Path(folder) / "target"
         target.mkdir(mode=0o700)
-        run = _Run(FuzzStack(target), expected, seed)
+        run = _FuzzRun(FuzzStack(target), expected, seed)
         try:
             return run.run(num_messages, log, on_progress)
         finally:
             run.close()
 
 
-def answers_alone(stack: FuzzStack, seed: int) -> list[Answer]:
+def answers_alone(stack: FuzzStack, seed: int) -> list[HonestAnswer]:
     """What the honest client gets of a stack that serves it alone; closes the stack.
 
     Raises: FuzzFailed.
@@ -78,10 +78,10 @@ def answers_alone(stack: FuzzStack, seed: int) -> list[Answer]:
         stack.close()
 
 
-class _Run:
+class _FuzzRun:
     """The state of a run."""
 
-    def __init__(self, stack: FuzzStack, expected: list[Answer], seed: int) -> None:
+    def __init__(self, stack: FuzzStack, expected: list[HonestAnswer], seed: int) -> None:
         self._stack = stack
         self._seed = seed
         self._honest = HonestClient(stack.context, stack.client_address, seed)

@@ -37,7 +37,7 @@ from slipstream_ipc.messages import (
     WorkerToCore,
 )
 from slipstream_ipc.transport.codec import worker_codec
-from slipstream_ipc.transport.dealer import Attacher
+from slipstream_ipc.transport.dealer import Dealer
 from slipstream_worker.build import assemble_worker
 from slipstream_worker.config import WorkerConfig
 from slipstream_worker.detokenizer.compiler import compile_table
@@ -101,7 +101,7 @@ class FuzzStack:
 
     def deserted_workers(self) -> list[bytes]:
         """The names under which attackers have left streams in the core."""
-        streams = self.core.desk._streams._by_id.values()  # nobody else has to know
+        streams = self.core.handler._streams._by_id.values()  # nobody else has to know
         return sorted({stream.worker for stream in streams} - {_WORKER})
 
     @property
@@ -113,7 +113,7 @@ class FuzzStack:
         return {
             "worker_streams": len(self.worker.streams),
             "worker_clients": self.worker.readers.num_clients,
-            "core_streams": self.core.desk.num_streams,
+            "core_streams": self.core.handler.num_streams,
             "running": scheduler.num_running,
             "waiting": scheduler.num_waiting,
             "blocks": scheduler.num_blocks - 1 - scheduler.num_free_blocks,
@@ -134,7 +134,7 @@ class Heir:
     """
 
     def __init__(self, stack: FuzzStack, name: bytes) -> None:
-        self._attacher: Attacher[WorkerToCore, CoreToWorker, None] = Attacher(
+        self._attacher: Dealer[WorkerToCore, CoreToWorker, None] = Dealer(
             stack.context,
             stack.core_address,
             worker_codec(),

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from slipstream.client.base import new_state
 from slipstream.client.connection.session import ClientSession
-from slipstream.client.connection.thread_io import ClientIO
+from slipstream.client.connection.thread_io import ThreadIO
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.outputs import join
 from slipstream_ipc.messages import ModelCard, SamplingParams
@@ -26,7 +26,7 @@ _STOPS = ((), ("()",), ("the ", "self"), ())
 _TIMEOUT_S = 3600.0  # the stack's turns are ours: what is slow here is us
 
 
-class Answer(Struct, frozen=True):
+class HonestAnswer(Struct, frozen=True):
     """What a stream said, all of it."""
 
     text: str
@@ -43,20 +43,20 @@ class HonestClient:
         self._requests = _requests(seed)
         self._session = ClientSession(context, address, _TIMEOUT_S, zmq.Poller(), time.monotonic())
         self._running: dict[int, StreamState] = {}  # by the request's number
-        self._expected: list[Answer] | None = None
-        self._round: dict[int, Answer] = {}
+        self._expected: list[HonestAnswer] | None = None
+        self._round: dict[int, HonestAnswer] = {}
         self.num_identical = 0
         self.differences: list[str] = []
         self.last_end_at = time.monotonic()
 
-    def learn(self) -> list[Answer] | None:
+    def learn(self) -> list[HonestAnswer] | None:
         """What every request ought to get, once each has run undisturbed; None until then."""
         self.turn()
         if self._expected is None and len(self._round) == len(self._requests):
             self._expected = [self._round[index] for index in range(len(self._requests))]
         return self._expected
 
-    def expect(self, answers: list[Answer]) -> None:
+    def expect(self, answers: list[HonestAnswer]) -> None:
         """What every request ought to get."""
         self._expected = answers
 
@@ -87,7 +87,7 @@ class HonestClient:
         self._session.close()
 
     def _start(self, index: int, prompt: list[int], params: SamplingParams) -> None:
-        state = new_state(cast(ClientIO, _Model(self._session)), prompt, params, kind="delta")
+        state = new_state(cast(ThreadIO, _HonestModel(self._session)), prompt, params, kind="delta")
         self._running[index] = state
         self._session.submit(state, time.monotonic())
 
@@ -95,7 +95,7 @@ class HonestClient:
         self.last_end_at = time.monotonic()
         whole = join(list(state.deltas), state.end)
         entries = whole.logprobs or []
-        answer = Answer(
+        answer = HonestAnswer(
             whole.text,
             tuple(whole.token_ids),
             sum(len(entry) for entry in entries),
@@ -110,7 +110,7 @@ class HonestClient:
             self.differences.append(f"request {index}: {answer}, expected {self._expected[index]}")
 
 
-class _Model:
+class _HonestModel:
     """In the place of an I/O thread, of which a new stream wants to know the model alone."""
 
     def __init__(self, session: ClientSession) -> None:

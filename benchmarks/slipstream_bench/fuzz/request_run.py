@@ -32,13 +32,13 @@ from msgspec import Struct
 
 from slipstream.client.base import new_state
 from slipstream.client.connection.session import ClientSession
-from slipstream.client.connection.thread_io import ClientIO
+from slipstream.client.connection.thread_io import ThreadIO
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError
 from slipstream_bench.common import process_census
 from slipstream_bench.fuzz.fuzz_run import FuzzFailed, answers_alone
 from slipstream_bench.fuzz.fuzz_stack import ErrorLog, FuzzStack
-from slipstream_bench.fuzz.honest import Answer, HonestClient
+from slipstream_bench.fuzz.honest import HonestAnswer, HonestClient
 from slipstream_bench.fuzz.request_speech import (
     MOST_ANSWERS,
     Bounds,
@@ -117,7 +117,7 @@ def fuzz_requests(
         expected = answers_alone(_stack(alone), begin.seed)
         target = Path(folder) / "target"
         target.mkdir(mode=0o700)
-        run = _Run(_stack(target), expected, begin, log)
+        run = _RequestFuzzRun(_stack(target), expected, begin, log)
         try:
             return run.run(on_progress)
         finally:
@@ -138,7 +138,7 @@ class _Waits:
     """Counts, at each launch, the steps that honest streams were passed over, in the core."""
 
     def __init__(self, stack: FuzzStack, honest: HonestClient) -> None:
-        self._desk = stack.core.desk
+        self._handler = stack.core.handler
         self._scheduler = stack.core.scheduler
         self._honest = honest
         self._room = stack.core.room
@@ -146,16 +146,16 @@ class _Waits:
         self._for_room: Counter[bytes] = Counter()
         self.num_steps = 0
         self.longest = self.longest_for_room = 0
-        self._inner = self._desk.launching
-        self._desk.launching = self._launching  # type: ignore[method-assign]
+        self._inner = self._handler.launching
+        self._handler.launching = self._launching  # type: ignore[method-assign]
 
     def _launching(self, step: int, rows: np.ndarray[Any, Any]) -> None:
         self.num_steps += 1
         waited: Counter[bytes] = Counter()
         for_room: Counter[bytes] = Counter()
         for stream_id in self._honest.stream_ids:
-            stream = self._desk._streams.get(stream_id)
-            held = self._desk._on_hold.get(stream_id)
+            stream = self._handler._streams.get(stream_id)
+            held = self._handler._pending.get(stream_id)
             if held is None and (stream is None or stream.is_over):
                 continue
             if stream is None or stream.row in self._room.waiting:
@@ -173,7 +173,7 @@ class _Waits:
             return True  # all that are in it may, and nobody else is asked
         if not requests.is_alive(row):
             return False  # it has all its tokens
-        known, acked = int(requests.known[row]), int(self._desk.acked[row])
+        known, acked = int(requests.known[row]), int(self._handler.acked[row])
         ahead = known - max(acked, int(requests.prompt_len[row]))
         return known < int(requests.limit[row]) and ahead < int(requests.run_ahead[row])
 
@@ -195,7 +195,7 @@ class _Hostile:
         now = time.monotonic()
         for _ in range(request.answers):
             try:
-                io = cast(ClientIO, self._session)  # it is asked for the model alone
+                io = cast(ThreadIO, self._session)  # it is asked for the model alone
                 prompt = request.prompt
                 if not isinstance(prompt, str):
                     prompt = np.array(prompt, np.uint32)  # type: ignore[assignment]
@@ -232,11 +232,15 @@ def _outcome(state: StreamState) -> str:
     return f"{name}: {state.error}"[:200]
 
 
-class _Run:
+class _RequestFuzzRun:
     """The state of a run."""
 
     def __init__(
-        self, stack: FuzzStack, expected: list[Answer], begin: RequestFuzzResult, log: ErrorLog
+        self,
+        stack: FuzzStack,
+        expected: list[HonestAnswer],
+        begin: RequestFuzzResult,
+        log: ErrorLog,
     ) -> None:
         self._stack = stack
         self._begin = begin
@@ -312,7 +316,7 @@ class _Run:
     def _held(self) -> dict[str, int]:
         core, held = self._stack.core, self._stack.held
         held["worker_clients"] -= 2  # both of them
-        held["on_hold"] = core.desk.num_on_hold
+        held["on_hold"] = core.handler.num_pending
         held["logprob_pages"] = core.logprobs.num_pages_used
         held["logprob_bytes_promised"] = core.room.num_promised
         return held

@@ -23,7 +23,7 @@ from slipstream.demo_model import MODEL_PATH
 from slipstream_bench.common.collection_watch import CollectionWatch
 from slipstream_bench.common.measures import Row
 from slipstream_bench.common.variants import params_of
-from slipstream_bench.gc_pauses.shapes import Columns, Ints, ListsOfLists, Shape
+from slipstream_bench.gc_pauses.shapes import Columns, HeapShape, Ints, ListsOfLists
 from slipstream_bench.output_path.delta_readers import TogetherReader
 from slipstream_bench.output_path.in_process_path import OutputPath
 from slipstream_bench.output_path.stopwatch import Stopwatch
@@ -119,7 +119,7 @@ def _mean_ms(pause_ns: int, number: int) -> float | None:
     return round(pause_ns / number / 1e6, 4) if number else None
 
 
-def _loop(shape: str, batch: int, num_steps: int) -> Shape:
+def _loop(shape: str, batch: int, num_steps: int) -> HeapShape:
     if shape == "lists_of_lists":
         return ListsOfLists(batch)
     if shape == "ints":

@@ -29,7 +29,7 @@ from slipstream_ipc.columns import pack_u32, u32
 Int64s = npt.NDArray[np.int64]
 
 
-class Shape(Protocol):
+class HeapShape(Protocol):
     """Requests whose ids have this shape on their way."""
 
     def step(self, ids: Int64s) -> None:
@@ -75,7 +75,7 @@ class ListsOfLists:
         self._decoder = msgspec.msgpack.Decoder(list[_ListOutput])
 
     def step(self, ids: Int64s) -> None:
-        """See `Shape`."""
+        """See `HeapShape`."""
         new: list[list[int]] = ids[:, None].tolist()
         outputs = list(map(_ListOutput, self._requests, new))
         for output in self._decoder.decode(self._encoder.encode(outputs)):
@@ -86,7 +86,7 @@ class ListsOfLists:
             request.unread.popleft()
 
     def check_end(self, ids: Int64s) -> None:
-        """See `Shape`."""
+        """See `HeapShape`."""
         assert [request.token_ids[-1] for request in self._requests.values()] == ids.tolist()
 
 
@@ -99,7 +99,7 @@ class Ints:
         self._decoder = msgspec.msgpack.Decoder(list[_IntOutput])
 
     def step(self, ids: Int64s) -> None:
-        """See `Shape`."""
+        """See `HeapShape`."""
         new: list[int] = ids.tolist()
         outputs = list(map(_IntOutput, self._requests, new))
         for output in self._decoder.decode(self._encoder.encode(outputs)):
@@ -110,7 +110,7 @@ class Ints:
             request.unread.popleft()
 
     def check_end(self, ids: Int64s) -> None:
-        """See `Shape`."""
+        """See `HeapShape`."""
         assert [request.token_ids[-1] for request in self._requests.values()] == ids.tolist()
 
 
@@ -126,7 +126,7 @@ class Columns:
         self._decoder = msgspec.msgpack.Decoder(_ColumnOutputs)
 
     def step(self, ids: Int64s) -> None:
-        """See `Shape`."""
+        """See `HeapShape`."""
         outputs = _ColumnOutputs(pack_u32(self._rows), pack_u32(ids))
         received = self._decoder.decode(self._encoder.encode(outputs))
         rows = u32(received.rows)
@@ -136,7 +136,7 @@ class Columns:
         self._unread.popleft()
 
     def check_end(self, ids: Int64s) -> None:
-        """See `Shape`."""
+        """See `HeapShape`."""
         assert (self._history[self._rows, self._lengths - 1] == ids).all()
 
 

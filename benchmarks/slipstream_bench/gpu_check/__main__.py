@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream_bench.common.measures import Row
-from slipstream_bench.gpu_check.gpu_report import Report, read_rows, say, write_files
+from slipstream_bench.gpu_check.gpu_report import GpuReport, read_rows, say, write_files
 from slipstream_bench.gpu_check.setting import GRACE_S, PARTS, Section
 
 _WRITE_S = 1.0  # between two looks at what there is to write
@@ -40,7 +40,7 @@ _QUIET = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _SectionRun:
     """One part."""
 
     part: str
@@ -99,7 +99,7 @@ def _run_part(part: str, arguments: argparse.Namespace) -> int:
     # what was measured is worth nothing without where
     wanted = [it for it in PARTS[part] if it.name in ("environment", *names)]
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
-        run = _Run(
+        run = _SectionRun(
             part,
             device,
             arguments.dry_run or arguments.quick,
@@ -123,7 +123,7 @@ def _run_part(part: str, arguments: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def _run_sections(run: _Run, sections: Sequence[Section]) -> None:
+def _run_sections(run: _SectionRun, sections: Sequence[Section]) -> None:
     """One process for all where there is no card to lose: it imports everything only once."""
     together = [list(sections)] if run.device == "cpu" else [[it] for it in sections]
     # a dry run looks whether all of it works, however busy the machine is
@@ -134,7 +134,7 @@ def _run_sections(run: _Run, sections: Sequence[Section]) -> None:
         _run_group(run, group, run.started_s + seconds)
 
 
-def _run_group(run: _Run, sections: Sequence[Section], deadline_s: float) -> None:
+def _run_group(run: _SectionRun, sections: Sequence[Section], deadline_s: float) -> None:
     """Run sections in one process; what it does not survive is told by a row."""
     names = [section.name for section in sections]
     command = [sys.executable, "-u", "-m", "slipstream_bench.gpu_check.section", run.part, *names]
@@ -155,10 +155,10 @@ def _run_group(run: _Run, sections: Sequence[Section], deadline_s: float) -> Non
         _write_known(run)
     if why:
         name = max(names, key=lambda name: (_has_rows(run.rows_path, name), names.index(name)))
-        Report(name, run.rows_path, run.started_s).add("process", False, error=why)
+        GpuReport(name, run.rows_path, run.started_s).add("process", False, error=why)
 
 
-def _wait(run: _Run, process: subprocess.Popen[bytes], until_s: float) -> int:
+def _wait(run: _SectionRun, process: subprocess.Popen[bytes], until_s: float) -> int:
     """Its exit code; meanwhile what it finds is written. Raises TimeoutExpired."""
     num_written = 0
     while True:
@@ -182,7 +182,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _write_known(run: _Run, num_written: int = 0) -> int:
+def _write_known(run: _SectionRun, num_written: int = 0) -> int:
     """Write if there are more rows than were written, and the card has a name; how many."""
     rows = read_rows(run.rows_path)
     if len(rows) > num_written and any("card" in row for row in rows):
@@ -191,7 +191,7 @@ def _write_known(run: _Run, num_written: int = 0) -> int:
     return num_written
 
 
-def _write(run: _Run, rows: list[Row]) -> tuple[Path, Path]:
+def _write(run: _SectionRun, rows: list[Row]) -> tuple[Path, Path]:
     card = next((row["card"] for row in rows if "card" in row), run.device)
     slug = re.sub(r"[^a-z0-9]+", "-", str(card).lower()).strip("-")
     quick = "-quick" if run.is_quick else ""

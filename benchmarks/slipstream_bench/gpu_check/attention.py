@@ -10,14 +10,14 @@ import importlib.util
 
 import torch
 
-from slipstream_bench.gpu_check.gpu_report import Report
-from slipstream_bench.gpu_check.setting import Setting
+from slipstream_bench.gpu_check.gpu_report import GpuReport
+from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.runner.attention.reference_cases import LIMITS, attention_cases, check_case
 
 _NAMED = 3  # of the worst cases
 
 
-def run(setting: Setting, report: Report) -> None:
+def run(setting: GpuSetting, report: GpuReport) -> None:
     """A row for each type, which is judged as right only where there was time for all cases."""
     if setting.device == "cpu" or importlib.util.find_spec("triton") is None:
         report.add("attention", skipped="it needs a card, and Triton")
@@ -26,7 +26,7 @@ def run(setting: Setting, report: Report) -> None:
         _check(setting, report, dtype)
 
 
-def _check(setting: Setting, report: Report, dtype: torch.dtype) -> None:
+def _check(setting: GpuSetting, report: GpuReport, dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     errors: dict[str, float] = {}
     failed: dict[str, str] = {}

@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from slipstream_bench.common.measures import Row
 from slipstream_bench.gc_pauses.shape_measure import SHAPES, WARM_UP_STEPS, measure, with_gains
-from slipstream_bench.gpu_check.gpu_report import Report
+from slipstream_bench.gpu_check.gpu_report import GpuReport
 from slipstream_bench.gpu_check.gpu_stack import core_config
 from slipstream_bench.gpu_check.models import shape_name
-from slipstream_bench.gpu_check.setting import Setting
+from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.runner.factory import load_runner
 from slipstream_core.runner.memory import largest_plan
 from slipstream_core.step.plan import Runner, StepPlan
@@ -48,7 +48,7 @@ class _Steps:
             yield token_ids
 
 
-def run(setting: Setting, report: Report, shape: str) -> None:
+def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
     """A row for each shape of ids, with the heap frozen and not."""
     batch, steps, context = (4, 20, 16) if setting.is_quick else (256, 200, 128)
     config = core_config(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import uvloop
 
 from slipstream_bench.common.simulated_stack import product
-from slipstream_bench.gpu_check.gpu_report import Report
+from slipstream_bench.gpu_check.gpu_report import GpuReport
 from slipstream_bench.gpu_check.models import shape_name
 from slipstream_bench.gpu_check.on_device import OnDevice
-from slipstream_bench.gpu_check.setting import Setting
+from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_bench.interval.interval import Interval, measure_load
 
 _OF_SERVERS: tuple[tuple[Interval, tuple[Interval, ...]], ...] = (
@@ -19,7 +19,7 @@ _NOT_HERE = ("benchmark", "is_simulated", "step_ms", "efficiency", "over_interva
 _START_S = 8.0  # of a stack's processes, at least
 
 
-def run(setting: Setting, report: Report, shape: str) -> None:
+def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
     """A row for each interval."""
     concurrency, output_len = (4, 24) if setting.is_quick else (256, 128)
     length = 2 * output_len + 32

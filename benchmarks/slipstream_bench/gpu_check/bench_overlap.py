@@ -5,21 +5,21 @@ the engine's loop, and where it is a process of its own.
 from __future__ import annotations
 
 from slipstream_bench.common.variants import Variant
-from slipstream_bench.gpu_check.gpu_report import Report
+from slipstream_bench.gpu_check.gpu_report import GpuReport
 from slipstream_bench.gpu_check.models import shape_name
 from slipstream_bench.gpu_check.on_device import OnDevice
-from slipstream_bench.gpu_check.setting import Setting
-from slipstream_bench.overlap.overlap_options import Form, Mode
+from slipstream_bench.gpu_check.setting import GpuSetting
+from slipstream_bench.overlap.overlap_options import Mode, OverlapForm
 from slipstream_bench.overlap.points import MAX_MODEL_LEN, stack_of, window_of
 
 _MODES: tuple[Mode, ...] = ("worker", "in_loop", "in_loop_async")
 _VARIANTS: tuple[Variant, ...] = ("plain", "stop2_logprobs5")
-_FORM = Form((256,), (), _VARIANTS, _MODES, 0.3, 1.0)
-_QUICK = Form((4,), (), _VARIANTS[1:], _MODES[1:2], 0.1, 0.3)
+_FORM = OverlapForm((256,), (), _VARIANTS, _MODES, 0.3, 1.0)
+_QUICK = OverlapForm((4,), (), _VARIANTS[1:], _MODES[1:2], 0.1, 0.3)
 _START_S = 8.0  # of a mode's processes, at least
 
 
-def run(setting: Setting, report: Report, shape: str) -> None:
+def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
     """A row for each mode and variant."""
     form = _QUICK if setting.is_quick else _FORM
     (batch,) = form.batches

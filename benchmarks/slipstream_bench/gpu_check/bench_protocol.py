@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from slipstream_bench.gpu_check.gpu_report import Report
+from slipstream_bench.gpu_check.gpu_report import GpuReport
 from slipstream_bench.gpu_check.models import shape_name
 from slipstream_bench.gpu_check.on_device import OnDevice
-from slipstream_bench.gpu_check.setting import Setting
-from slipstream_bench.protocol.protocol import TRANSPORTS, Load, measure_transport
+from slipstream_bench.gpu_check.setting import GpuSetting
+from slipstream_bench.protocol.protocol import TRANSPORTS, ProtocolLoad, measure_transport
 
 _INPUT_LEN = 170  # the benchmark's own
 _NOT_HERE = ("benchmark", "is_simulated", "step_ms", "transport", "logprobs", "tokens_counted_by")
 _START_S = 8.0  # of a transport's processes, at least
 
 
-def run(setting: Setting, report: Report, shape: str) -> None:
+def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
     """A row for each transport and kind of log-probabilities."""
-    load = Load(4, 24, 0.0) if setting.is_quick else Load(64, 512, 0.0)
+    load = ProtocolLoad(4, 24, 0.0) if setting.is_quick else ProtocolLoad(64, 512, 0.0)
     length = _INPUT_LEN + load.output_len + 16
     device = OnDevice(setting, shape, load.batch, length, load.batch * length)
     for transport in reversed(TRANSPORTS):

@@ -22,11 +22,11 @@ import torch
 
 from slipstream_bench.gpu_check.drive import decode_intervals_s
 from slipstream_bench.gpu_check.floor import bytes_read, goal_share, replay_s
-from slipstream_bench.gpu_check.gpu_report import Report
+from slipstream_bench.gpu_check.gpu_report import GpuReport
 from slipstream_bench.gpu_check.gpu_stack import LoadClient, core_config, serving
 from slipstream_bench.gpu_check.models import shape_name
 from slipstream_bench.gpu_check.probes import ceilings
-from slipstream_bench.gpu_check.setting import SHAPES, Setting
+from slipstream_bench.gpu_check.setting import SHAPES, GpuSetting
 from slipstream_bench.gpu_check.watched_runner import WatchedRunner
 from slipstream_bench.gpu_check.work import Work, work_of
 from slipstream_core.runner.factory import load_runner
@@ -60,7 +60,7 @@ class _Point:
     floor_s: float | None
 
 
-def run(setting: Setting, report: Report, shape: str) -> None:
+def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
     """A row for the model, one for each context's prompts, and one for each load."""
     form = _QUICK if setting.is_quick else _FORMS.get(shape, _LARGE)
     loads = {context: _batches(form, context) for context in form.contexts}
@@ -113,8 +113,8 @@ def _batches(form: _Form, context: int) -> list[int]:
 
 
 def _point(
-    setting: Setting,
-    report: Report,
+    setting: GpuSetting,
+    report: GpuReport,
     runner: WatchedRunner,
     work: Work,
     form: _Form,
@@ -149,8 +149,8 @@ def _point(
 
 
 def _compute_prompts(
-    setting: Setting,
-    report: Report,
+    setting: GpuSetting,
+    report: GpuReport,
     client: LoadClient,
     runner: WatchedRunner,
     work: Work,
@@ -184,7 +184,7 @@ def _compute_prompts(
     return True
 
 
-def _skip(report: Report, points: list[_Point]) -> None:
+def _skip(report: GpuReport, points: list[_Point]) -> None:
     """The loads of prompts that there was no time for; their bounds are known all the same."""
     for point in points:
         report.add(
@@ -196,8 +196,8 @@ def _skip(report: Report, points: list[_Point]) -> None:
 
 
 def _measure(
-    setting: Setting,
-    report: Report,
+    setting: GpuSetting,
+    report: GpuReport,
     client: LoadClient,
     runner: WatchedRunner,
     point: _Point,
@@ -246,7 +246,7 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1e3, 4)
 
 
-def _memory_gib(setting: Setting) -> float | None:
+def _memory_gib(setting: GpuSetting) -> float | None:
     """That this process holds on the card."""
     if setting.device != "cuda":
         return None

@@ -25,10 +25,10 @@ from slipstream_bench.common.collection_watch import CollectionWatch
 from slipstream_bench.common.measures import Row
 from slipstream_bench.gpu_check.device_use import device_use
 from slipstream_bench.gpu_check.drive import Wanted, decode_intervals_s, drive, random_prompts
-from slipstream_bench.gpu_check.gpu_report import Report
+from slipstream_bench.gpu_check.gpu_report import GpuReport
 from slipstream_bench.gpu_check.gpu_stack import Serving, core_config, serving
 from slipstream_bench.gpu_check.models import shape_name
-from slipstream_bench.gpu_check.setting import Setting
+from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_bench.gpu_check.watched_runner import WatchedRunner
 from slipstream_core.runner.factory import load_runner
 
@@ -37,15 +37,15 @@ _SPAN_S = 0.25  # that is profiled; the trace of more takes long to read
 
 
 @dataclass(frozen=True, slots=True)
-class _Load:
+class _OverlapLoad:
     num: int
     prompt_len: int
     num_tokens: int
 
 
-def run(setting: Setting, report: Report, shape: str) -> None:
+def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
     """A row for each way."""
-    load = _Load(4, 16, 200) if setting.is_quick else _Load(256, 128, 96)
+    load = _OverlapLoad(4, 16, 200) if setting.is_quick else _OverlapLoad(256, 128, 96)
     report.say(f"{shape_name(shape, is_quick=setting.is_quick)}, {load}")
     length = load.prompt_len + load.num_tokens
     config = core_config(
@@ -60,14 +60,14 @@ def run(setting: Setting, report: Report, shape: str) -> None:
     try:
         bare = {mode: _run_bare(setting, report, runner, load, mode) for mode in _BARE}
         with serving(setting, config, runner) as stack:
-            _run_client(stack, _Load(1, load.prompt_len, 8), "all")
+            _run_client(stack, _OverlapLoad(1, load.prompt_len, 8), "all")
             for mode in _BARE:
                 _run_stack(setting, report, runner, load, stack, mode, bare[mode])
     finally:
         runner.close()
 
 
-def _run_client(stack: Serving, load: _Load, mode: str) -> dict[str, Any]:
+def _run_client(stack: Serving, load: _OverlapLoad, mode: str) -> dict[str, Any]:
     """Serve one load; what its client says of it."""
     command = [sys.executable, "-m", "slipstream_bench.gpu_check.overlap_client"]
     numbers = map(str, (load.num, load.prompt_len, load.num_tokens))
@@ -83,7 +83,7 @@ _BARE = {
 
 
 def _run_bare(
-    setting: Setting, report: Report, runner: WatchedRunner, load: _Load, mode: str
+    setting: GpuSetting, report: GpuReport, runner: WatchedRunner, load: _OverlapLoad, mode: str
 ) -> float | None:
     num_logprobs, case, _ = _BARE[mode]
     if not setting.has_time(report, case):
@@ -102,10 +102,10 @@ def _run_bare(
 
 
 def _run_stack(
-    setting: Setting,
-    report: Report,
+    setting: GpuSetting,
+    report: GpuReport,
     runner: WatchedRunner,
-    load: _Load,
+    load: _OverlapLoad,
     stack: Serving,
     mode: str,
     bare_ms: float | None,
@@ -137,7 +137,7 @@ def _run_stack(
 
 
 def _measured(
-    setting: Setting, runner: WatchedRunner, load: _Load, once: Callable[[], None]
+    setting: GpuSetting, runner: WatchedRunner, load: _OverlapLoad, once: Callable[[], None]
 ) -> Row:
     """The times of steps in which all rows decode, and the device's idle share among such."""
     runner.watch(load.num)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
 from slipstream_core.step.plan import Runner, StepPlan
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def new_scheduler(
     requests: Sequence[Wanted], *, num_blocks: int, block_size: int, budget: int, max_model_len: int
 ) -> Scheduler:
     """A scheduler to which `requests` were given, as rows 0, 1, 2, …"""
-    tokens = PagedLog(np.uint32)
+    tokens = TokenLog(np.uint32)
     scheduler = Scheduler(
         tokens=tokens,
         num_blocks=num_blocks,

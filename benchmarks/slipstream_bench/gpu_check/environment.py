@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from slipstream_bench.gpu_check.gpu_report import Report
+from slipstream_bench.gpu_check.gpu_report import GpuReport
 from slipstream_bench.gpu_check.probes import ceilings, matrix_size
-from slipstream_bench.gpu_check.setting import Setting
+from slipstream_bench.gpu_check.setting import GpuSetting
 
 _ROOT = Path(__file__).resolve().parents[3]
 
 _cudnn: Any = torch.backends.cudnn  # torch leaves its types out
 
 
-def run(setting: Setting, report: Report) -> None:
+def run(setting: GpuSetting, report: GpuReport) -> None:
     """Two rows: what there is, and how fast it is."""
     names = ("torch", "triton", "transformers", "tokenizers", "numpy", "pyzmq", "msgspec", "uvloop")
     versions = {f"{name}_version": _version(name) for name in names}

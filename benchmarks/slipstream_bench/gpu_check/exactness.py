@@ -23,7 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slipstream_bench.gpu_check.drive import Output, Wanted, drive
-from slipstream_bench.gpu_check.gpu_report import Report
+from slipstream_bench.gpu_check.gpu_report import GpuReport
 from slipstream_bench.gpu_check.models import (
     ARCHITECTURES,
     BFLOAT16_ARCHITECTURES,
@@ -31,7 +31,7 @@ from slipstream_bench.gpu_check.models import (
     SMALL_VOCAB,
     save_small,
 )
-from slipstream_bench.gpu_check.setting import Setting
+from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.factory import load_runner
 
@@ -49,7 +49,7 @@ _load: Any = AutoModelForCausalLM.from_pretrained
 
 
 @dataclass(frozen=True, slots=True)
-class _Load:
+class _ExactnessLoad:
     prompts: list[np.ndarray[tuple[int], np.dtype[np.uint32]]]
     num_tokens: int
 
@@ -58,12 +58,12 @@ class _Load:
         return [Wanted(prompt, self.num_tokens, num_logprobs=1) for prompt in self.prompts]
 
 
-def run(setting: Setting, report: Report) -> None:
+def run(setting: GpuSetting, report: GpuReport) -> None:
     """A row for each architecture and type."""
     rng = np.random.default_rng(1)
     lengths = _PROMPT_LENS[: 4 if setting.is_quick else None]
     prompts = [rng.integers(3, SMALL_VOCAB, n, np.uint32) for n in lengths]
-    load = _Load(prompts, 8 if setting.is_quick else 24)
+    load = _ExactnessLoad(prompts, 8 if setting.is_quick else 24)
     names = QUICK_ARCHITECTURES if setting.is_quick else tuple(ARCHITECTURES)
     cases: list[tuple[str, DType]] = [(name, "float32") for name in names]
     cases += [(name, "bfloat16") for name in BFLOAT16_ARCHITECTURES if name in names]
@@ -82,7 +82,9 @@ def run(setting: Setting, report: Report) -> None:
         gc.collect()
 
 
-def _check_float32(case: str, path: Path, load: _Load, device: str, report: Report) -> None:
+def _check_float32(
+    case: str, path: Path, load: _ExactnessLoad, device: str, report: GpuReport
+) -> None:
     outputs = _outputs(path, "float32", load, device)
     reference = _reference(path, torch.float32, device)
     num_same = num_ties = num_wrong = 0
@@ -112,7 +114,9 @@ def _check_float32(case: str, path: Path, load: _Load, device: str, report: Repo
     )
 
 
-def _check_bfloat16(case: str, path: Path, load: _Load, device: str, report: Report) -> None:
+def _check_bfloat16(
+    case: str, path: Path, load: _ExactnessLoad, device: str, report: GpuReport
+) -> None:
     outputs = _outputs(path, "bfloat16", load, device)
     rounded = _reference(path, torch.bfloat16, device)
     reference = _reference(path, torch.bfloat16, device).float()
@@ -149,7 +153,7 @@ def _check_bfloat16(case: str, path: Path, load: _Load, device: str, report: Rep
     )
 
 
-def _outputs(path: Path, dtype: DType, load: _Load, device: str) -> list[Output]:
+def _outputs(path: Path, dtype: DType, load: _ExactnessLoad, device: str) -> list[Output]:
     config = CoreConfig(
         model=str(path),
         address="",

@@ -25,7 +25,7 @@ _COMMON = ("section", "case", "ok", "elapsed_s")
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class GpuReport:
     """Where a section's rows go."""
 
     section: str

@@ -29,7 +29,7 @@ import zmq
 
 from slipstream.stack.children.process import Child, ChildSpec
 from slipstream_bench.gpu_check.models import model_of, shape_name, stand_in_tokenizer
-from slipstream_bench.gpu_check.setting import Setting
+from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
 from slipstream_core.step.plan import Runner
@@ -118,7 +118,7 @@ class LoadClient:
 
 
 def core_config(
-    setting: Setting,
+    setting: GpuSetting,
     shape: str,
     *,
     num_requests: int,
@@ -155,7 +155,7 @@ def core_config(
 
 
 @contextmanager
-def serving(setting: Setting, config: CoreConfig, runner: Runner) -> Iterator[Serving]:
+def serving(setting: GpuSetting, config: CoreConfig, runner: Runner) -> Iterator[Serving]:
     """A stack around `runner`, which stays the caller's; ended with the block."""
     with tempfile.TemporaryDirectory(prefix="gpu-check-stack-") as folder:
         config = msgspec.structs.replace(config, address=f"ipc://{folder}/core")
@@ -176,7 +176,7 @@ def serving(setting: Setting, config: CoreConfig, runner: Runner) -> Iterator[Se
 
 
 @contextmanager
-def _worker(setting: Setting, folder: str, core: Core) -> Iterator[Serving]:
+def _worker(setting: GpuSetting, folder: str, core: Core) -> Iterator[Serving]:
     """A worker's process, ready to serve; ended with the block."""
     config = WorkerConfig(
         tokenizer=str(stand_in_tokenizer(setting.folder, core.runner.info.vocab_size)),

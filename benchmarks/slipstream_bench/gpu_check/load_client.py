@@ -1,8 +1,8 @@
 """A client's process that runs one load after another, as it is told.
 
 `python -m slipstream_bench.gpu_check.load_client ADDRESS`. It says `{}` when it is ready. Then a
-line of JSON on standard input is a `Load`, and one on standard output says what came of it. It ends
-with its input.
+line of JSON on standard input is a `ClientLoad`, and one on standard output says what came of it.
+It ends with its input.
 
 Deltas are read by column, as `Client.stream_many` reads them: one process can then read what the
 fastest of the loads brings.
@@ -23,7 +23,7 @@ from slipstream_bench.gpu_check.drive import random_prompts
 _WITHIN_S = 60.0
 
 
-class Load(Struct, frozen=True, forbid_unknown_fields=True):
+class ClientLoad(Struct, frozen=True, forbid_unknown_fields=True):
     """Requests that are asked all at once; the prompts of two loads begin alike."""
 
     num: int
@@ -38,7 +38,7 @@ class Load(Struct, frozen=True, forbid_unknown_fields=True):
 def main() -> int:
     """Run loads until there are no more."""
     address = sys.argv[1]
-    decoder = msgspec.json.Decoder(Load)
+    decoder = msgspec.json.Decoder(ClientLoad)
     _say({})
     for line in sys.stdin.buffer:
         try:
@@ -54,7 +54,7 @@ def _say(what: dict[str, object]) -> None:
     sys.stdout.buffer.flush()
 
 
-def _run(address: str, load: Load) -> dict[str, object]:
+def _run(address: str, load: ClientLoad) -> dict[str, object]:
     """Throughput is that of the span in which all streams run; so is the CPU time."""
     prompts = random_prompts(load.num, load.prompt_len, load.vocab_size, load.seed)
     params = params_of(load.variant, load.num_tokens)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from slipstream_bench.gpu_check.gpu_stack import GRAPH_SIZES, core_config
 from slipstream_bench.gpu_check.models import model_of, stand_in_tokenizer
-from slipstream_bench.gpu_check.setting import Setting
+from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.runner.model.random_weights import random_config
 
 
@@ -18,7 +18,7 @@ from slipstream_core.runner.model.random_weights import random_config
 class OnDevice:
     """Implements `slipstream_bench.common.simulated_stack.Device`."""
 
-    setting: Setting
+    setting: GpuSetting
     shape: str
     batch: int
     max_model_len: int

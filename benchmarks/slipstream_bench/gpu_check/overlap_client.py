@@ -13,7 +13,7 @@ import sys
 import time
 
 from slipstream.client.async_client import AsyncClient
-from slipstream_bench.common.measures import Timeline, summary
+from slipstream_bench.common.measures import RequestTimeline, summary
 from slipstream_bench.gpu_check.drive import random_prompts
 from slipstream_ipc.messages import SamplingParams
 
@@ -44,9 +44,9 @@ async def _run(
         card = await client.connect()
         num_chars = 0
 
-        async def one(index: int) -> Timeline:
+        async def one(index: int) -> RequestTimeline:
             nonlocal num_chars
-            timeline = Timeline(time.perf_counter())
+            timeline = RequestTimeline(time.perf_counter())
             async for delta in client.stream(prompts[index], params):
                 num_chars += len(delta.text)
                 if delta.num_tokens:

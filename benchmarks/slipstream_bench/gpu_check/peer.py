@@ -15,10 +15,10 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from slipstream_bench.gpu_check.drive import random_prompts
-from slipstream_bench.gpu_check.gpu_report import Report
+from slipstream_bench.gpu_check.gpu_report import GpuReport
 from slipstream_bench.gpu_check.gpu_stack import LoadClient, core_config, serving
 from slipstream_bench.gpu_check.models import model_of, shape_name
-from slipstream_bench.gpu_check.setting import Setting
+from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.runner.factory import load_runner
 from slipstream_core.runner.model.random_weights import random_config, random_module
 
@@ -29,7 +29,7 @@ _Generation: Any = GenerationConfig
 _Batching: Any = ContinuousBatchingConfig
 
 
-def run(setting: Setting, report: Report, shape: str) -> None:
+def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
     """Two rows for each batch: ours, and theirs with the factor between them."""
     batches = (4,) if setting.is_quick else (256, 32)
     prompt_len, num_tokens = (16, 24) if setting.is_quick else (128, 128)
@@ -61,8 +61,8 @@ def run(setting: Setting, report: Report, shape: str) -> None:
 
 
 def _ours(
-    setting: Setting,
-    report: Report,
+    setting: GpuSetting,
+    report: GpuReport,
     shape: str,
     batches: tuple[int, ...],
     prompt_len: int,
@@ -104,7 +104,7 @@ def _ours(
     return found
 
 
-def _their_model(setting: Setting, shape: str) -> Any:
+def _their_model(setting: GpuSetting, shape: str) -> Any:
     config = random_config(model_of(shape, is_quick=setting.is_quick))
     dtype = torch.float32 if setting.device == "cpu" else torch.bfloat16
     device = torch.device(setting.device)
@@ -113,7 +113,7 @@ def _their_model(setting: Setting, shape: str) -> Any:
 
 
 def _theirs(
-    setting: Setting, model: Any, batch: int, prompt_len: int, num_tokens: int
+    setting: GpuSetting, model: Any, batch: int, prompt_len: int, num_tokens: int
 ) -> tuple[float, int]:
     """Tokens a second while all requests decode, and how many came to their length."""
     prompts = random_prompts(batch, prompt_len, model.config.vocab_size)

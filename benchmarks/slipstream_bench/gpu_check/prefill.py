@@ -10,11 +10,11 @@ import statistics
 from itertools import pairwise
 
 from slipstream_bench.gpu_check.drive import Wanted, drive, random_prompts
-from slipstream_bench.gpu_check.gpu_report import Report
+from slipstream_bench.gpu_check.gpu_report import GpuReport
 from slipstream_bench.gpu_check.gpu_stack import core_config
 from slipstream_bench.gpu_check.models import shape_name
 from slipstream_bench.gpu_check.probes import ceilings
-from slipstream_bench.gpu_check.setting import SHAPES, Setting
+from slipstream_bench.gpu_check.setting import SHAPES, GpuSetting
 from slipstream_bench.gpu_check.work import Work, work_of
 from slipstream_core.runner.factory import load_runner
 from slipstream_core.step.plan import Runner
@@ -24,7 +24,7 @@ _STEPS = 10
 _WARM_UP = 2  # steps that are in no median
 
 
-def run(setting: Setting, report: Report, shape: str) -> None:
+def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
     """A row for each length of prompts that fill a chunk."""
     budget = 256 if setting.is_quick else 8192
     lengths = (budget, budget // 8)
@@ -45,8 +45,8 @@ def run(setting: Setting, report: Report, shape: str) -> None:
 
 
 def _measure(
-    setting: Setting,
-    report: Report,
+    setting: GpuSetting,
+    report: GpuReport,
     runner: Runner,
     work: Work,
     shape: str,

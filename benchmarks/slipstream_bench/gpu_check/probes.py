@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from slipstream_bench.gpu_check.setting import Setting
+from slipstream_bench.gpu_check.setting import GpuSetting
 
 _Event: Any = torch.cuda.Event  # torch leaves its types out
 
@@ -42,7 +42,7 @@ class Ceilings:
     bf16_flops_per_s: float
 
 
-def ceilings(setting: Setting) -> Ceilings:
+def ceilings(setting: GpuSetting) -> Ceilings:
     """As the run's first section found them, with sizes well beyond the caches."""
     path = setting.folder / "ceilings.json"
     if path.exists():
@@ -55,7 +55,7 @@ def ceilings(setting: Setting) -> Ceilings:
     return found
 
 
-def matrix_size(setting: Setting) -> int:
+def matrix_size(setting: GpuSetting) -> int:
     """Rows and columns of the matrices that are multiplied."""
     return 512 if setting.is_quick else 8192
 

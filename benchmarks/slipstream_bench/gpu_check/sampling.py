@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from slipstream_bench.gpu_check.drive import Wanted, new_scheduler
-from slipstream_bench.gpu_check.gpu_report import Report
-from slipstream_bench.gpu_check.setting import Setting
+from slipstream_bench.gpu_check.gpu_report import GpuReport
+from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.runner.sampling.noise import exponential, row_keys
-from slipstream_core.runner.sampling.rejection_sampling import whole_draws
+from slipstream_core.runner.sampling.rejection_sampling import rejection_sampler
 from slipstream_core.runner.sampling.sampler import sample
 
 _MAX_DEVIATIONS = 5.0  # of chi-square; one honest run in three million exceeds it
@@ -44,7 +44,7 @@ _CASES: dict[str, tuple[float, Wanted]] = {
 _VOCAB = 500
 
 
-def run(setting: Setting, report: Report) -> None:
+def run(setting: GpuSetting, report: GpuReport) -> None:
     """A row for the noise and one for each way to sample."""
     _check_noise(setting, report)
     num_draws = 3000 if setting.is_quick else 20000
@@ -56,7 +56,7 @@ def run(setting: Setting, report: Report) -> None:
             _check_draws(case, logits, requests, setting.device, report)
 
 
-def _check_noise(setting: Setting, report: Report) -> None:
+def _check_noise(setting: GpuSetting, report: GpuReport) -> None:
     num_rows, vocab_size = (8, 32000) if setting.is_quick else (64, 151936)
     seeds = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, num_rows)
     keys = torch.from_numpy(row_keys(seeds, np.arange(num_rows) * 1000))
@@ -75,7 +75,7 @@ def _check_noise(setting: Setting, report: Report) -> None:
 
 
 def _check_draws(
-    case: str, logits: torch.Tensor, requests: Sequence[Wanted], device: str, report: Report
+    case: str, logits: torch.Tensor, requests: Sequence[Wanted], device: str, report: GpuReport
 ) -> None:
     token_ids = _draw(logits, requests, device)
     few = _draw(logits, requests[-_SMALL_BATCH:], device)
@@ -114,7 +114,7 @@ def _draw(
     with torch.inference_mode():
         vocab = torch.arange(len(logits), dtype=torch.int32, device=device)
         rows = logits.to(device).expand(num, -1).contiguous()
-        whole = whole_draws(len(logits), rows.device, model="made-up logits")  # on a CPU none
+        whole = rejection_sampler(len(logits), rows.device, model="made-up logits")  # on a CPU none
         token_ids, _ = sample(rows, plan, vocab, whole=whole)
     # first come, first served: the plan's rows are in the requests' order
     drawn: np.ndarray[tuple[int], np.dtype[np.int64]] = token_ids.cpu().numpy()

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import torch
 
-from slipstream_bench.gpu_check.gpu_report import Report
-from slipstream_bench.gpu_check.setting import GRACE_S, PARTS, Setting
+from slipstream_bench.gpu_check.gpu_report import GpuReport
+from slipstream_bench.gpu_check.setting import GRACE_S, PARTS, GpuSetting
 
 
 def main() -> int:
@@ -43,11 +43,11 @@ def main() -> int:
     torch.backends.cudnn.allow_tf32 = False
     if arguments.device == "cpu":
         torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
-    setting = Setting(arguments.device, arguments.quick, arguments.folder, arguments.deadline_s)
+    setting = GpuSetting(arguments.device, arguments.quick, arguments.folder, arguments.deadline_s)
     for section in PARTS[arguments.part]:
         if section.name not in arguments.sections:
             continue
-        report = Report(section.name, arguments.rows, arguments.started_s)
+        report = GpuReport(section.name, arguments.rows, arguments.started_s)
         try:
             module = importlib.import_module(f"slipstream_bench.gpu_check.{section.module}")
             if section.shape is None:

@@ -1,7 +1,7 @@
 """What a section is told: the device, how thorough to be, how long it has; and which there are.
 
-Owns: `Setting`, the parts and their sections, and when a section runs out of time. Does not know:
-the sections.
+Owns: `GpuSetting`, the parts and their sections, and when a section runs out of time. Does not
+know: the sections.
 
 A part is what is run at a time, within five minutes. Its sections each have a process of their
 own. A section may begin something until the seconds of all up to it are over, so what one leaves
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from slipstream_bench.gpu_check.gpu_report import Report
+from slipstream_bench.gpu_check.gpu_report import GpuReport
 
 
 class Section(NamedTuple):
@@ -65,7 +65,7 @@ _CLOSE_S = 5  # of these, to end what it was run on
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class GpuSetting:
     """One run of one section."""
 
     device: Literal["cuda", "cpu"]
@@ -77,7 +77,7 @@ class Setting:
         """Seconds that what is begun now may take, most of the grace included."""
         return max(0.0, self.deadline_s - time.monotonic()) + GRACE_S - _CLOSE_S
 
-    def has_time(self, report: Report, case: str, needs_s: float = 0.0) -> bool:
+    def has_time(self, report: GpuReport, case: str, needs_s: float = 0.0) -> bool:
         """Whether `case`, which takes `needs_s`, may still be begun; a row says so where not."""
         if time.monotonic() + needs_s < self.deadline_s:
             return True

@@ -12,15 +12,15 @@ import sys
 import time
 from pathlib import Path
 
-from slipstream_bench.gpu_check.gpu_report import Report
-from slipstream_bench.gpu_check.setting import Setting
+from slipstream_bench.gpu_check.gpu_report import GpuReport
+from slipstream_bench.gpu_check.setting import GpuSetting
 
 _ROOT = Path(__file__).resolve().parents[3]
 _TESTS = ("tests/engine_core/runner/triton",)
 _NOTHING_COLLECTED = 5  # pytest's exit code
 
 
-def run(setting: Setting, report: Report) -> None:
+def run(setting: GpuSetting, report: GpuReport) -> None:
     """A row for each folder of tests."""
     for name in _TESTS:
         if not (_ROOT / name).is_dir():
@@ -31,7 +31,7 @@ def run(setting: Setting, report: Report) -> None:
             _run(setting, report, name)
 
 
-def _run(setting: Setting, report: Report, name: str) -> None:
+def _run(setting: GpuSetting, report: GpuReport, name: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", name]
     within_s = max(1.0, setting.deadline_s - time.monotonic())
     try:

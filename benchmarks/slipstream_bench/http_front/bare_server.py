@@ -62,7 +62,7 @@ class _Streams:
         self._loop.call_at(self._due, self._tick)
 
 
-class _Connection(asyncio.Protocol):
+class _BareConnection(asyncio.Protocol):
     def __init__(self, streams: _Streams) -> None:
         self._streams = streams
         self._has_asked = False
@@ -80,7 +80,7 @@ async def _serve(config: BareConfig) -> None:
     streams = _Streams(config)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
-        lambda: _Connection(streams), "127.0.0.1", 0, backlog=config.num_streams
+        lambda: _BareConnection(streams), "127.0.0.1", 0, backlog=config.num_streams
     )
     print(server.sockets[0].getsockname()[1], flush=True)
     await streams.has_ended

@@ -27,7 +27,7 @@ _RECEIVE = 2**18
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class EventSpan:
     """What lay in it. used: what `cpu` said more at its end than at its beginning, in seconds."""
 
     num_events: int
@@ -38,7 +38,7 @@ class Span:
 
 def read_streams(
     address: tuple[str, int], requests: Sequence[bytes], cpu: Callable[[], dict[str, float]]
-) -> Span:
+) -> EventSpan:
     """Send each request on a connection of its own, and read all answers to their ends.
 
     Raises: EngineError for an answer that is no stream, or ends too early for there to be a span.
@@ -61,11 +61,11 @@ def read_streams(
 
 def _read(
     poller: select.epoll, sockets: dict[int, socket.socket], cpu: Callable[[], dict[str, float]]
-) -> Span:
+) -> EventSpan:
     silent, num_open = set(sockets), len(sockets)
     num_events = num_bytes = 0
     begin_s, used = 0.0, dict[str, float]()
-    span: Span | None = None
+    span: EventSpan | None = None
     while num_open:
         ready = poller.poll(_SILENCE_S)
         if not ready:
@@ -87,7 +87,7 @@ def _read(
                     after = cpu()
                     more = {name: after[name] - used[name] for name in used}
                     wall_s = time.perf_counter() - begin_s
-                    span = Span(num_events, num_bytes, wall_s, more)
+                    span = EventSpan(num_events, num_bytes, wall_s, more)
             if data.endswith(_END) or not data:
                 poller.unregister(fd)
                 num_open -= 1

@@ -36,7 +36,7 @@ from slipstream_bench.common.report_options import add_common, check_common, tel
 from slipstream_bench.common.simulated_stack import Simulated, note, product
 from slipstream_bench.common.tables import Row, median_rows
 from slipstream_bench.http_front.bare_server import BareConfig
-from slipstream_bench.http_front.event_reader import Span, read_streams
+from slipstream_bench.http_front.event_reader import EventSpan, read_streams
 
 _STEP_MS = 10.0
 _STEP_MS_OF_A_STREAM: dict[Variant, float] = {  # so that two cores are half idle
@@ -64,7 +64,7 @@ Variant = Literal["plain", "logprobs5", "chat", "resumable"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 
-class Form(NamedTuple):
+class HttpFrontForm(NamedTuple):
     """What is measured."""
 
     streams: tuple[int, ...]
@@ -72,8 +72,8 @@ class Form(NamedTuple):
     num_events: int  # of a stream
 
 
-_FULL = Form((64, 512, 1024), VARIANTS, 120)
-_QUICK = Form((64, 256), ("plain", "logprobs5"), 60)
+_FULL = HttpFrontForm((64, 512, 1024), VARIANTS, 120)
+_QUICK = HttpFrontForm((64, 256), ("plain", "logprobs5"), 60)
 
 
 def add_options(parser: Parser) -> None:
@@ -102,7 +102,7 @@ def add_options(parser: Parser) -> None:
     parser.set_defaults(run=bench_front)
 
 
-def checked(arguments: argparse.Namespace) -> Form:
+def checked(arguments: argparse.Namespace) -> HttpFrontForm:
     """What is to be measured. Raises: BadRequestError."""
     check_common(arguments)
     form = _QUICK if arguments.quick else _FULL
@@ -113,7 +113,7 @@ def checked(arguments: argparse.Namespace) -> Form:
             allowed = f"any of {_listed(VARIANTS)}, with commas between"
             raise wrong_option("variants", arguments.variants, allowed)
         variants = tuple(name for name in VARIANTS if name in parts)
-    form = Form(
+    form = HttpFrontForm(
         arguments.streams or form.streams,
         variants,
         form.num_events if arguments.events is None else arguments.events,
@@ -149,7 +149,7 @@ def bench_front(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(form: Form, runs: int) -> list[Row]:
+def _measured(form: HttpFrontForm, runs: int) -> list[Row]:
     rows: list[Row] = []
     total = runs * len(form.streams) * len(form.variants)
     with tqdm(total=total, unit="load", disable=None, leave=False) as bar:
@@ -236,7 +236,7 @@ def _chunk(num_bytes: float) -> bytes:
     return framed % (len(data), data)
 
 
-def _bare(chunk: bytes, step_ms: float, streams: int, num_events: int) -> Span:
+def _bare(chunk: bytes, step_ms: float, streams: int, num_events: int) -> EventSpan:
     config = BareConfig(chunk, step_ms / 1e3, streams, num_events)
     with _bare_server(config) as (pid, port):
         requests = [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"] * streams
@@ -257,7 +257,7 @@ def _bare_server(config: BareConfig) -> Iterator[tuple[int, int]]:
             process.kill()
 
 
-def _draw(rows: Sequence[Row], form: Form, file: str) -> None:
+def _draw(rows: Sequence[Row], form: HttpFrontForm, file: str) -> None:
     def values(column: str, variant: Variant) -> list[float | None]:
         found = {row["streams"]: row[column] for row in rows if row["variant"] == variant}
         return [float(value) if (value := found.get(num)) else None for num in form.streams]

@@ -28,15 +28,15 @@ from slipstream.cli.parser import Parser
 from slipstream.client.async_client import AsyncClient
 from slipstream.errors import EngineError, wrong_option
 from slipstream_bench.common.live_streams import CLIENT
-from slipstream_bench.common.load.datasets import Request, random_requests
+from slipstream_bench.common.load.datasets import DatasetRequest, random_requests
 from slipstream_bench.common.load.http_stream import HttpClient
 from slipstream_bench.common.load.native_target import NativeTarget
 from slipstream_bench.common.load.openai_target import Asking, OpenAITarget, first_model
 from slipstream_bench.common.load.run_load import run_load
-from slipstream_bench.common.measures import Timeline
+from slipstream_bench.common.measures import RequestTimeline
 from slipstream_bench.common.pictures import grouped_bars
 from slipstream_bench.common.report_options import add_common, check_common, tell
-from slipstream_bench.common.simulated_stack import Running, Simulated, note, product
+from slipstream_bench.common.simulated_stack import RunningStack, Simulated, note, product
 from slipstream_bench.common.steady import CpuSamples, steady
 from slipstream_bench.common.tables import Row, median_rows
 from slipstream_ipc.messages import Fault
@@ -67,7 +67,7 @@ _COLUMNS = (
 Interval = int | Literal["auto"]
 
 
-class Form(NamedTuple):
+class IntervalForm(NamedTuple):
     """What is measured."""
 
     intervals: tuple[Interval, ...]
@@ -75,8 +75,8 @@ class Form(NamedTuple):
     output_len: int  # tokens of an answer, in the mean
 
 
-_FULL = Form((1, 2, 5, 10, "auto"), (64, 256, 1024), 256)
-_QUICK = Form((1, 10, "auto"), (64, 256), 80)
+_FULL = IntervalForm((1, 2, 5, 10, "auto"), (64, 256, 1024), 256)
+_QUICK = IntervalForm((1, 10, "auto"), (64, 256), 80)
 
 
 def add_options(parser: Parser) -> None:
@@ -105,11 +105,11 @@ def add_options(parser: Parser) -> None:
     parser.set_defaults(run=bench_interval)
 
 
-def checked(arguments: argparse.Namespace) -> Form:
+def checked(arguments: argparse.Namespace) -> IntervalForm:
     """What is to be measured. Raises: BadRequestError."""
     check_common(arguments)
     form = _QUICK if arguments.quick else _FULL
-    form = Form(
+    form = IntervalForm(
         arguments.intervals or form.intervals,
         arguments.concurrencies or form.concurrencies,
         form.output_len if arguments.output_len is None else arguments.output_len,
@@ -150,7 +150,7 @@ def bench_interval(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(form: Form, arguments: argparse.Namespace) -> list[Row]:
+def _measured(form: IntervalForm, arguments: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     total = arguments.runs * len(form.intervals) * len(form.concurrencies)
     fixed = tuple(interval for interval in form.intervals if interval != "auto")
@@ -171,7 +171,7 @@ def _measured(form: Form, arguments: argparse.Namespace) -> list[Row]:
 
 
 async def measure_load(
-    stack: Running, interval: Interval, concurrency: int, output_len: int
+    stack: RunningStack, interval: Interval, concurrency: int, output_len: int
 ) -> Row:
     """One load's row; what it says of the device is true of the simulated one."""
     asking = Asking(
@@ -206,7 +206,7 @@ async def measure_load(
 
 @asynccontextmanager
 async def _target(
-    stack: Running, asking: Asking, problems: dict[str, str]
+    stack: RunningStack, asking: Asking, problems: dict[str, str]
 ) -> AsyncIterator[OpenAITarget | NativeTarget]:
     if stack.http_address is None:
         async with AsyncClient(stack.address) as client:
@@ -223,8 +223,8 @@ def _row(
     way: str,
     interval: Interval,
     concurrency: int,
-    requests: Sequence[Request],
-    timelines: Sequence[Timeline],
+    requests: Sequence[DatasetRequest],
+    timelines: Sequence[RequestTimeline],
     samples: CpuSamples,
 ) -> Row:
     span = steady(timelines, concurrency)
@@ -269,7 +269,7 @@ def _compare(rows: Sequence[Row]) -> None:
             row["over_interval_1"] = round(float(row["output_tokens_per_s"] or 0) / first, 3)
 
 
-def _draw(rows: Sequence[Row], form: Form, file: str, way: str) -> None:
+def _draw(rows: Sequence[Row], form: IntervalForm, file: str, way: str) -> None:
     found = {
         (row["concurrency"], row["interval"]): float(row["output_tokens_per_s"] or 0)
         for row in rows

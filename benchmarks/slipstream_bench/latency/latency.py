@@ -29,7 +29,7 @@ from slipstream_bench.common.load.random_load import (
     row_of,
     tell,
 )
-from slipstream_bench.common.measures import Row, Timeline, percentile_name, summary
+from slipstream_bench.common.measures import RequestTimeline, Row, percentile_name, summary
 from slipstream_ipc.messages import ModelCard
 
 PERCENTILES = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
@@ -73,12 +73,12 @@ def bench_latency(arguments: argparse.Namespace) -> int:
 
 async def _measure(
     address: str, arguments: argparse.Namespace
-) -> tuple[ModelCard, list[float], list[Timeline]]:
+) -> tuple[ModelCard, list[float], list[RequestTimeline]]:
     """What serves, and of the batches that count how long each took, and each request's times."""
     async with AsyncClient(address, trace=trace_of(arguments), **access_of(arguments)) as client:
         load = RandomLoad(client, arguments)
         seconds: list[float] = []
-        timelines: list[Timeline] = []
+        timelines: list[RequestTimeline] = []
         for number in range(-arguments.num_iters_warmup, arguments.num_iters):
             prompts = load.prompts(arguments.batch_size)
             gc.collect()

@@ -36,7 +36,7 @@ from slipstream_core.runner.model.loader import load_model
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ArchitectureRow:
     """What came of one architecture."""
 
     architecture: str
@@ -46,7 +46,7 @@ class Row:
     as_listed: bool = True  # exact, or refused for the reason that the list has
 
 
-def measure(architecture: Architecture) -> Row:
+def measure(architecture: Architecture) -> ArchitectureRow:
     """Make, load, serve, compare."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -56,16 +56,16 @@ def measure(architecture: Architecture) -> Row:
         except ModelLoadError as error:
             why = str(error).removeprefix(f"cannot load the model {name!r}: ").split("; served")[0]
             listed = architecture.refused is not None and architecture.refused in why
-            return Row(architecture.name, refused=why, as_listed=listed)
+            return ArchitectureRow(architecture.name, refused=why, as_listed=listed)
         expected = generate(folder)
         outputs = [served.outputs for served in serve(model, *VARIANTS)]
     num_exact = sum(num_equal(each, expected) for each in outputs)
     num_tokens = sum(map(len, expected)) * len(outputs)
     as_listed = architecture.refused is None and num_exact == num_tokens
-    return Row(architecture.name, num_exact, num_tokens, as_listed=as_listed)
+    return ArchitectureRow(architecture.name, num_exact, num_tokens, as_listed=as_listed)
 
 
-def table(rows: list[Row], *, markdown: bool) -> str:
+def table(rows: list[ArchitectureRow], *, markdown: bool) -> str:
     """The rows under their headings, in columns or as Markdown."""
     cells = [("architecture", "exact", "refused because")]
     for row in rows:

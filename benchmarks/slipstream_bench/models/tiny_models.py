@@ -25,7 +25,7 @@ from slipstream_core.runner.model.loader import LoadedModel
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
 from slipstream_core.step.plan import StepPlan
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 
 VOCAB_SIZE = 199
 MAX_MODEL_LEN = 128  # tokens
@@ -142,7 +142,7 @@ def _serve_variant(runner: TorchRunner, variant: Variant) -> Served:
 
 
 def _serve_together(runner: TorchRunner, variant: Variant, some: list[list[int]]) -> Served:
-    tokens = PagedLog(np.uint32)
+    tokens = TokenLog(np.uint32)
     scheduler = Scheduler(
         tokens=tokens,
         num_blocks=variant.num_blocks,

@@ -44,7 +44,7 @@ NUM_ROUNDS = 7
 
 
 @dataclass(frozen=True)
-class Row:
+class TokenizerRow:
     """One tokenizer. Times in microseconds a token."""
 
     kind: str
@@ -69,7 +69,7 @@ HEADINGS = [
     "window µs",
     "DecodeStream µs",
 ]
-assert len(HEADINGS) == len(fields(Row))
+assert len(HEADINGS) == len(fields(TokenizerRow))
 
 
 def main() -> None:
@@ -89,7 +89,7 @@ def main() -> None:
         sys.exit("a compiled table is not exact")
 
 
-def measure(kind: str, tokenizer: Tokenizer) -> Row:
+def measure(kind: str, tokenizer: Tokenizer) -> TokenizerRow:
     """The row of one tokenizer."""
     window = WindowDetokenizerFactory(tokenizer.to_str().encode())
     used: DetokenizerFactory = window
@@ -107,7 +107,7 @@ def measure(kind: str, tokenizer: Tokenizer) -> Row:
         table_us = fastest(lambda ids: stream_all(used, ids), tokenizer)
     reference = DecodeReference(tokenizer)
     mismatches = [mismatch_of(reference, used, trial) for trial in trials]
-    return Row(
+    return TokenizerRow(
         kind,
         " + ".join(step["type"] for step in decoder_steps(tokenizer)) or "none",
         tokenizer.get_vocab_size(),
@@ -155,7 +155,7 @@ def decode_stream_all(tokenizer: Tokenizer, streams: list[list[int]]) -> None:
             step(tokenizer, token_id)
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: TokenizerRow) -> list[str]:
     """One row as text."""
     return [
         "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
@@ -163,7 +163,7 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def columns(rows: list[Row]) -> list[str]:
+def columns(rows: list[TokenizerRow]) -> list[str]:
     """The table for a terminal."""
     lines = [HEADINGS, *(cells(row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -173,7 +173,7 @@ def columns(rows: list[Row]) -> list[str]:
     ]
 
 
-def markdown(rows: list[Row]) -> list[str]:
+def markdown(rows: list[TokenizerRow]) -> list[str]:
     """The table for a page."""
     lines = [HEADINGS, ["---"] * len(HEADINGS), *(cells(row) for row in rows)]
     return [f"| {' | '.join(line)} |" for line in lines]

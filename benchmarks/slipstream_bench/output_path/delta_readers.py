@@ -19,8 +19,8 @@ from typing import Any, Literal, cast, get_args
 
 from slipstream.client.async_client import AsyncStream
 from slipstream.client.client import Stream
-from slipstream.client.connection.thread_io import ClientIO
-from slipstream.client.streams.stream_group import Group
+from slipstream.client.connection.thread_io import ThreadIO
+from slipstream.client.streams.stream_group import StreamGroup
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.outputs import Delta
 
@@ -33,7 +33,7 @@ READS: tuple[Read, ...] = get_args(Read)
 class TogetherReader:
     """Takes what is there of all streams, in the caller's thread."""
 
-    def __init__(self, group: Group, *, is_materialised: bool) -> None:
+    def __init__(self, group: StreamGroup, *, is_materialised: bool) -> None:
         self._group = group
         self._is_materialised = is_materialised
         self.num_deltas = 0
@@ -65,7 +65,7 @@ class TogetherReader:
 class StreamsReader:
     """Takes what is there from every stream, one after the other, in the caller's thread."""
 
-    def __init__(self, io: ClientIO, states: Sequence[StreamState]) -> None:
+    def __init__(self, io: ThreadIO, states: Sequence[StreamState]) -> None:
         self._pairs = [(state, Stream(cast(Any, None), io, state, "delta")) for state in states]
         self.num_deltas = 0
 
@@ -82,7 +82,7 @@ class StreamsReader:
 class TaskReader:
     """A task to each stream. Made inside the event loop."""
 
-    def __init__(self, io: ClientIO, states: Sequence[StreamState]) -> None:
+    def __init__(self, io: ThreadIO, states: Sequence[StreamState]) -> None:
         self.num_deltas = 0
         streams = [AsyncStream(cast(Any, None), io, state, "delta") for state in states]
         self._states = states

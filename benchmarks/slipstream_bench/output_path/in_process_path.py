@@ -33,8 +33,8 @@ from msgspec import structs
 
 from slipstream.client.base import new_state
 from slipstream.client.connection.session import ClientSession
-from slipstream.client.connection.thread_io import ClientIO
-from slipstream.client.streams.stream_group import Group
+from slipstream.client.connection.thread_io import ThreadIO
+from slipstream.client.streams.stream_group import StreamGroup
 from slipstream.client.streams.stream_state import StreamState
 from slipstream_bench.common.memory_wire import MemoryContext, MemorySocket
 from slipstream_bench.output_path.stopwatch import BETWEEN, Stopwatch
@@ -106,13 +106,13 @@ class OutputPath:
             context.as_context(), _CLIENTS, 60.0, zmq.Poller(), time.monotonic()
         )
         self._until(lambda: self._session.model is not None)
-        self.io = cast(ClientIO, _SessionIO(self._session))
+        self.io = cast(ThreadIO, _SessionIO(self._session))
         self.states: list[StreamState] = []
         for index, prompt in enumerate(workload.prompts[:batch]):
             # a step's plan says the seeds of its rows: by them we know which request is meant
             seeded = structs.replace(params, seed=index)
             self.states.append(new_state(self.io, prompt, seeded, kind="delta"))
-        self.group = Group(self.states) if is_together else None
+        self.group = StreamGroup(self.states) if is_together else None
         for state in self.states:
             self._session.submit(state, time.monotonic())
         self._until(lambda: all(state.prompt_ids is not None for state in self.states))
@@ -127,7 +127,7 @@ class OutputPath:
     def step(self) -> None:
         """One token of every request, as far as the queues of their streams."""
         core, watch = self._core, self._watch
-        plan = core.scheduler.schedule(core.desk.acked)
+        plan = core.scheduler.schedule(core.handler.acked)
         assert plan is not None
         assert plan.samples.all()
         requests = plan.seeds
@@ -140,9 +140,9 @@ class OutputPath:
         sampled = core.scheduler.complete(plan, ids)
         if logprobs is not None:
             core.logprobs.append(sampled.rows, logprobs, sampled.index)
-        core.lives.mark(sampled.rows)
+        core.manager.mark_dirty(sampled.rows)
         watch.lap("collect")
-        core.desk.publish(plan.step)
+        core.handler.publish(plan.step)
         watch.lap("publish")
         self._worker.run_once(now)
         watch.lap("settle")
@@ -151,7 +151,7 @@ class OutputPath:
 
     def take_reports(self) -> None:
         """The end of a step, when its deltas have been read."""
-        self._core.desk.receive(time.monotonic())
+        self._core.handler.receive(time.monotonic())
         self._watch.lap("reports")
         if self._step == 1:
             self._watch.num_tracked.clear()
@@ -195,8 +195,8 @@ class OutputPath:
             now = time.monotonic()
             self._session.turn(now)
             self._worker.run_once(now)
-            self._core.desk.receive(now)
-            self._core.desk.publish(0)
+            self._core.handler.receive(now)
+            self._core.handler.publish(0)
             if condition():
                 return
         raise AssertionError("the parts did not come together")

@@ -29,7 +29,7 @@ from slipstream_bench.common.tables import median_rows, table, write_json
 from slipstream_bench.common.variants import VARIANTS, Variant
 from slipstream_bench.output_path.delta_readers import READS, Read
 from slipstream_bench.output_path.in_process_path import PROCESSES, STAGES
-from slipstream_bench.output_path.path_measure import ENGINE, Setting, measure
+from slipstream_bench.output_path.path_measure import ENGINE, PathSetting, measure
 from slipstream_bench.output_path.peers import PEERS, Peer, check_peer, measure_peer
 from slipstream_bench.output_path.stopwatch import measured_lap_ns
 from slipstream_bench.output_path.workload import Workload, detokenizers_of, make_workload
@@ -63,7 +63,7 @@ Name = TypeVar("Name", bound=str)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OutputPathPlan:
     """What is to be measured. `pythons`: each peer's interpreter."""
 
     batches: list[int]
@@ -109,7 +109,7 @@ def add_options(parser: Parser) -> None:
     parser.set_defaults(run=bench_output_path)
 
 
-def checked(arguments: argparse.Namespace) -> Plan:
+def checked(arguments: argparse.Namespace) -> OutputPathPlan:
     """Refuse what cannot be. Raises: BadRequestError."""
     check_common(arguments)
     steps = arguments.steps
@@ -126,7 +126,7 @@ def checked(arguments: argparse.Namespace) -> Plan:
     wanted = arguments.against
     for peer in _chosen("against", wanted, PEERS) if wanted is not None else ():
         pythons[peer] = check_peer(peer, getattr(arguments, f"{peer}_python"))
-    return Plan(
+    return OutputPathPlan(
         _batches(arguments),
         _chosen("variants", arguments.variants, VARIANTS),
         steps,
@@ -161,7 +161,7 @@ def bench_output_path(arguments: argparse.Namespace) -> int:
     plan = checked(arguments)
     tokenizer = Tokenizer.from_file(str(plan.tokenizer))
     workload = make_workload(tokenizer, max(plan.batches), prompt_len=_PROMPT_LEN, steps=plan.steps)
-    setting = Setting(
+    setting = PathSetting(
         workload,
         detokenizers_of(tokenizer),
         tokenizer.get_vocab_size(with_added_tokens=True),
@@ -218,7 +218,7 @@ def _ratios(rows: Sequence[Row]) -> Iterator[Row]:
             yield {name: row[name] for name in (*_KEY[1:], "us_per_token")} | ratios
 
 
-def _measured(setting: Setting, plan: Plan) -> list[Row]:
+def _measured(setting: PathSetting, plan: OutputPathPlan) -> list[Row]:
     """All runs of everything; one round after the other, so that a noisy minute spoils one of
     several runs of a thing and not all of them.
     """
@@ -234,7 +234,7 @@ def _measured(setting: Setting, plan: Plan) -> list[Row]:
     return rows
 
 
-def _peers(workload: Workload, plan: Plan) -> Iterator[list[Row]]:
+def _peers(workload: Workload, plan: OutputPathPlan) -> Iterator[list[Row]]:
     """The rows of one after the other."""
     with tempfile.TemporaryDirectory(prefix="slipstream-peers-") as folder:
         file = Path(folder) / "workload.npz"
@@ -251,7 +251,7 @@ def _peers(workload: Workload, plan: Plan) -> Iterator[list[Row]]:
             )
 
 
-def _about(plan: Plan) -> Row:
+def _about(plan: OutputPathPlan) -> Row:
     return {
         "benchmark": "output-path",
         "version": version("slipstream"),

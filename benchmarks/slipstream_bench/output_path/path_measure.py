@@ -35,7 +35,7 @@ ENGINE = "slipstream"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class PathSetting:
     """What all measurements share."""
 
     workload: Workload
@@ -44,7 +44,7 @@ class Setting:
     lap_ns: float  # see `Stopwatch`
 
 
-def measure(setting: Setting, batch: int, variant: Variant, read: Read) -> Row:
+def measure(setting: PathSetting, batch: int, variant: Variant, read: Read) -> Row:
     """One run."""
     collections = CollectionWatch()
     watch = Stopwatch(collections, lap_ns=setting.lap_ns)

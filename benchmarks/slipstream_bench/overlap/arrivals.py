@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from slipstream.errors import EngineError
 from slipstream_bench.common.live_streams import LiveStreams, Tally, random_prompts
-from slipstream_bench.common.simulated_stack import Running, Simulated, product
+from slipstream_bench.common.simulated_stack import RunningStack, Simulated, product
 from slipstream_bench.common.tables import Row, median_rows
 from slipstream_bench.overlap.arrivals_client import Arrival, ArrivalsConfig, Kind
 from slipstream_ipc.messages import Fault, SamplingParams
@@ -88,7 +88,7 @@ def _run(number: int, quiet_s: float) -> list[Row]:
     return rows
 
 
-def _arrive(stack: Running, kind: Kind, size: int, number: int) -> list[Arrival]:
+def _arrive(stack: RunningStack, kind: Kind, size: int, number: int) -> list[Arrival]:
     """What the client's process says. Raises: EngineError where it fails."""
     config = ArrivalsConfig(stack.address, kind, size, number, _PAUSE_S)
     done = subprocess.run(

@@ -29,7 +29,7 @@ from slipstream_ipc.messages import PromptReady, Status
 from slipstream_ipc.process import StopSignal, report, start_child
 from slipstream_worker.build import assemble_worker, detokenizers_from
 from slipstream_worker.config import WorkerConfig
-from slipstream_worker.tokenizer.client import Prompts
+from slipstream_worker.tokenizer.client import TokenizerClient
 from slipstream_worker.worker import Worker
 
 Mode = Literal["in_loop", "in_loop_async"]
@@ -55,7 +55,7 @@ def main() -> int:
     wanted = config.worker
     path = Path(wanted.runtime_dir) / "prompts.sock"
     options = {"tokenizer": wanted.tokenizer, "cache_dir": wanted.cache_dir}
-    prompts = Prompts(context, f"ipc://{path}", dict(options))
+    prompts = TokenizerClient(context, f"ipc://{path}", dict(options))
     poller.register(prompts.socket, zmq.POLLIN)
     try:
         ready = _first_word(prompts, poller, stop)
@@ -79,7 +79,9 @@ def main() -> int:
     return 0
 
 
-def _first_word(prompts: Prompts, poller: zmq.Poller, stop: StopSignal) -> PromptReady | None:
+def _first_word(
+    prompts: TokenizerClient, poller: zmq.Poller, stop: StopSignal
+) -> PromptReady | None:
     """The prompt process': which table the tokens are read by; None where we are to stop."""
     while not stop.is_set:
         poller.poll(_BEAT_MS)
@@ -126,27 +128,27 @@ class _Lockstep:
 
     def turn(self) -> None:
         """One step, or what there is to do while nobody runs."""
-        core, desk = self._core, self._core.desk
+        core, handler = self._core, self._core.handler
         now = time.monotonic()
-        desk.receive(now)
+        handler.receive(now)
         if now >= self._beat_at:
-            desk.beat(now)
+            handler.beat(now)
             self._beat_at = now + _BEAT_S
-        plan = core.scheduler.schedule(desk.acked) if core.scheduler.has_work else None
+        plan = core.scheduler.schedule(handler.acked) if core.scheduler.has_work else None
         if plan is not None:
             core.runner.launch(plan)
             result = core.runner.collect()
             sampled = core.scheduler.complete(plan, result.token_ids)
             if result.logprobs is not None:
                 core.logprobs.append(sampled.rows, result.logprobs, sampled.index)
-            core.lives.mark(sampled.rows)
+            core.manager.mark_dirty(sampled.rows)
             self._step = plan.step
-        while desk.publish(self._step):
+        while handler.publish(self._step):
             pass
         self._worker.run_once(time.monotonic())
-        while desk.awaits_check and not self._poller_is_silent():
+        while handler.awaits_check and not self._poller_is_silent():
             self._worker.run_once(time.monotonic())
-            desk.receive(time.monotonic())
+            handler.receive(time.monotonic())
         if plan is None:
             self._poller.poll(_BEAT_MS)
 

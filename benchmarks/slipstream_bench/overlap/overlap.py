@@ -22,7 +22,7 @@ from slipstream_bench.overlap import arrivals, delta_latency, stops
 from slipstream_bench.overlap.overlap_options import (
     OTHERS,
     VARIANTS,
-    Form,
+    OverlapForm,
     add_overlap_options,
     checked,
 )
@@ -64,7 +64,7 @@ def bench_overlap(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(form: Form, arguments: argparse.Namespace) -> list[Row]:
+def _measured(form: OverlapForm, arguments: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     total = arguments.runs * num_points(form, is_against=arguments.against is not None)
     with tqdm(total=total, unit="point", disable=None, leave=False) as bar:

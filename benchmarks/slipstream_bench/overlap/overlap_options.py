@@ -24,7 +24,7 @@ Value = TypeVar("Value")
 Name = TypeVar("Name", bound=str)
 
 
-class Form(NamedTuple):
+class OverlapForm(NamedTuple):
     """What is measured, and how long."""
 
     batches: tuple[int, ...]
@@ -35,8 +35,10 @@ class Form(NamedTuple):
     window_s: float
 
 
-_FULL = Form((1, 32, 256, 1024), (5.0, 10.0, 19.0), VARIANTS, MODES, 0.5, 2.5)
-_QUICK = Form((32, 1024), (5.0,), ("plain", "stop2_logprobs5"), ("in_loop", "worker"), 0.3, 1.0)
+_FULL = OverlapForm((1, 32, 256, 1024), (5.0, 10.0, 19.0), VARIANTS, MODES, 0.5, 2.5)
+_QUICK = OverlapForm(
+    (32, 1024), (5.0,), ("plain", "stop2_logprobs5"), ("in_loop", "worker"), 0.3, 1.0
+)
 
 
 def add_overlap_options(parser: Parser) -> None:
@@ -71,7 +73,7 @@ def add_overlap_options(parser: Parser) -> None:
     add_common(parser, runs=3)
 
 
-def checked(arguments: argparse.Namespace) -> Form:
+def checked(arguments: argparse.Namespace) -> OverlapForm:
     """What is to be measured. Raises: BadRequestError."""
     check_common(arguments)
     asked = [name for name in OTHERS if getattr(arguments, name)]

@@ -30,14 +30,14 @@ from slipstream_bench.common.live_streams import CLIENT, LiveStreams, Window, ra
 from slipstream_bench.common.simulated_stack import (
     Device,
     Program,
-    Running,
+    RunningStack,
     Simulated,
     assembled,
     product,
 )
 from slipstream_bench.common.tables import Row
 from slipstream_bench.common.variants import Variant, params_of
-from slipstream_bench.overlap.overlap_options import Form, Mode
+from slipstream_bench.overlap.overlap_options import Mode, OverlapForm
 from slipstream_ipc.messages import Fault
 
 _VLLM = "vllm_in_loop"
@@ -45,14 +45,14 @@ _PEER = Path(__file__).resolve().parents[3] / "scripts" / "peers" / "vllm_overla
 MAX_MODEL_LEN = 8192
 
 
-def num_points(form: Form, *, is_against: bool) -> int:
+def num_points(form: OverlapForm, *, is_against: bool) -> int:
     """Of one run."""
     modes = len(form.modes) + is_against
     return modes * len(form.steps_ms) * len(form.batches) * len(form.variants)
 
 
 def measure_points(
-    form: Form, vllm_python: str | None, on_point: Callable[[], object]
+    form: OverlapForm, vllm_python: str | None, on_point: Callable[[], object]
 ) -> list[Row]:
     """A row for each point, once. Modes take turns at each step time, so that what the machine does
     besides meets all of them.
@@ -75,7 +75,7 @@ def measure_points(
 
 
 @contextmanager
-def stack_of(mode: Mode, device: Device) -> Iterator[Running]:
+def stack_of(mode: Mode, device: Device) -> Iterator[RunningStack]:
     """The processes of a mode."""
     if mode == "worker":
         with product(device) as running:
@@ -88,7 +88,7 @@ def stack_of(mode: Mode, device: Device) -> Iterator[Running]:
         yield running
 
 
-def window_of(stack: Running, batch: int, variant: Variant, form: Form) -> Window:
+def window_of(stack: RunningStack, batch: int, variant: Variant, form: OverlapForm) -> Window:
     """A load, once all of it runs."""
     prompts = random_prompts(batch)
     params = params_of(variant, MAX_MODEL_LEN - len(prompts[0]))

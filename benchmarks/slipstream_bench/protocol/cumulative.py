@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from slipstream_ipc.columns import pack_f32, pack_u32, u32
 from slipstream_ipc.history.logprob_log import LogprobLog
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import (
     Admit,
     Admitted,
@@ -79,7 +79,7 @@ class WholeHistories(Counted):
 
     def __init__(self) -> None:
         super().__init__()
-        self.histories: tuple[PagedLog, LogprobLog] | None = None
+        self.histories: tuple[TokenLog, LogprobLog] | None = None
         self._prompt_lens: dict[bytes, int] = {}  # of streams that have no row yet
         self._starts = np.zeros(64, np.int64)  # where a row's outputs begin
 

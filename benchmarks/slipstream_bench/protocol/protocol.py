@@ -28,18 +28,18 @@ from slipstream.cli.parser import Parser
 from slipstream.client.async_client import AsyncClient
 from slipstream.errors import EngineError, wrong_option
 from slipstream_bench.common.live_streams import CLIENT, random_prompts
-from slipstream_bench.common.load.datasets import Request
+from slipstream_bench.common.load.datasets import DatasetRequest
 from slipstream_bench.common.load.native_target import NativeTarget
 from slipstream_bench.common.load.openai_target import Asking
 from slipstream_bench.common.load.run_load import run_load
-from slipstream_bench.common.measures import Timeline, summary
+from slipstream_bench.common.measures import RequestTimeline, summary
 from slipstream_bench.common.pictures import grouped_bars
 from slipstream_bench.common.report_options import add_common, check_common
 from slipstream_bench.common.simulated_stack import (
     WORKER,
     Device,
     Program,
-    Running,
+    RunningStack,
     Simulated,
     assembled,
     note,
@@ -75,7 +75,7 @@ _LINES = {
 }
 
 
-class Load(NamedTuple):
+class ProtocolLoad(NamedTuple):
     """Requests that run all at once."""
 
     batch: int
@@ -83,10 +83,10 @@ class Load(NamedTuple):
     step_ms: float
 
 
-FULL = Load(64, 2048, 10.0)
-_QUICK = Load(64, 320, 5.0)
-_LARGEST = Load(1024, 3900, 1000.0)
-_SMALLEST = Load(1, 8, 1.0)
+FULL = ProtocolLoad(64, 2048, 10.0)
+_QUICK = ProtocolLoad(64, 320, 5.0)
+_LARGEST = ProtocolLoad(1024, 3900, 1000.0)
+_SMALLEST = ProtocolLoad(1, 8, 1.0)
 
 
 def add_options(parser: Parser) -> None:
@@ -108,11 +108,11 @@ def add_options(parser: Parser) -> None:
     parser.set_defaults(run=bench_protocol)
 
 
-def checked(arguments: argparse.Namespace) -> Load:
+def checked(arguments: argparse.Namespace) -> ProtocolLoad:
     """What is to be measured. Raises: BadRequestError."""
     check_common(arguments)
     load = _QUICK if arguments.quick else FULL
-    for name in Load._fields:
+    for name in ProtocolLoad._fields:
         value = getattr(arguments, name)
         smallest, largest = getattr(_SMALLEST, name), getattr(_LARGEST, name)
         if value is None:
@@ -149,7 +149,7 @@ def bench_protocol(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def measure_transport(transport: str, load: Load, device: Device) -> list[Row]:
+def measure_transport(transport: str, load: ProtocolLoad, device: Device) -> list[Row]:
     """A row for each kind of log-probabilities; `load` says what the device takes for a step."""
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
         path = Path(folder) / "record.json"
@@ -168,14 +168,14 @@ def measure_transport(transport: str, load: Load, device: Device) -> list[Row]:
 
 
 async def _measure(
-    stack: Running, load: Load, logprobs: int | None
-) -> tuple[list[Timeline], CpuSamples]:
+    stack: RunningStack, load: ProtocolLoad, logprobs: int | None
+) -> tuple[list[RequestTimeline], CpuSamples]:
     asking = Asking("completions", True, 0.0, logprobs, True, _TIMEOUT_S)
     problems: dict[str, str] = {}
     async with AsyncClient(stack.address) as client:
         target = NativeTarget(client, asking, problems)
         prompts = random_prompts(load.batch, _INPUT_LEN)
-        requests = [Request(prompt.tolist(), load.output_len) for prompt in prompts]
+        requests = [DatasetRequest(prompt.tolist(), load.output_len) for prompt in prompts]
         asks = [target.prepared(request) for request in requests]
         with CpuSamples({**stack.pids, CLIENT: os.getpid()}) as samples:
             timelines = await run_load(asks, [0.0] * len(asks), None, lambda _: None)
@@ -188,8 +188,8 @@ async def _measure(
 def _row(
     transport: str,
     logprobs: str,
-    load: Load,
-    timelines: list[Timeline],
+    load: ProtocolLoad,
+    timelines: list[RequestTimeline],
     samples: CpuSamples,
     sent: SentSteps,
 ) -> Row:
@@ -235,7 +235,7 @@ def _line(called: str, cells: Row) -> Row:
     return {"logprobs": called, **cells}
 
 
-def _draw(rows: Sequence[Row], file: str, load: Load) -> None:
+def _draw(rows: Sequence[Row], file: str, load: ProtocolLoad) -> None:
     """What core and worker need for a token."""
     found = {(row["transport"], row["logprobs"]): _cpu_us(row, "core", "worker") for row in rows}
     grouped_bars(

@@ -31,12 +31,12 @@ from tqdm import tqdm
 from slipstream.cli.parser import Parser
 from slipstream.client.async_client import AsyncClient
 from slipstream.errors import wrong_option
-from slipstream_bench.common.load.datasets import Request, random_requests, requests_from
+from slipstream_bench.common.load.datasets import DatasetRequest, random_requests, requests_from
 from slipstream_bench.common.load.http_stream import HttpClient
 from slipstream_bench.common.load.native_target import NativeTarget
 from slipstream_bench.common.load.openai_target import PATHS, Asking, OpenAITarget, first_model
 from slipstream_bench.common.load.run_load import poisson_starts, run_load
-from slipstream_bench.common.measures import Row, Timeline, median_row, summary
+from slipstream_bench.common.measures import RequestTimeline, Row, median_row, summary
 from slipstream_bench.common.open_files import allow_many_files
 from slipstream_bench.common.process_cpu import tree_cpu_s
 from slipstream_bench.serve.serve_options import add_serve_options, checked
@@ -118,7 +118,7 @@ async def _target(
         http.close()
 
 
-def _filed(arguments: argparse.Namespace) -> list[Request]:
+def _filed(arguments: argparse.Namespace) -> list[DatasetRequest]:
     """The file's requests; none where there is no file. Raises: BadRequestError."""
     if arguments.dataset is None:
         return []
@@ -128,7 +128,7 @@ def _filed(arguments: argparse.Namespace) -> list[Request]:
     return requests
 
 
-def _random(arguments: argparse.Namespace, run: int, number: int) -> list[Request]:
+def _random(arguments: argparse.Namespace, run: int, number: int) -> list[DatasetRequest]:
     """Those of a run; run 0 is the warm-up's."""
     return random_requests(
         number,
@@ -142,7 +142,7 @@ def _random(arguments: argparse.Namespace, run: int, number: int) -> list[Reques
 
 async def _run(
     target: OpenAITarget | NativeTarget,
-    requests: Sequence[Request],
+    requests: Sequence[DatasetRequest],
     arguments: argparse.Namespace,
     run: int,
 ) -> Row:
@@ -153,7 +153,7 @@ async def _run(
     name = f"run {run} of {arguments.runs}" if run else "warm-up"
     with tqdm(total=len(asks), desc=name, unit="request", disable=None, leave=False) as bar:
 
-        def on_done(_timeline: Timeline) -> None:
+        def on_done(_timeline: RequestTimeline) -> None:
             bar.update()
 
         gc.collect()
@@ -189,7 +189,7 @@ def _told(
     arguments: argparse.Namespace,
     target: OpenAITarget | NativeTarget,
     run: int,
-    requests: Sequence[Request],
+    requests: Sequence[DatasetRequest],
 ) -> Row:
     """What was measured, in words and settings."""
     is_random = arguments.dataset is None

@@ -28,7 +28,7 @@ from slipstream.stack.stack import Stack
 from slipstream_bench.common import process_census
 from slipstream_bench.common.process_census import Holding
 from slipstream_bench.common.tables import Row, table
-from slipstream_bench.soak.soak_load import Load
+from slipstream_bench.soak.soak_load import SoakLoad
 
 TOLERANCE = 0.05
 SHARES = (0.1, 0.5, 1.0)
@@ -202,12 +202,12 @@ def _num_warm_up(num_requests: int) -> int:
 
 async def _soak(
     stack: Stack, spares: dict[int, str], num_requests: int, arguments: argparse.Namespace
-) -> tuple[Load, list[dict[str, Holding]]]:
+) -> tuple[SoakLoad, list[dict[str, Holding]]]:
     samples: list[dict[str, Holding]] = []
     names = spares | {pid: name for name, pid in stack.pids.items()}
     assert stack.http_address is not None
     async with AsyncClient(stack.address) as client:
-        load = Load(client, stack.http_address, arguments.seed, arguments.concurrency)
+        load = SoakLoad(client, stack.http_address, arguments.seed, arguments.concurrency)
         done = 0
         with tqdm(total=num_requests, unit="request", disable=None, leave=False) as bar:
             await load.run(_num_warm_up(num_requests), lambda num: None)

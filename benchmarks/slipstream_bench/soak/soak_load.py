@@ -36,7 +36,7 @@ _SHARES = (0.70, 0.06, 0.06, 0.10, 0.06, 0.02)
 _MOST_TOKENS = 8
 
 
-class Load:
+class SoakLoad:
     """Requests against one stack, over one lasting client."""
 
     def __init__(self, client: AsyncClient, http_address: str, seed: int, concurrency: int) -> None:

@@ -38,7 +38,7 @@ from slipstream_core.runner.simulated.simulated_runner import load_simulated
 from slipstream_core.step.plan import Runner, StepPlan
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, SamplingParams, Step, Welcome
-from slipstream_worker.core_link import CoreHop
+from slipstream_worker.core_link import CoreLink
 
 PARTS = ("receive", "schedule", "launch", "complete", "publish", "settle")
 DEVICE = "device"
@@ -91,7 +91,7 @@ class CoreParts:
         context = MemoryContext().as_context()
         self._runner: Runner = load_simulated(config) if runner is None else runner
         self._core = assemble_core(config, self._runner, context, zmq.Poller())
-        self._hop = CoreHop(
+        self._hop = CoreLink(
             context, _ADDRESS, zmq.Poller(), identity=b"bench", incarnation=0, now=time.monotonic()
         )
         self._num_tokens = 0  # that the worker has got
@@ -102,7 +102,7 @@ class CoreParts:
         for index in range(batch):
             length = prompt_len + int(random.integers(0, _BLOCK_SIZE))
             self._num_prompt_tokens += length
-            self._hop.state(
+            self._hop.enqueue(
                 Admit(
                     stream_id=index.to_bytes(16, "little"),
                     prompt_ids=pack_u32(random.integers(0, self._runner.info.vocab_size, length)),
@@ -123,15 +123,15 @@ class CoreParts:
     def step(self) -> bool:
         """One step, begun behind the one in flight; whether all requests decode in it."""
         core, clock = self._core, time.thread_time_ns
-        desk, scheduler = core.desk, core.scheduler
+        handler, scheduler = core.handler, core.scheduler
         now = time.monotonic()
         at = [clock()]
-        desk.receive(now)
+        handler.receive(now)
         at.append(clock())
-        plan = scheduler.schedule(lambda: desk.acked)
+        plan = scheduler.schedule(lambda: handler.acked)
         at.append(clock())
         assert plan is not None
-        desk.launching(plan.step, scheduler.rows_of(plan))
+        handler.launching(plan.step, scheduler.rows_of(plan))
         at.append(clock())
         self._runner.launch(plan)
         at.append(clock())
@@ -144,13 +144,13 @@ class CoreParts:
         result = self._runner.collect()
         at = [clock()]
         sampled = scheduler.complete(plan, result.token_ids)
-        core.lives.mark(sampled.rows)
-        desk.collected(plan.step)
+        core.manager.mark_dirty(sampled.rows)
+        handler.collected(plan.step)
         at.append(clock())
-        desk.publish(plan.step)
+        handler.publish(plan.step)
         at.append(clock())
-        scheduler.settle()
-        core.logprobs.settle()
+        scheduler.flush_deferred()
+        core.logprobs.flush_deferred()
         at.append(clock())
         self._note(at, "complete", "publish", "settle")
         self._check(now)
@@ -193,8 +193,8 @@ class CoreParts:
     def _until(self, condition: Callable[[], bool]) -> None:
         for _ in range(1000):
             now = time.monotonic()
-            self._core.desk.receive(now)
-            self._core.desk.publish(0)
+            self._core.handler.receive(now)
+            self._core.handler.publish(0)
             self._check(now)
             if condition():
                 return

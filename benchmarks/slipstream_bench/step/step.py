@@ -36,7 +36,7 @@ _MODEL_STEPS, _QUICK_MODEL_STEPS = 32, 8
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepBenchPlan:
     """What is to be measured. `model`: a real one whose parts are told too, on the CPU."""
 
     batches: list[int]
@@ -80,7 +80,7 @@ def add_options(parser: Parser) -> None:
     parser.set_defaults(run=bench_step)
 
 
-def checked(arguments: argparse.Namespace) -> Plan:
+def checked(arguments: argparse.Namespace) -> StepBenchPlan:
     """Refuse what cannot be. Raises: BadRequestError."""
     check_common(arguments)
     for name in ("steps", "prompt_len", "threads"):
@@ -94,7 +94,7 @@ def checked(arguments: argparse.Namespace) -> Plan:
             raise wrong_option("batches", arguments.batches, "integers >= 1, with commas between")
         batches = [int(part) for part in parts]
     quick = arguments.quick
-    return Plan(
+    return StepBenchPlan(
         batches,
         arguments.steps or (_QUICK_STEPS if quick else _STEPS),
         arguments.steps or (_QUICK_MODEL_STEPS if quick else _MODEL_STEPS),
@@ -120,7 +120,7 @@ def bench_step(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _core_rows(plan: Plan) -> Iterator[Row]:
+def _core_rows(plan: StepBenchPlan) -> Iterator[Row]:
     for batch in plan.batches:
         parts = CoreParts(
             batch,
@@ -138,7 +138,7 @@ def _core_rows(plan: Plan) -> Iterator[Row]:
         yield from _rows("simulated", batch, us, plan, (*PARTS, ALL, DEVICE))
 
 
-def _model_rows(plan: Plan, model: str) -> list[Row]:
+def _model_rows(plan: StepBenchPlan, model: str) -> list[Row]:
     from slipstream_bench.step import model_parts
 
     runner = model_parts.load(
@@ -172,7 +172,7 @@ def _model_rows(plan: Plan, model: str) -> list[Row]:
 
 
 def _rows(
-    model: str, batch: int, us: dict[str, list[float]], plan: Plan, parts: Sequence[str]
+    model: str, batch: int, us: dict[str, list[float]], plan: StepBenchPlan, parts: Sequence[str]
 ) -> Iterator[Row]:
     us[ALL] = [sum(step) for step in zip(*(us[part] for part in PARTS), strict=True)]
     for part in parts:
@@ -190,7 +190,7 @@ def _rows(
         }
 
 
-def _draw(rows: Sequence[Row], plan: Plan, file: str) -> None:
+def _draw(rows: Sequence[Row], plan: StepBenchPlan, file: str) -> None:
     """The core's parts."""
     grouped_bars(
         file,

@@ -24,7 +24,7 @@ from slipstream_bench.common.load.random_load import (
     row_of,
     tell,
 )
-from slipstream_bench.common.measures import Row, Timeline, summary
+from slipstream_bench.common.measures import RequestTimeline, Row, summary
 from slipstream_ipc.messages import ModelCard
 
 _SIZES = (
@@ -61,13 +61,15 @@ def throughput(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _measure(address: str, arguments: argparse.Namespace) -> tuple[ModelCard, list[Timeline]]:
+async def _measure(
+    address: str, arguments: argparse.Namespace
+) -> tuple[ModelCard, list[RequestTimeline]]:
     async with AsyncClient(address, trace=trace_of(arguments), **access_of(arguments)) as client:
         load = RandomLoad(client, arguments)
         warm_up, *prompts = load.prompts(arguments.num_requests + 1)
         places = asyncio.Semaphore(arguments.concurrency)
 
-        async def one(prompt: Prompt) -> Timeline:
+        async def one(prompt: Prompt) -> RequestTimeline:
             async with places:
                 return await load.run(prompt)
 

@@ -32,7 +32,7 @@ from slipstream_core.grammar.llguidance_backend import (
     grammar_key,
     ids_as_mask,
 )
-from slipstream_core.grammar.matcher import GrammarBroken, GrammarState, LexerFull, SharedGrammar
+from slipstream_core.grammar.matcher import GrammarBroken, GrammarMatcher, LexerFull, SharedGrammar
 from slipstream_core.grammar.trial_client import GrammarTrial
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import Admit, Fault, StructuredOutputs
@@ -51,7 +51,7 @@ class Compiled:
     """What became of a job: a state that has seen the registration's outputs, or a fault."""
 
     admit: Admit
-    state: GrammarState | None
+    state: GrammarMatcher | None
     fault: Fault | None = None
 
 
@@ -83,7 +83,7 @@ class GrammarCompiler:
         self._num_pending += 1
         self._jobs.put(admit)
 
-    def take(self) -> list[Compiled]:
+    def take_compiled(self) -> list[Compiled]:
         """The jobs that are done."""
         done: list[Compiled] = []
         if not self._num_pending:
@@ -128,7 +128,7 @@ class GrammarCompiler:
             self._done.put(done)
             os.eventfd_write(self._done_fd, 1)
 
-    def start(self, admit: Admit) -> GrammarState:
+    def start(self, admit: Admit) -> GrammarMatcher:
         """A registration's state, which has seen its outputs; in the thread, or without one.
 
         Raises GrammarError, GrammarBroken.
@@ -146,10 +146,10 @@ class GrammarCompiler:
         end_ids = self._vocabulary.eos_ids.intersection(admit.stop_token_ids)
         end_ids = end_ids or frozenset(admit.stop_token_ids)
         end_mask = ids_as_mask(end_ids, self._vocabulary.vocab_size)
-        state = GrammarState(grammar, end_ids, end_mask, self._vocabulary.ends)
+        state = GrammarMatcher(grammar, end_ids, end_mask, self._vocabulary.ends)
         token_ids = u32(admit.output_ids).tolist()
         try:
-            state.take(token_ids)
+            state.accept_tokens(token_ids)
         except LexerFull:
             state.renew(token_ids)
         return state

@@ -1,7 +1,7 @@
 """The grammars of the streams that are computed, by row, and the masks of a step.
 
-Owns: each row's `GrammarState`, from admission to the stream's end. Does not know: how grammars are
-compiled, who is in which step.
+Owns: each row's `GrammarMatcher`, from admission to the stream's end. Does not know: how grammars
+are compiled, who is in which step.
 
 Rules:
 - A state is brought up to its row's history when its mask is wanted.
@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.grammar.llguidance_backend import fill_masks, num_words
-from slipstream_core.grammar.matcher import GrammarBroken, GrammarState, LexerFull
+from slipstream_core.grammar.matcher import GrammarBroken, GrammarMatcher, LexerFull
 from slipstream_core.step.limits import NO_ROW
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 
 logger = logging.getLogger(__name__)
 
@@ -30,19 +30,19 @@ Int32s = npt.NDArray[np.int32]
 _EVERYTHING = -1  # 32 bits that are set
 
 
-class GrammarRows:
+class GrammarManager:
     """Grammars by row."""
 
-    def __init__(self, tokens: PagedLog, vocab_size: int) -> None:
+    def __init__(self, tokens: TokenLog, vocab_size: int) -> None:
         """`tokens` holds the histories; a mask has a bit for each of `vocab_size` ids."""
         self._tokens = tokens
         self._num_words = num_words(vocab_size)
-        self._states: dict[int, tuple[GrammarState, int]] = {}  # and where the outputs begin
+        self._states: dict[int, tuple[GrammarMatcher, int]] = {}  # and where the outputs begin
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def add(self, row: int, state: GrammarState, prompt_len: int) -> None:
+    def add(self, row: int, state: GrammarMatcher, prompt_len: int) -> None:
         """The stream of this row follows a grammar; `state` has seen some of its outputs."""
         self._states[row] = state, prompt_len
 
@@ -58,7 +58,7 @@ class GrammarRows:
         """
         masks = np.empty((len(rows), self._num_words), np.int32)
         broken: list[tuple[int, str]] = []
-        states: list[tuple[int, int, GrammarState]] = []
+        states: list[tuple[int, int, GrammarMatcher]] = []
         to_fill: list[tuple[Any, int]] = []
         for i, row in enumerate(rows.tolist()):
             if row == NO_ROW:
@@ -81,17 +81,17 @@ class GrammarRows:
                 masks[i] = _EVERYTHING
         return masks, broken
 
-    def _brought_up(self, row: int) -> GrammarState:
+    def _brought_up(self, row: int) -> GrammarMatcher:
         state, prompt_len = self._states[row]
         begin, end = prompt_len + state.num_taken, self._tokens.length(row)
         if begin < end:
             try:
-                state.take(self._tokens.read(row, begin, end).tolist())
+                state.accept_tokens(self._tokens.read(row, begin, end).tolist())
             except LexerFull:
                 self._renew(row, state)
         return state
 
-    def _finish(self, row: int, state: GrammarState, mask: Int32s) -> None:
+    def _finish(self, row: int, state: GrammarMatcher, mask: Int32s) -> None:
         """Of the mask, [1, words], that was filled: where its lexer was full, from another."""
         while True:
             try:
@@ -101,7 +101,7 @@ class GrammarRows:
                 if state.matcher is not None:
                     fill_masks([(state.matcher, 0)], mask)
 
-    def _renew(self, row: int, state: GrammarState) -> None:
+    def _renew(self, row: int, state: GrammarMatcher) -> None:
         prompt_len = self._states[row][1]
         state.renew(self._tokens.read(row, prompt_len, self._tokens.length(row)).tolist())
 

@@ -35,7 +35,7 @@ class GrammarBroken(Exception):  # noqa: N818  (an outcome of one stream)
 
 
 class LexerFull(GrammarBroken):
-    """The lexer that the stream shares has no room: `GrammarState.renew` gives it another."""
+    """The lexer that the stream shares has no room: `GrammarMatcher.renew` gives it another."""
 
 
 class SharedGrammar:
@@ -62,7 +62,7 @@ class SharedGrammar:
             return self._matcher.deep_copy(), self._generation
 
 
-class GrammarState:
+class GrammarMatcher:
     """A stream in its grammar, at the start."""
 
     __slots__ = (
@@ -92,7 +92,7 @@ class GrammarState:
         self._is_over = False
         self.num_taken = 0  # outputs
 
-    def take(self, token_ids: Sequence[int]) -> None:
+    def accept_tokens(self, token_ids: Sequence[int]) -> None:
         """The next outputs. Raises GrammarBroken where the grammar does not allow one of them."""
         for token_id in token_ids:
             if self._is_over:
@@ -114,7 +114,7 @@ class GrammarState:
             self._is_over = False
             self.num_taken = 0
             try:
-                return self.take(token_ids)
+                return self.accept_tokens(token_ids)
             except LexerFull:
                 pass
 

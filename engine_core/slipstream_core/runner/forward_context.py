@@ -13,7 +13,7 @@ import torch
 
 from slipstream_core.runner.attention.interface import AttentionParams
 from slipstream_core.runner.attention.kv_cache import LayerCache
-from slipstream_core.runner.attention.torch_backend import CpuAttention
+from slipstream_core.runner.attention.torch_backend import TorchAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class ForwardContext:
 
     layers: Sequence[LayerCache]
     kv_slots: torch.Tensor  # [T] int64: where each token's key and value go
-    attention: CpuAttention  # this step's, shared by its layers
+    attention: TorchAttention  # this step's, shared by its layers
     begun_blocks: torch.Tensor | None = None  # [n] int64: to be cleared first, if any
 
     def attend(

@@ -25,7 +25,7 @@ from slipstream_core.runner.cuda.decode_graphs import static_bytes
 from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.model.loader import LoadedModel
 from slipstream_core.runner.sampling.penalties import most_bytes
-from slipstream_core.step.constraint_plan import Refill, RulePlan, Rules
+from slipstream_core.step.constraint_plan import ConstraintPlan, ConstraintRefill, StepConstraints
 from slipstream_core.step.limits import MAX_POSITIONS
 from slipstream_core.step.plan import PromptPlan, Runner, StepFailed, StepPlan
 
@@ -41,7 +41,7 @@ _SLACK_BYTES = 150 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class CardUse:
+class DeviceMemoryUse:
     """Bytes of a card."""
 
     total: int
@@ -56,14 +56,14 @@ class CardUse:
         return max(0, self.free_before - self.free)
 
 
-def cache_bytes(use: CardUse, utilization: float) -> int:
+def cache_bytes(use: DeviceMemoryUse, utilization: float) -> int:
     """Bytes for the cache, negative where even the rest does not fit."""
     others = use.step + use.graphs + _SLACK_BYTES
     allowed = int(use.total * utilization) - use.own - others
     return min(allowed, use.free - others)
 
 
-def too_small(use: CardUse, utilization: float, needed: int) -> str:
+def too_small(use: DeviceMemoryUse, utilization: float, needed: int) -> str:
     """Why there is no cache of `needed` bytes, and what to do about it."""
     room = max(0, cache_bytes(use, utilization))
     busy = use.total - use.free_before
@@ -147,13 +147,13 @@ def blocks_on_card(
             f"{config.max_num_batched_tokens} tokens takes more; lower max_num_batched_tokens or "
             "max_num_seqs",
         ) from error
-    lanes = most_bytes(config.max_num_seqs, vocab, model.max_model_len)
+    state_slots = most_bytes(config.max_num_seqs, vocab, model.max_model_len)
     graphs = 0
     if sizes:
         max_blocks = -(-model.max_model_len // config.block_size)
         graphs = peaks[1] + static_bytes(sizes, vocab, max_blocks)
     free, total = meter.free_and_total()
-    use = CardUse(total, free_before, free, peaks[0] + lanes, graphs)
+    use = DeviceMemoryUse(total, free_before, free, peaks[0] + state_slots, graphs)
     given = cache_bytes(use, share)
     if given < 2 * size:
         raise ModelLoadError(model.name, too_small(use, share, 2 * size))
@@ -242,41 +242,41 @@ def dearest(plan: StepPlan, vocab_size: int) -> StepPlan:
     rows = np.arange(np.count_nonzero(plan.samples))
     none = rows[:0]
     numbers = np.empty(0, np.float32)
-    rules = Rules(
+    rules = StepConstraints(
         bias_places=none,
         bias_ids=none,
         biases=numbers,
         allowed_places=rows,
-        allowed_lanes=rows,
+        allowed_state_slots=rows,
         banned_places=none,
         banned_ids=none,
         word_places=none,
-        word_lanes=none,
+        word_state_slots=none,
         word_heads=np.empty((0, 1), np.int64),
         word_lasts=none,
         tail_places=none,
-        tail_lanes=none,
+        tail_state_slots=none,
         penalty_places=none,
-        count_lanes=none,
+        count_state_slots=none,
         repetitions=numbers,
         frequencies=numbers,
         presences=numbers,
         any_repetition=False,
     )
-    refill = Refill(
-        tail_lanes=none,
+    refill = ConstraintRefill(
+        tail_state_slots=none,
         tails=np.empty((0, 1), np.int64),
-        allowed_lanes=rows,
+        allowed_state_slots=rows,
         allowed_bits=np.full((len(rows), -(-vocab_size // 32)), -1, np.int32),
-        count_lanes=none,
+        count_state_slots=none,
         seen=np.empty((0, 1), np.int64),
         num_seen=none,
-        output_lanes=none,
+        output_state_slots=none,
         output_ids=none,
     )
     return replace(
         plan,
-        rules=RulePlan(rows, rules, refill),
+        rules=ConstraintPlan(rows, rules, refill),
         masked_rows=rows,
         masked_ids=np.zeros(len(rows), np.int64),
         grammar_rows=rows,

@@ -76,7 +76,7 @@ class Layout:
         }
 
 
-class Mark(Protocol):
+class CopyMark(Protocol):
     """A point in the device's work."""
 
     def synchronize(self) -> None:
@@ -89,19 +89,19 @@ class Copies(Protocol):
     def host(self, size: int) -> torch.Tensor:
         """Host memory that copies may run from and to, uint8 [size]."""
 
-    def upload(self, source: torch.Tensor, target: torch.Tensor) -> Mark:
+    def upload(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
         """From host to device, in turn with the current stream's kernels; until when."""
 
-    def fetch(self, source: torch.Tensor, target: torch.Tensor) -> Mark:
+    def fetch(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
         """From device to host, behind what is enqueued so far and beside what comes; until when.
 
         The caller holds on to both until then.
         """
 
-    def before_reuse(self, mark: Mark) -> None:
+    def before_reuse(self, mark: CopyMark) -> None:
         """What is enqueued from now on runs behind `mark`."""
 
-    def here(self) -> Mark:
+    def here(self) -> CopyMark:
         """The end of what is enqueued so far."""
 
 
@@ -112,20 +112,20 @@ class HostCopies:
         """Plain memory."""
         return torch.empty(size, dtype=torch.uint8)
 
-    def upload(self, source: torch.Tensor, target: torch.Tensor) -> Mark:
+    def upload(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
         """See Copies."""
         target.copy_(source)
         return _PAST
 
-    def fetch(self, source: torch.Tensor, target: torch.Tensor) -> Mark:
+    def fetch(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
         """See Copies."""
         target.copy_(source)
         return _PAST
 
-    def before_reuse(self, mark: Mark) -> None:
+    def before_reuse(self, mark: CopyMark) -> None:
         """See Copies."""
 
-    def here(self) -> Mark:
+    def here(self) -> CopyMark:
         """See Copies."""
         return _PAST
 
@@ -152,14 +152,14 @@ class CardCopies:
         """From torch's pool of pinned memory."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
-    def upload(self, source: torch.Tensor, target: torch.Tensor) -> Mark:
+    def upload(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
         """See Copies."""
         target.copy_(source, non_blocking=True)
         copied = _event()
         copied.record()
         return copied
 
-    def fetch(self, source: torch.Tensor, target: torch.Tensor) -> Mark:
+    def fetch(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
         """See Copies."""
         computed = _cuda.Event()
         computed.record()
@@ -170,12 +170,12 @@ class CardCopies:
             copied.record()
         return copied
 
-    def before_reuse(self, mark: Mark) -> None:
+    def before_reuse(self, mark: CopyMark) -> None:
         """See Copies."""
         assert isinstance(mark, torch.cuda.Event)
         torch.cuda.current_stream().wait_event(mark)
 
-    def here(self) -> Mark:
+    def here(self) -> CopyMark:
         """See Copies."""
         event = _event()
         event.record()
@@ -198,7 +198,7 @@ class Staging:
         self.device_buffer = torch.empty(size, dtype=torch.uint8, device=device)
         self._copies = copies
         self._ring: list[torch.Tensor] = [copies.host(size) for _ in range(depth)]
-        self._marks: list[Mark | None] = [None] * depth
+        self._marks: list[CopyMark | None] = [None] * depth
         self._at = 0
 
     def open(self, size: int) -> Bytes:

@@ -32,26 +32,26 @@ import torch
 
 from slipstream_core.runner.attention import kv_cache
 from slipstream_core.runner.attention.backend_choice import triton_attention
-from slipstream_core.runner.attention.cpu_backend import NativeContext
-from slipstream_core.runner.attention.fixed_shape import DecodeBackend, FixedDecode
+from slipstream_core.runner.attention.cpu_backend import CpuContext
+from slipstream_core.runner.attention.fixed_shape import DecodeBackend, FixedShapeDecode
 from slipstream_core.runner.attention.interface import AttentionContext
-from slipstream_core.runner.attention.torch_backend import CpuAttention, Scratch, scratch_bytes
+from slipstream_core.runner.attention.torch_backend import Scratch, TorchAttention, scratch_bytes
 from slipstream_core.runner.batch_order import Selector, as_they_come, begun_blocks, by_length
 from slipstream_core.runner.compilation.trace import Forward, eager, trace
 from slipstream_core.runner.cpu.cpu_threads import Threads
 from slipstream_core.runner.cpu.kernels import kernels
-from slipstream_core.runner.cuda.cuda_thread import EnqueuingDevice
-from slipstream_core.runner.cuda.decode_graphs import DecodeGraphs, Kind
-from slipstream_core.runner.cuda.readback import DeviceSpans, Ended, Prompts, deliver, wide
+from slipstream_core.runner.cuda.cuda_thread import CudaThread
+from slipstream_core.runner.cuda.decode_graphs import DecodeGraphs, GraphKind
+from slipstream_core.runner.cuda.readback import DeviceSpans, EndedStep, Prompts, deliver, wide
 from slipstream_core.runner.cuda.recorder import CudaRecorder, Recorder
 from slipstream_core.runner.device_thread import DeviceThread
 from slipstream_core.runner.forward_context import ForwardContext
 from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.memory import block_bytes
 from slipstream_core.runner.model.loader import LoadedModel
-from slipstream_core.runner.sampling.logits_processors import RuleKeeper
+from slipstream_core.runner.sampling.logits_processors import LogitsProcessors
 from slipstream_core.runner.sampling.logprobs import arrived, candidates
-from slipstream_core.runner.sampling.rejection_sampling import whole_draws
+from slipstream_core.runner.sampling.rejection_sampling import rejection_sampler
 from slipstream_core.runner.sampling.sampler import sample
 from slipstream_core.runner.staging import CardCopies, Copies, Staging, to_device
 from slipstream_core.step.plan import (
@@ -62,7 +62,7 @@ from slipstream_core.step.plan import (
     StepPlan,
     StepResult,
 )
-from slipstream_ipc.telemetry.trace import Span, Tracer
+from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -139,17 +139,17 @@ class TorchRunner:
             )
         self._whole = None
         if native:
-            self._whole = whole_draws(model.vocab_size, model.device, model=model.name)
+            self._whole = rejection_sampler(model.vocab_size, model.device, model=model.name)
         self._kernels = kernels() if native and is_plain and self._triton is None else None
         self._is_recorded = False
         self._model = self._forward_of(model) if packs else eager(model.module)
         self._blocks_per_bucket = scratch_bytes(model.device) // widest
         # [max_num_seqs + 1] int64: by slot, the last token sampled; one for padding rows
         self._last_token = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=model.device)
-        self._rules = RuleKeeper(
+        self._rules = LogitsProcessors(
             model.vocab_size,
             model.device,
-            num_lanes=max_num_seqs,
+            num_state_slots=max_num_seqs,
             max_model_len=self.info.max_model_len,
         )
         self._vocab = torch.arange(model.vocab_size, dtype=torch.int32, device=model.device)
@@ -162,12 +162,12 @@ class TorchRunner:
         self._staging = None if copies is None else Staging(copies, model.device, _STAGING_BYTES)
         self._threads = Threads(threads or torch.get_num_threads(), self._kernels)
         prepare = self._threads.prepare
-        self._thread: DeviceThread[StepResult] | EnqueuingDevice[StepResult]
+        self._thread: DeviceThread[StepResult] | CudaThread[StepResult]
         if copies is None:
             self._thread = DeviceThread("device", prepare)
         else:
             self._spans = None if tracer is None else DeviceSpans(tracer)
-            self._thread = EnqueuingDevice("device", prepare)
+            self._thread = CudaThread("device", prepare)
         self._graphs: DecodeGraphs | None = None
         if graph_sizes:
             self._on_device(partial(self._record, graph_sizes, recorder))
@@ -225,7 +225,7 @@ class TorchRunner:
         def measure() -> None:
             if self._graphs is None:
                 raise ValueError("no decode steps are recorded")
-            kind = Kind(logprobs=True)
+            kind = GraphKind(logprobs=True)
             taken.append(self._graphs.bare(batch, context, kind, self.num_blocks, steps))
 
         self._on_device(measure)
@@ -238,7 +238,7 @@ class TorchRunner:
         def job() -> Any:
             with torch.inference_mode():
                 work()
-            return nothing if self._copies is None else Ended(nothing, self._copies.here())
+            return nothing if self._copies is None else EndedStep(nothing, self._copies.here())
 
         self._thread.submit(job)
         self._thread.collect()
@@ -266,7 +266,7 @@ class TorchRunner:
         """Attention for recorded steps; None where there is none that is worth it."""
         if self._triton is not None:
             return self._triton.of_decode
-        return FixedDecode if self._device.type == "cpu" else None
+        return FixedShapeDecode if self._device.type == "cpu" else None
 
     def _run(self, plan: StepPlan) -> Any:
         begin_ns = time.monotonic_ns()
@@ -279,7 +279,7 @@ class TorchRunner:
             raise StepFailed(plan.step, error) from error
         finally:
             if self._tracer is not None and self._spans is None:
-                self._tracer.add(Span.DEVICE, begin_ns, time.monotonic_ns(), plan.step)
+                self._tracer.add(SpanKind.DEVICE, begin_ns, time.monotonic_ns(), plan.step)
         if self._spans is not None:
             return self._spans.until_done(outcome, begin_ns, plan.step)
         return outcome
@@ -304,7 +304,7 @@ class TorchRunner:
             nothing = StepResult(plan.step, np.empty(0, np.int64), None)
             if self._copies is None:
                 return replace(nothing, prompt=tuple(map(arrived, prompt)))
-            return Ended(nothing, self._copies.here(), prompt)
+            return EndedStep(nothing, self._copies.here(), prompt)
         if graphs is not None and (sampled := graphs.sample(plan)) is not None:
             return sampled
         masks = self._masks_of(plan) if plan.awaits_masks else None
@@ -358,7 +358,7 @@ class TorchRunner:
         if self._triton is not None:
             return self._triton.of_plan(plan)
         if self._kernels is not None:
-            return NativeContext(
+            return CpuContext(
                 self._kernels,
                 self._layers,
                 num_decodes=plan.num_decodes,
@@ -369,7 +369,7 @@ class TorchRunner:
                 block_size=self._block_size,
                 scratch=self._scratch,
             )
-        attention = CpuAttention(
+        attention = TorchAttention(
             num_decodes=plan.num_decodes,
             query_lens=plan.query_lens[rows],
             kv_lens=plan.kv_lens[rows],

@@ -1,17 +1,17 @@
 """What requests ask of single tokens, and the columns that a step's plan has of it.
 
-Owns: the rules of each row that has some, and which lane of the runner's memory a running row
+Owns: the rules of each row that has some, and which state slot of the runner's memory a running row
 holds. Does not know: logits, who runs.
 
 Rules:
 - Rows without rules cost nothing, and a batch whose rows with rules stay the same costs one look:
   its columns are made once.
-- A row gets its lanes with the first step that samples it since it got a slot, together with what
-  it has output so far, and loses them with the slot. So it does not matter how often it is
+- A row gets its state slots with the first step that samples it since it got a slot, together with
+  what it has output so far, and loses them with the slot. So it does not matter how often it is
   preempted, how its prompt is cut, or which core it ran on before.
-- Low lanes are handed out first, which keeps the runner's memory small.
+- Low state slots are handed out first, which keeps the runner's memory small.
 - Allowed ids are a bit for each id of the vocabulary, kept once for all rows that have the same:
-  the answers of a request share them here, and a lane of the runner's.
+  the answers of a request share them here, and a state slot of the runner's.
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.step.constraint_plan import NO_TOKEN, Refill, RulePlan, Rules
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_core.step.constraint_plan import (
+    NO_TOKEN,
+    ConstraintPlan,
+    ConstraintRefill,
+    StepConstraints,
+)
+from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import SamplingParams
 from slipstream_ipc.validation.token_constraints import MAX_BAD_WORD_TOKENS, Words
 
@@ -37,7 +42,7 @@ _TAIL = MAX_BAD_WORD_TOKENS - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRules:
+class TokenConstraints:
     """What one request asks of single tokens."""
 
     bias_ids: Int64s = field(default_factory=lambda: _NONE)
@@ -55,10 +60,10 @@ class TokenRules:
         return bool(self.presence or self.frequency or self.repetition != 1)
 
 
-def token_rules(params: SamplingParams, words: Words) -> TokenRules | None:
+def token_constraints(params: SamplingParams, words: Words) -> TokenConstraints | None:
     """The rules of a request, `words` being what its bad words are in tokens; None for none."""
     biases, allowed = params.logit_bias or {}, params.allowed_token_ids
-    rules = TokenRules(
+    rules = TokenConstraints(
         bias_ids=np.fromiter(biases.keys(), np.int64, len(biases)),
         biases=np.fromiter(biases.values(), np.float32, len(biases)),
         allowed=None if allowed is None else allowed_mask(allowed),
@@ -80,21 +85,21 @@ def allowed_mask(token_ids: Sequence[int]) -> bytes:
     return np.packbits(bits, bitorder="little").tobytes()
 
 
-class RuleColumns:
+class ConstraintColumns:
     """The rules of all requests that have some."""
 
     def __init__(self) -> None:
-        self._rules: dict[int, TokenRules] = {}  # by row
-        self._entered: set[int] = set()  # rows that hold their lanes, if they need any
-        self._tail_lanes = _Lanes()
-        self._count_lanes = _Lanes()
+        self._rules: dict[int, TokenConstraints] = {}  # by row
+        self._entered: set[int] = set()  # rows that hold their state slots, if they need any
+        self._tail_state_slots = _StateSlots()
+        self._count_state_slots = _StateSlots()
         self._allowed = _Shared()
-        self._last: tuple[Int64s, Rules] | None = None  # of which rows, in this order
+        self._last: tuple[Int64s, StepConstraints] | None = None  # of which rows, in this order
 
     def __len__(self) -> int:
         return len(self._rules)
 
-    def add(self, row: int, rules: TokenRules) -> None:
+    def add(self, row: int, rules: TokenConstraints) -> None:
         """A request with rules starts on `row`."""
         if rules.allowed is not None:
             rules = replace(rules, allowed=self._allowed.hold(rules.allowed))
@@ -112,14 +117,16 @@ class RuleColumns:
         for row in rows:
             if row in self._entered:
                 self._entered.remove(row)
-                self._tail_lanes.give_back(row)
-                self._count_lanes.give_back(row)
+                self._tail_state_slots.give_back(row)
+                self._count_state_slots.give_back(row)
                 allowed = self._rules[row].allowed
                 if allowed is not None:
                     self._allowed.leave(allowed)
                 self._last = None
 
-    def plan(self, rows: Int64s, places: Int64s, tokens: PagedLog, prompt_lens: Int64s) -> RulePlan:
+    def plan(
+        self, rows: Int64s, places: Int64s, tokens: TokenLog, prompt_lens: Int64s
+    ) -> ConstraintPlan:
         """Of a step that samples `rows` [C], which have rules and lie at `places` in the batch.
 
         `prompt_lens` is by row. A row that is new here must have all of its tokens in `tokens`.
@@ -131,10 +138,12 @@ class RuleColumns:
             if fresh:
                 refill = self._enter(fresh, tokens, prompt_lens)
             self._last = rows, self._columns(asking)
-        return RulePlan(places, self._last[1], refill)
+        return ConstraintPlan(places, self._last[1], refill)
 
-    def _enter(self, rows: Sequence[int], tokens: PagedLog, prompt_lens: Int64s) -> Refill | None:
-        """Give lanes to rows that need some; what is to be put there."""
+    def _enter(
+        self, rows: Sequence[int], tokens: TokenLog, prompt_lens: Int64s
+    ) -> ConstraintRefill | None:
+        """Give state slots to rows that need some; what is to be put there."""
         self._entered.update(rows)
         with_tails = [row for row in rows if self._rules[row].words]
         counted = [row for row in rows if self._rules[row].is_penalised]
@@ -157,20 +166,20 @@ class RuleColumns:
             ids = tokens.read(row, 0, tokens.length(row)).astype(np.int64)
             outputs.append(ids[prompt_lens[row] :])
             seen.append(np.unique(outputs[-1] if self._rules[row].repetition == 1 else ids))
-        count_lanes = self._count_lanes.take(counted)
-        return Refill(
-            tail_lanes=self._tail_lanes.take(with_tails),
+        count_state_slots = self._count_state_slots.assign(counted)
+        return ConstraintRefill(
+            tail_state_slots=self._tail_state_slots.assign(with_tails),
             tails=tails,
-            allowed_lanes=self._allowed.lanes(masks),
+            allowed_state_slots=self._allowed.state_slots(masks),
             allowed_bits=bits,
-            count_lanes=count_lanes,
+            count_state_slots=count_state_slots,
             seen=_side_by_side(seen),
             num_seen=np.array([len(ids) for ids in seen], np.int64),
-            output_lanes=np.repeat(count_lanes, [len(ids) for ids in outputs]),
+            output_state_slots=np.repeat(count_state_slots, [len(ids) for ids in outputs]),
             output_ids=_concatenated(outputs),
         )
 
-    def _columns(self, rows: Sequence[int]) -> Rules:
+    def _columns(self, rows: Sequence[int]) -> StepConstraints:
         """The rules of these rows, in this order."""
         asked = [self._rules[row] for row in rows]
         limited = [i for i, rules in enumerate(asked) if rules.allowed is not None]
@@ -182,22 +191,22 @@ class RuleColumns:
         for head, (_, word) in zip(heads, words, strict=True):
             head[len(head) - len(word) + 1 :] = word[:-1]
         repetitions = [asked[i].repetition for i in counted]
-        return Rules(
+        return StepConstraints(
             bias_places=_owners([rules.bias_ids for rules in asked]),
             bias_ids=_concatenated([rules.bias_ids for rules in asked]),
             biases=np.concatenate([rules.biases for rules in asked]),
             allowed_places=np.array(limited, np.int64),
-            allowed_lanes=self._allowed.lanes(allowed),
+            allowed_state_slots=self._allowed.state_slots(allowed),
             banned_places=_owners([rules.banned_ids for rules in asked]),
             banned_ids=_concatenated([rules.banned_ids for rules in asked]),
             word_places=np.array([i for i, _ in words], np.int64),
-            word_lanes=self._tail_lanes.of([rows[i] for i, _ in words]),
+            word_state_slots=self._tail_state_slots.of([rows[i] for i, _ in words]),
             word_heads=heads,
             word_lasts=np.array([word[-1] for _, word in words], np.int64),
             tail_places=np.array(tailed, np.int64),
-            tail_lanes=self._tail_lanes.of([rows[i] for i in tailed]),
+            tail_state_slots=self._tail_state_slots.of([rows[i] for i in tailed]),
             penalty_places=np.array(counted, np.int64),
-            count_lanes=self._count_lanes.of([rows[i] for i in counted]),
+            count_state_slots=self._count_state_slots.of([rows[i] for i in counted]),
             repetitions=np.array(repetitions, np.float32),
             frequencies=np.array([asked[i].frequency for i in counted], np.float32),
             presences=np.array([asked[i].presence for i in counted], np.float32),
@@ -205,16 +214,16 @@ class RuleColumns:
         )
 
 
-class _Lanes:
-    """Which lane a row holds, or a mask."""
+class _StateSlots:
+    """Which state slot a row holds, or a mask."""
 
     def __init__(self) -> None:
         self._of: dict[Hashable, int] = {}
         self._free: list[int] = []  # heap
         self._num = 0
 
-    def take(self, rows: Sequence[Hashable]) -> Int64s:
-        """A lane for each of `rows`, which hold none."""
+    def assign(self, rows: Sequence[Hashable]) -> Int64s:
+        """A state slot for each of `rows`, which hold none."""
         for row in rows:
             if not self._free:
                 self._free.append(self._num)
@@ -223,24 +232,25 @@ class _Lanes:
         return self.of(rows)
 
     def of(self, rows: Sequence[Hashable]) -> Int64s:
-        """The lanes of `rows`."""
+        """The state slots of `rows`."""
         return np.array([self._of[row] for row in rows], np.int64)
 
     def give_back(self, row: Hashable) -> None:
-        """Free the lane of `row`, if it holds one."""
-        lane = self._of.pop(row, None)
-        if lane is not None:
-            heapq.heappush(self._free, lane)
+        """Free the state slot of `row`, if it holds one."""
+        state_slot = self._of.pop(row, None)
+        if state_slot is not None:
+            heapq.heappush(self._free, state_slot)
 
 
 class _Shared:
-    """Masks that several rows may have: each is kept once, and has one lane while it is in use."""
+    """Masks that several rows may have: each is kept once, and has one state slot while it is in
+    use."""
 
     def __init__(self) -> None:
         self._kept: dict[bytes, bytes] = {}
         self._rows: Counter[bytes] = Counter()  # that have it
         self._entered: Counter[bytes] = Counter()  # of those, the ones that run
-        self._lanes = _Lanes()
+        self._state_slots = _StateSlots()
 
     def hold(self, mask: bytes) -> bytes:
         """A row has this mask; the copy of it that is kept."""
@@ -257,7 +267,7 @@ class _Shared:
     def enter(self, mask: bytes) -> None:
         """A row with it runs."""
         if not self._entered[mask]:
-            self._lanes.take([mask])
+            self._state_slots.assign([mask])
         self._entered[mask] += 1
 
     def leave(self, mask: bytes) -> None:
@@ -265,11 +275,11 @@ class _Shared:
         self._entered[mask] -= 1
         if not self._entered[mask]:
             del self._entered[mask]
-            self._lanes.give_back(mask)
+            self._state_slots.give_back(mask)
 
-    def lanes(self, masks: Sequence[bytes]) -> Int64s:
-        """The lanes of masks that are in use."""
-        return self._lanes.of(masks)
+    def state_slots(self, masks: Sequence[bytes]) -> Int64s:
+        """The state slots of masks that are in use."""
+        return self._state_slots.of(masks)
 
 
 def _owners(columns: Sequence[Int64s]) -> Int64s:

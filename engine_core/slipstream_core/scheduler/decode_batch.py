@@ -12,12 +12,12 @@ Rules:
 - Copies have room for blocks to come, padded with the null block.
 - Which blocks rows get is said some steps ahead (`expect`); a plan's table names none of those that
   begin behind it.
-- The rows of a batch are one `RowSet` as long as nothing comes or goes (`SlotColumns.running`).
-- A life that ends, anybody's, ends the course. Steps are answered in the order of their launch, so
+- The rows of a batch are one `RowSet` as long as nothing comes or goes (`SlotTable.running`).
+- A life that ends, anybody's, ends the streak. Steps are answered in the order of their launch, so
   a row that lived at the answer of one step, with no life ended since, lives at that of the next.
-- Its rows are all that hold a slot, in the order of `SlotColumns.running`, which is another set as
+- Its rows are all that hold a slot, in the order of `SlotTable.running`, which is another set as
   soon as somebody comes or goes: that is how its end is told.
-- What `RequestColumns`, `SlotColumns` and the block pool say of its rows is as old as the last
+- What `RequestTable`, `SlotTable` and the block pool say of its rows is as old as the last
   `settle`, but for the number of free blocks: whoever reads or writes there, removes one of the
   rows, or takes or frees blocks, calls it before; who does the latter ends the batch.
 - It looks ahead one step at first, then twice as many each time: most batches end soon, or last.
@@ -38,9 +38,9 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.scheduler.request_blocks import RequestBlocks
-from slipstream_core.scheduler.request_table import Acked, RequestColumns, SlotColumns, positions
+from slipstream_core.scheduler.request_table import Acked, RequestTable, SlotTable, positions
 from slipstream_core.scheduler.step_builder import TokenColumns
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 
 Int32s = npt.NDArray[np.int32]
@@ -61,7 +61,7 @@ class _Copy:
 class TableCopies:
     """Tables of the rows in `at`, [R] slots; begins with no copy."""
 
-    def __init__(self, slots: SlotColumns, at: Int64s) -> None:
+    def __init__(self, slots: SlotTable, at: Int64s) -> None:
         self._slots = slots
         self._at = at
         self._are_first = bool(np.array_equal(at, np.arange(len(at))))
@@ -115,7 +115,7 @@ class TableCopies:
         return tables[:, : self._width].take(self._at, 0)
 
 
-class Course:
+class DecodeStreak:
     """What is known of the rows that were sampled last. Begins with nobody."""
 
     def __init__(self) -> None:
@@ -153,10 +153,10 @@ class DecodeBatch:
 
     def __init__(
         self,
-        requests: RequestColumns,
-        slots: SlotColumns,
+        requests: RequestTable,
+        slots: SlotTable,
         blocks: RequestBlocks,
-        tokens: PagedLog,
+        tokens: TokenLog,
         rows: RowSet,
         columns: TokenColumns,
         *,
@@ -206,7 +206,7 @@ class DecodeBatch:
         self._num_left = int(limits.min()) - 1  # steps to a limit, or to where room is asked for
 
     def may_run(self, acked: Acked) -> bool:
-        """Whether every row may sample one more; see `RequestColumns.may_run`."""
+        """Whether every row may sample one more; see `RequestTable.may_run`."""
         if self._num_left <= 0:
             return False
         if not self._is_bounded or self._room > 0:
@@ -267,7 +267,7 @@ class DecodeBatch:
         self._num_left -= 1
         self._room -= 1
 
-    def settle(self) -> None:
+    def flush_deferred(self) -> None:
         """Write down what the steps that were planned have changed."""
         if self._settled < self._at:
             self._hand_out()

@@ -15,11 +15,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.scheduler.prompt_logprobs import PromptRows
+from slipstream_core.scheduler.prompt_logprobs import PromptLogprobRows
 from slipstream_core.scheduler.request_blocks import RequestBlocks
-from slipstream_core.scheduler.request_table import NO_SLOT, Acked, RequestColumns, SlotColumns
-from slipstream_core.scheduler.running_set import Places
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_core.scheduler.request_table import NO_SLOT, Acked, RequestTable, SlotTable
+from slipstream_core.scheduler.running_set import RunningSet
+from slipstream_ipc.history.token_log import TokenLog
 
 Int64s = npt.NDArray[np.int64]
 
@@ -31,17 +31,17 @@ class Prefill:
 
     def __init__(
         self,
-        requests: RequestColumns,
-        slots: SlotColumns,
+        requests: RequestTable,
+        slots: SlotTable,
         blocks: RequestBlocks,
-        places: Places,
-        prompts: PromptRows,
-        tokens: PagedLog,
+        places: RunningSet,
+        prompts: PromptLogprobRows,
+        tokens: TokenLog,
     ) -> None:
         self._requests = requests
         self._slots = slots
         self._blocks = blocks
-        self._places = places
+        self._running_set = places
         self._prompts = prompts
         self._tokens = tokens
 
@@ -63,7 +63,7 @@ class Prefill:
         chunks: list[Chunk] = []
         num_passed_over = 0
         while budget > 0 and self._slots.num_free:
-            row = self._places.waiting.peek(num_passed_over)
+            row = self._running_set.waiting.peek(num_passed_over)
             if row is None or self._is_in_flight(row):
                 break
             if not self._requests.may_run(np.array([row]), acked)[0]:
@@ -72,7 +72,7 @@ class Prefill:
             shared = self._blocks.find_room(row)
             if shared is None or not self._prompts.has_room(row):
                 break
-            self._places.enter(row, shared)
+            self._running_set.enter(row, shared)
             chunk = self.chunk(row, budget)
             assert chunk is not None
             chunks.append(chunk)
@@ -81,7 +81,7 @@ class Prefill:
 
     def can_admit(self, acked: Acked, reserved: int) -> bool:
         """Whether `admit` might let somebody run once others have got `reserved` blocks."""
-        row = self._places.waiting.peek(0)
+        row = self._running_set.waiting.peek(0)
         if row is None or not self._slots.num_free or self._is_in_flight(row):
             return False
         if not self._requests.may_run(np.array([row]), acked)[0]:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from slipstream_core.step.limits import MAX_POSITIONS
 from slipstream_core.step.plan import PromptPlan, StepPlan
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 
 Int64s = npt.NDArray[np.int64]
 
@@ -32,10 +32,10 @@ class _Wanted(NamedTuple):
     num_logprobs: int
 
 
-class PromptRows:
+class PromptLogprobRows:
     """Rows whose prompts are to be looked at; false where there are none."""
 
-    def __init__(self, tokens: PagedLog) -> None:
+    def __init__(self, tokens: TokenLog) -> None:
         self._tokens = tokens
         self._wanted: dict[int, _Wanted] = {}
         self._room = MAX_POSITIONS  # in the step that is being planned

@@ -25,8 +25,8 @@ import numpy.typing as npt
 from slipstream_core.kvcache.block_pool import BlockPool
 from slipstream_core.kvcache.prefix_cache import PrefixCache
 from slipstream_core.scheduler.launched_steps import BlockUse
-from slipstream_core.scheduler.request_table import NO_SLOT, RequestColumns, SlotColumns
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_core.scheduler.request_table import NO_SLOT, RequestTable, SlotTable
+from slipstream_ipc.history.token_log import TokenLog
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -54,9 +54,9 @@ class RequestBlocks:
 
     def __init__(
         self,
-        requests: RequestColumns,
-        slots: SlotColumns,
-        tokens: PagedLog,
+        requests: RequestTable,
+        slots: SlotTable,
+        tokens: TokenLog,
         *,
         num_blocks: int,
         block_size: int,
@@ -139,7 +139,7 @@ class RequestBlocks:
             self._uses.append(BlockUse(row, generation, shared, _NO_BLOCKS))
         new = self._pool.allocate(-(-known // self._block_size) - len(shared))
         blocks = np.concatenate([shared, new]) if len(shared) else new
-        requests.slot[row] = self._slots.take(row, blocks)
+        requests.slot[row] = self._slots.take_slot(row, blocks)
         requests.computed[row] = len(shared) * self._block_size
         self._num_registered[requests.slot[row]] = len(shared)
         if self._cache is not None and requests.use_prefix_cache[row]:

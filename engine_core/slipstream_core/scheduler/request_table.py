@@ -1,6 +1,6 @@
 """What the scheduler remembers of its requests, as numpy columns.
 
-Owns: `RequestColumns`, the facts of a request by its row, from add to remove, and `SlotColumns`,
+Owns: `RequestTable`, the facts of a request by its row, from add to remove, and `SlotTable`,
 the compute rows: who holds a slot and which blocks its tokens lie in.
 
 Does not know: who should run, token ids, which blocks are free.
@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from slipstream_core.kvcache.block_pool import NULL_BLOCK
 from slipstream_core.logprob_budget import step_len
-from slipstream_core.scheduler.constraint_columns import RuleColumns, TokenRules
+from slipstream_core.scheduler.constraint_columns import ConstraintColumns, TokenConstraints
 from slipstream_core.step.limits import NO_ROW
 from slipstream_core.step.plan import ListedLogprobs
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
@@ -73,7 +73,7 @@ class NewRequest:
     cache_salt: str = ""  # blocks are shared only among requests with the same
     use_prefix_cache: bool = True  # False: computes all of its tokens itself
     num_prompt_logprobs: int = -1  # as num_logprobs, of the prompt's tokens
-    rules: TokenRules | None = None
+    rules: TokenConstraints | None = None
     has_grammar: bool = False  # what it may sample next hangs on its history
     tenant: bytes = b""  # those of equal priority take turns
 
@@ -95,7 +95,7 @@ class SamplingColumns:
     listed: ListedLogprobs | None
 
 
-class RequestColumns(RowTable):
+class RequestTable(RowTable):
     """Facts by row; every column is [rows], and all of them grow together."""
 
     generation: Int64s = column(np.int64)
@@ -127,7 +127,7 @@ class RequestColumns(RowTable):
         self.num_ended = 0  # times that some generation went up
         self.num_growing = 0  # rows that want log-probabilities
         self.tenants: dict[int, bytes] = {}  # by row, of those alive
-        self.rules = RuleColumns()
+        self.rules = ConstraintColumns()
         self._num_grammars = 0  # rows that have one
         self._stop_ids: dict[int, Int64s] = {}  # row -> ids, of rows with min_tokens
         self._logprob_ids: dict[int, Int64s] = {}  # row -> ids, of rows that list some
@@ -289,7 +289,7 @@ class RequestColumns(RowTable):
         return np.flatnonzero(self.has_grammar[rows])
 
 
-class SlotColumns:
+class SlotTable:
     """Who runs in which slot, and the blocks of its tokens."""
 
     def __init__(self, max_num_seqs: int, max_blocks: int) -> None:
@@ -315,7 +315,7 @@ class SlotColumns:
             self._running = RowSet(self.row[self.row != NO_ROW])
         return self._running
 
-    def take(self, row: int, blocks: Int32s) -> int:
+    def take_slot(self, row: int, blocks: Int32s) -> int:
         """A slot for `row`, whose first tokens will lie in `blocks`."""
         slot = int(np.argmin(self.row))  # the first that holds NO_ROW
         assert self.row[slot] == NO_ROW, "no slot is free"

@@ -18,9 +18,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.logprob_budget import LogprobRoom
+from slipstream_core.logprob_budget import LogprobBudget
 from slipstream_core.scheduler.request_blocks import RequestBlocks
-from slipstream_core.scheduler.request_table import NO_SLOT, RequestColumns, SlotColumns
+from slipstream_core.scheduler.request_table import NO_SLOT, RequestTable, SlotTable
 from slipstream_core.scheduler.waiting_queue import WaitingQueue
 from slipstream_ipc.row_set import RowSet
 
@@ -28,17 +28,17 @@ Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 
-class Places:
+class RunningSet:
     """Requests of `requests`, each of which waits or has a slot."""
 
     def __init__(
         self,
-        requests: RequestColumns,
-        slots: SlotColumns,
+        requests: RequestTable,
+        slots: SlotTable,
         blocks: RequestBlocks,
         *,
         block_size: int,
-        room: LogprobRoom,
+        room: LogprobBudget,
     ) -> None:
         self._requests = requests
         self._room = room

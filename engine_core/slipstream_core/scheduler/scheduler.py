@@ -27,20 +27,20 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.logprob_budget import LogprobRoom, outputs_bytes, step_len
-from slipstream_core.scheduler.decode_batch import Course, DecodeBatch
+from slipstream_core.logprob_budget import LogprobBudget, outputs_bytes, step_len
+from slipstream_core.scheduler.decode_batch import DecodeBatch, DecodeStreak
 from slipstream_core.scheduler.launched_steps import LaunchedSteps, Sampled
 from slipstream_core.scheduler.prefill import Chunk, Prefill
-from slipstream_core.scheduler.prompt_logprobs import PromptRows
+from slipstream_core.scheduler.prompt_logprobs import PromptLogprobRows
 from slipstream_core.scheduler.request_blocks import RequestBlocks
-from slipstream_core.scheduler.request_table import Acked, NewRequest, RequestColumns, SlotColumns
-from slipstream_core.scheduler.running_set import Places
+from slipstream_core.scheduler.request_table import Acked, NewRequest, RequestTable, SlotTable
+from slipstream_core.scheduler.running_set import RunningSet
 from slipstream_core.scheduler.step_builder import TokenColumns, build_plan, token_columns
-from slipstream_core.scheduler.suspects import Probation
+from slipstream_core.scheduler.suspects import SuspectQueue
 from slipstream_core.step.limits import NO_ROW
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.history.pages import PAGE_LEN
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 
 __all__ = ["NewRequest", "Sampled", "Scheduler"]
@@ -57,7 +57,7 @@ class Scheduler:
     def __init__(
         self,
         *,
-        tokens: PagedLog,
+        tokens: TokenLog,
         num_blocks: int,
         block_size: int,
         max_num_seqs: int,
@@ -66,7 +66,7 @@ class Scheduler:
         max_unacked: int = 64,
         enable_prefix_caching: bool = False,
         model_salt: str = "",
-        room: LogprobRoom | None = None,
+        room: LogprobBudget | None = None,
     ) -> None:
         """`tokens` holds prompt and outputs of every row; its owner opens and drops the rows.
 
@@ -88,8 +88,8 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._max_unacked = max_unacked
-        self._requests = RequestColumns()
-        self._slots = SlotColumns(max_num_seqs, max_blocks)
+        self._requests = RequestTable()
+        self._slots = SlotTable(max_num_seqs, max_blocks)
         self._blocks = RequestBlocks(
             self._requests,
             self._slots,
@@ -99,19 +99,19 @@ class Scheduler:
             enable_prefix_caching=enable_prefix_caching,
             model_salt=model_salt,
         )
-        self._room = LogprobRoom() if room is None else room
+        self._room = LogprobBudget() if room is None else room
         self._unbounded: int | None = None  # the row that goes on beyond the room there is
-        self._places = Places(
+        self._running_set = RunningSet(
             self._requests, self._slots, self._blocks, block_size=block_size, room=self._room
         )
-        self._prompts = PromptRows(tokens)
+        self._prompts = PromptLogprobRows(tokens)
         self._prefill = Prefill(
-            self._requests, self._slots, self._blocks, self._places, self._prompts, tokens
+            self._requests, self._slots, self._blocks, self._running_set, self._prompts, tokens
         )
-        self._probation = Probation(self._requests)
+        self._probation = SuspectQueue(self._requests)
         self._in_flight = LaunchedSteps()
         self._batch: DecodeBatch | None = None  # while the same requests run, one token each
-        self._course = Course()  # of those that were sampled last
+        self._streak = DecodeStreak()  # of those that were sampled last
         self._step = 0
 
     @property
@@ -122,18 +122,18 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests that do not run yet, or were preempted."""
-        return len(self._places.waiting) + len(self._room.waiting)
+        return len(self._running_set.waiting) + len(self._room.waiting)
 
     @property
     def num_waiting_tokens(self) -> int:
         """Tokens that the waiting requests have to compute before their next output."""
         rows = list(self._room.waiting)
         lacking = int(self._requests.known[rows].sum()) if rows else 0
-        return self._places.waiting.num_tokens + lacking
+        return self._running_set.waiting.num_tokens + lacking
 
     def waiting_of(self, tenant: bytes) -> tuple[int, int]:
         """How many of a tenant's requests wait, and how many tokens they have to compute."""
-        return self._places.waiting.of_tenant(tenant)
+        return self._running_set.waiting.of_tenant(tenant)
 
     @property
     def num_blocks(self) -> int:
@@ -148,7 +148,7 @@ class Scheduler:
     @property
     def num_preemptions(self) -> int:
         """Times that a request gave up its blocks."""
-        return self._places.num_preemptions
+        return self._running_set.num_preemptions
 
     @property
     def prefix_cache_queries(self) -> int:
@@ -167,7 +167,7 @@ class Scheduler:
 
     def take_admitted(self) -> list[int]:
         """The rows that were let run since the last call, preempted ones again."""
-        return self._places.take_entered()
+        return self._running_set.take_entered()
 
     def add(self, request: NewRequest) -> None:
         """Queue a request whose tokens are in the history: its prompt, and outputs so far."""
@@ -190,7 +190,7 @@ class Scheduler:
         if request.num_prompt_logprobs >= 0:
             self._prompts.add(row, request.prompt_len, request.num_prompt_logprobs)
         self._probation.came(row)
-        self._places.waiting.join(row)
+        self._running_set.waiting.join(row)
 
     def remove(self, row: int) -> None:
         """Forget a request, wherever it is. Removing one that is not here does nothing."""
@@ -228,11 +228,11 @@ class Scheduler:
         if len(decoding) > self._max_num_batched_tokens:
             first = requests.in_order(decoding.array)[: self._max_num_batched_tokens]
             decoding = RowSet(first)
-        preemptions_before = self._places.num_preemptions
-        decoding = self._places.extend_tables(decoding)
+        preemptions_before = self._running_set.num_preemptions
+        decoding = self._running_set.extend_tables(decoding)
         budget = self._max_num_batched_tokens - len(decoding)
         chunks = self._prefill.go_on(prefilling, budget)
-        if self._places.waiting and self._places.num_preemptions == preemptions_before:
+        if self._running_set.waiting and self._running_set.num_preemptions == preemptions_before:
             chunks += self._prefill.admit(acked, budget - sum(count for _, count in chunks))
         if not len(decoding) and not chunks:
             return None
@@ -242,7 +242,7 @@ class Scheduler:
         """Append what the oldest plan sampled, [S], to the history of those that still live."""
         record = self._in_flight.answered(plan)
         rows = record.sampled
-        again = self._course.go_on(rows, self._requests.num_ended)
+        again = self._streak.go_on(rows, self._requests.num_ended)
         if again is not None:
             ids = token_ids.astype(np.uint32)
             self._tokens.append(rows, ids)
@@ -262,7 +262,7 @@ class Scheduler:
             ended = rows.array[num_left <= 0]
             self._remove(ended)
         elif not record.on_probation:
-            self._course.begin(rows, index, self._requests.num_ended, least_left)
+            self._streak.begin(rows, index, self._requests.num_ended, least_left)
         return Sampled(rows, ids, index, ended)
 
     def fail(self, plan: StepPlan) -> Int64s:
@@ -288,9 +288,9 @@ class Scheduler:
             self._take_back(row)
         return rows[:0]
 
-    def settle(self) -> None:
+    def flush_deferred(self) -> None:
         """Do what can wait until the readers have what was sampled last."""
-        self._tokens.settle()
+        self._tokens.flush_deferred()
 
     def acks_moved_back(self) -> None:
         """Some row's acknowledgements are fewer than schedule() was told last."""
@@ -330,10 +330,10 @@ class Scheduler:
         """Let a request compute everything anew; what is in flight of it is not its own."""
         self._requests.end_lives(row)
         self._requests.known[row] = self._tokens.length(row)
-        if self._places.runs(row):
-            self._places.preempt(row)
+        if self._running_set.runs(row):
+            self._running_set.preempt(row)
         elif row in self._room.waiting and not self._requests.lacks_room(np.array([row]))[0]:
-            self._places.has_room(row)
+            self._running_set.has_room(row)
 
     def _give_room(self) -> None:
         """Let rows grow that are out of room for their log-probabilities, first those that are
@@ -351,10 +351,10 @@ class Scheduler:
         while left and self._grow(left[0]):
             row = left.pop(0)
             if row in waiting:
-                self._places.has_room(row)
+                self._running_set.has_room(row)
         for row in left:
             if row not in waiting:
-                self._places.preempt(row)
+                self._running_set.preempt(row)
         if not left:  # then those that are about to ask, all at once: a batch ends for each asking
             soon = requests.room[rows] - requests.known[rows] < PAGE_LEN
             soon &= (requests.num_logprobs[rows] >= 0) & (
@@ -366,7 +366,7 @@ class Scheduler:
         elif self._unbounded is None and self._room.is_stuck:
             self._unbounded = left[0]
             self._grow(left[0])
-            self._places.has_room(left[0])
+            self._running_set.has_room(left[0])
 
     def _grow(self, row: int) -> bool:
         """Room for a step more of a row; whether there is."""
@@ -380,8 +380,8 @@ class Scheduler:
 
     def _plan_alone(self, row: int) -> StepPlan:
         """The next step of a request on probation."""
-        if not self._places.runs(row):
-            self._places.enter_by_force(row)
+        if not self._running_set.runs(row):
+            self._running_set.enter_by_force(row)
         chunk = self._prefill.chunk(row, self._max_num_batched_tokens)
         assert chunk is not None
         return self._plan(NO_ROWS, [chunk])
@@ -434,7 +434,7 @@ class Scheduler:
         if num_beginning > self._blocks.num_free or self._prefill.can_admit(acked, num_beginning):
             return None
         if self._requests.has_masks:
-            batch.settle()
+            batch.flush_deferred()
         columns = batch.next_columns(
             oldest_in_flight=self._in_flight.first_step,
             is_last=self._in_flight.last_step == batch.step,
@@ -447,7 +447,7 @@ class Scheduler:
     def _end_batch(self) -> None:
         """Somebody comes or goes, or has to be looked at."""
         if self._batch is not None:
-            self._batch.settle()
+            self._batch.flush_deferred()
             self._batch = None
 
     def _launch(
@@ -470,6 +470,6 @@ class Scheduler:
         self._probation.end(rows)
         if self._unbounded is not None and self._unbounded in rows:
             self._unbounded = None
-        self._places.remove(rows)
+        self._running_set.remove(rows)
         for row in rows.tolist() if self._prompts else ():
             self._prompts.remove(row)

@@ -1,8 +1,8 @@
 """From "these rows compute so many tokens" to the columns of a step.
 
-Owns: nothing; it reads the columns and the history, and has rows with rules given their lanes.
-What is made here is never written again, so some arrays are shared: between a plan's columns, and
-the sampling columns with the steps before and after.
+Owns: nothing; it reads the columns and the history, and has rows with rules given their state
+slots. What is made here is never written again, so some arrays are shared: between a plan's
+columns, and the sampling columns with the steps before and after.
 
 Does not know: why a row is in the step, who comes next.
 
@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.scheduler.request_table import RequestColumns, SlotColumns
+from slipstream_core.scheduler.request_table import RequestTable, SlotTable
 from slipstream_core.step.plan import StepPlan
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
 
 Int32s = npt.NDArray[np.int32]
@@ -47,9 +47,9 @@ class TokenColumns(NamedTuple):
 
 
 def token_columns(
-    requests: RequestColumns,
-    slots: SlotColumns,
-    tokens: PagedLog,
+    requests: RequestTable,
+    slots: SlotTable,
+    tokens: TokenLog,
     *,
     rows: RowSet,
     counts: Int64s,
@@ -112,9 +112,9 @@ def token_columns(
 
 
 def build_plan(
-    requests: RequestColumns,
+    requests: RequestTable,
     columns: TokenColumns,
-    tokens: PagedLog,
+    tokens: TokenLog,
     *,
     step: int,
     num_decodes: int,

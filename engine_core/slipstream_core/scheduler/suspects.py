@@ -15,15 +15,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.scheduler.request_table import Acked, RequestColumns
+from slipstream_core.scheduler.request_table import Acked, RequestTable
 
 Int64s = npt.NDArray[np.int64]
 
 
-class Probation:
+class SuspectQueue:
     """Those of `requests` that are on probation; false where nobody is."""
 
-    def __init__(self, requests: RequestColumns) -> None:
+    def __init__(self, requests: RequestTable) -> None:
         self._requests = requests
         self._num = 0
 

@@ -22,7 +22,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from dataclasses import dataclass, field
 
-from slipstream_core.scheduler.request_table import RequestColumns
+from slipstream_core.scheduler.request_table import RequestTable
 
 _OUTPUTS_COUNTED = 256  # of a request's cost; how many there will be is known to nobody
 _FEW_TENANTS = 1024
@@ -42,7 +42,7 @@ class _Level:
 class WaitingQueue:
     """Rows of requests that hold no slot."""
 
-    def __init__(self, requests: RequestColumns) -> None:
+    def __init__(self, requests: RequestTable) -> None:
         self._requests = requests
         # (-priority, -turn, -arrival, row): next is last
         self._keys: list[tuple[int, int, int, int]] = []

@@ -5,16 +5,16 @@ out. Like the rest of a plan they are plain numpy columns, and there are none wh
 asks for any.
 
 Rules:
-- `Rules` speak of C rows by their place among them, not by their place in the batch. It is the same
-  object as long as the same C rows ask: a runner may keep what it has made of it.
-- What a row has output so far is kept by the runner, in lanes: one where its last tokens are, one
-  where its tokens are counted. A row's first sampled step since it got its slot brings what has
-  been there before (`Refill`); from then on the runner adds what it samples, so that a step can be
-  planned before the tokens of the one ahead of it are known.
+- `StepConstraints` speak of C rows by their place among them, not by their place in the batch. It
+  is the same object as long as the same C rows ask: a runner may keep what it has made of it.
+- What a row has output so far is kept by the runner, in state slots: one where its last tokens are,
+  one where its tokens are counted. A row's first sampled step since it got its slot brings what has
+  been there before (`ConstraintRefill`); from then on the runner adds what it samples, so that a
+  step can be planned before the tokens of the one ahead of it are known.
 - Which ids a row may sample is kept there too, as a bit for each id: what a step costs does not
   depend on how many ids a request lists, nor on how many answers it has. A row's first sampled step
   brings them even where another row has brought the same: that row's step may have failed.
-- A lane may be given to another row while steps of the one before are in flight: steps run in
+- A state slot may be given to another row while steps of the one before are in flight: steps run in
   order.
 """
 
@@ -33,7 +33,7 @@ NO_TOKEN = -1  # where a tail has no token yet; where a word's head asks for non
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class StepConstraints:
     """What C rows ask. `*_places` are in [0, C), in ascending order."""
 
     # B numbers that are added to logits; no place has an id twice
@@ -43,7 +43,9 @@ class Rules:
 
     # A rows that may sample certain ids only
     allowed_places: Int64s  # [A]
-    allowed_lanes: Int64s  # [A] where the bits of those ids are; rows with the same ids share one
+    allowed_state_slots: (
+        Int64s  # [A] where the bits of those ids are; rows with the same ids share one
+    )
 
     # K ids that are never sampled
     banned_places: Int64s
@@ -51,17 +53,17 @@ class Rules:
 
     # W sequences that must not be completed, of two tokens and more
     word_places: Int64s
-    word_lanes: Int64s  # where the row's last tokens are
+    word_state_slots: Int64s  # where the row's last tokens are
     word_heads: Int64s  # [W, longest] all but the last token, NO_TOKEN in front
     word_lasts: Int64s
 
     # the M rows that have such sequences
     tail_places: Int64s
-    tail_lanes: Int64s
+    tail_state_slots: Int64s
 
     # P rows with penalties
     penalty_places: Int64s
-    count_lanes: Int64s
+    count_state_slots: Int64s
     repetitions: Float32s  # 1 is off
     frequencies: Float32s  # 0 is off
     presences: Float32s  # 0 is off
@@ -69,28 +71,29 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refill:
-    """What rows that have just got lanes had output before, prompts included where they count."""
+class ConstraintRefill:
+    """What rows that have just got state slots had output before, prompts included where they
+    count."""
 
-    tail_lanes: Int64s  # [F]
+    tail_state_slots: Int64s  # [F]
     tails: Int64s  # [F, MAX_BAD_WORD_TOKENS - 1] their last outputs, NO_TOKEN in front
 
-    allowed_lanes: Int64s  # [H]
+    allowed_state_slots: Int64s  # [H]
     allowed_bits: (
         Int32s  # [H, words] as in `token_bitmask`; ids behind the last word are not allowed
     )
 
-    count_lanes: Int64s  # [G]
+    count_state_slots: Int64s  # [G]
     seen: Int64s  # [G, most] the tokens that penalties are about; the first again behind them, or 0
     num_seen: Int64s  # [G]
-    output_lanes: Int64s  # by token of their outputs
+    output_state_slots: Int64s  # by token of their outputs
     output_ids: Int64s
 
 
 @dataclass(frozen=True, slots=True)
-class RulePlan:
+class ConstraintPlan:
     """Of one step."""
 
     rows: Int64s  # [C] the places of those who ask among the S sampled rows
-    rules: Rules
-    refill: Refill | None
+    rules: StepConstraints
+    refill: ConstraintRefill | None

@@ -25,7 +25,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.step.constraint_plan import RulePlan
+from slipstream_core.step.constraint_plan import ConstraintPlan
 from slipstream_ipc.history.logprob_log import Logprobs as Logprobs
 from slipstream_ipc.history.wide_logprobs import Candidates as Candidates
 from slipstream_ipc.messages import SamplingDefaults
@@ -106,7 +106,7 @@ class StepPlan:
     any_truncation: bool  # some sampled row uses top_k, top_p or min_p
     max_logprobs: int  # of rows that are not wide; -1 none
 
-    rules: RulePlan | None = None  # of single tokens, where some sampled row has any
+    rules: ConstraintPlan | None = None  # of single tokens, where some sampled row has any
     any_wide: bool = False  # some sampled row wants very many log-probabilities
     prompt: PromptPlan | None = None  # where some row wants its prompt's
     listed: ListedLogprobs | None = None  # where some sampled row lists ids

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from slipstream_core.scheduler.constraint_columns import token_rules
+from slipstream_core.scheduler.constraint_columns import token_constraints
 from slipstream_core.scheduler.request_table import NewRequest
 from slipstream_core.workers.crash_note import ID_BYTES
-from slipstream_core.workers.stream_table import Stream
+from slipstream_core.workers.stream_table import CoreStream
 from slipstream_ipc.columns import check_entry, num_scored, u32
 from slipstream_ipc.errors import BadRequest, ProtocolError
 from slipstream_ipc.messages import Admit, Fault, ModelCard
@@ -32,7 +32,7 @@ _STRIKES_TO_PROBATION = 2
 _OTHER_BYTES = 2**23  # of a registration, besides its columns: its settings
 
 
-class Waiting(NamedTuple):
+class WaitingLoad(NamedTuple):
     """How many requests and tokens wait, of all tenants and of one."""
 
     num: int
@@ -56,7 +56,7 @@ class Admission:
     max_waiting_tokens: int
     max_readmitted_tokens: int
 
-    def objection(self, admit: Admit, waiting: Waiting) -> Fault | None:
+    def objection(self, admit: Admit, waiting: WaitingLoad) -> Fault | None:
         """Why a stream cannot be taken while so much waits; ProtocolError for bad columns."""
         if len(admit.stream_id) != ID_BYTES:
             why = f"{len(admit.stream_id)} bytes, allowed: {ID_BYTES}"
@@ -131,7 +131,7 @@ class Admission:
             return Fault("bad_request", why, "logprobs" if width else "prompt")
         return None
 
-    def _overload(self, admit: Admit, waiting: Waiting) -> Fault | None:
+    def _overload(self, admit: Admit, waiting: WaitingLoad) -> Fault | None:
         most, most_tokens = self.max_waiting, self.max_waiting_tokens
         if admit.was_accepted:
             most, most_tokens = self.max_readmitted, self.max_readmitted_tokens
@@ -168,7 +168,7 @@ def wants_prompt(admit: Admit) -> bool:
     return admit.params.prompt_logprobs is not None and admit.prompt_logprobs is None
 
 
-def new_request(stream: Stream) -> NewRequest:
+def new_request(stream: CoreStream) -> NewRequest:
     """What the scheduler needs of a registration."""
     admit = stream.registration
     params = admit.params
@@ -191,7 +191,7 @@ def new_request(stream: Stream) -> NewRequest:
         cache_salt=admit.cache_salt,
         use_prefix_cache=not wants_prompt(admit),
         num_prompt_logprobs=(params.prompt_logprobs or 0) if wants_prompt(admit) else -1,
-        rules=token_rules(params, unpack_words(admit.bad_word_ids, admit.bad_word_counts)),
+        rules=token_constraints(params, unpack_words(admit.bad_word_ids, admit.bad_word_counts)),
         has_grammar=params.structured_outputs is not None,
         tenant=admit.tenant,
     )

@@ -38,7 +38,7 @@ _MAGIC = 0x3174_6867_696C_6673
 _HEADER = 2  # magic, ids to a page; then to each page its count, then its ids
 
 
-class InFlightNote:
+class CrashNote:
     """The note of one core. `close` leaves what stands there."""
 
     def __init__(self, directory: Path, max_num_seqs: int) -> None:
@@ -75,10 +75,10 @@ class InFlightNote:
             self._map.close()
 
 
-def begin_note(directory: Path, max_num_seqs: int) -> InFlightNote | None:
+def begin_note(directory: Path, max_num_seqs: int) -> CrashNote | None:
     """An empty note; None, and a line in the log, where there can be none."""
     try:
-        return InFlightNote(directory, max_num_seqs)
+        return CrashNote(directory, max_num_seqs)
     except OSError as error:
         logger.error(
             "no note is kept of what is computed: %s; a request that ends cores is not found", error

@@ -28,18 +28,19 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.scheduler.scheduler import Scheduler
-from slipstream_core.workers.admission import Admission, Waiting, is_same
-from slipstream_core.workers.crash_note import InFlightNote
-from slipstream_core.workers.pending import OnHold
-from slipstream_core.workers.sender import CoreAcceptor, Port, Receipt
-from slipstream_core.workers.stream_table import Stream, StreamTable
-from slipstream_core.workers.streams import Lives
+from slipstream_core.workers.admission import Admission, WaitingLoad, is_same
+from slipstream_core.workers.crash_note import CrashNote
+from slipstream_core.workers.pending import PendingAdmissions
+from slipstream_core.workers.sender import CoreAcceptor, Receipt, WorkerSender
+from slipstream_core.workers.stream_table import CoreStream, CoreStreamTable
+from slipstream_core.workers.streams import StreamManager
 from slipstream_ipc.columns import check_report, u32, u64
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.history.cursors import Cursors
 from slipstream_ipc.history.logprob_log import LogprobLog
-from slipstream_ipc.history.token_log import PagedLog, history_digest
+from slipstream_ipc.history.token_log import TokenLog, history_digest
 from slipstream_ipc.messages import (
+    AdmissionRefused,
     Admit,
     Admitted,
     End,
@@ -49,12 +50,11 @@ from slipstream_ipc.messages import (
     Hello,
     ModelCard,
     Positions,
-    Refused,
     Registered,
     Report,
     Suspects,
     SyncDone,
-    Unknown,
+    UnknownToCore,
     Withdraw,
     WorkerToCore,
 )
@@ -71,7 +71,7 @@ _MAX_FORGOTTEN = 2**14  # ids that outlive the worker, about 1 MB
 _FORGOTTEN_A_MESSAGE = 4096
 
 
-class Desk:
+class WorkerHandler:
     """All workers of one core."""
 
     def __init__(
@@ -79,16 +79,16 @@ class Desk:
         acceptor: CoreAcceptor,
         card: ModelCard,
         scheduler: Scheduler,
-        lives: Lives,
-        streams: StreamTable,
-        ports: dict[bytes, Port],
+        manager: StreamManager,
+        streams: CoreStreamTable,
+        senders: dict[bytes, WorkerSender],
         cursors: Cursors,
-        tokens: PagedLog,
+        tokens: TokenLog,
         logprobs: LogprobLog,
         *,
         admission: Admission,
-        on_hold: OnHold,
-        note: InFlightNote | None,
+        pending: PendingAdmissions,
+        note: CrashNote | None,
         incarnation: int,
         suspects: tuple[bytes, ...],
     ) -> None:
@@ -96,14 +96,14 @@ class Desk:
         self._acceptor = acceptor
         self._card = card
         self._scheduler = scheduler
-        self._lives = lives
+        self._manager = manager
         self._streams = streams
-        self._ports = ports  # by identity of the worker
+        self._senders = senders  # by identity of the worker
         self._cursors = cursors
         self._tokens = tokens
         self._logprobs = logprobs
         self._admission = admission
-        self._on_hold = on_hold
+        self._pending = pending
         self._note = note
         self._num_in_flight = 0  # steps
         self._incarnation = incarnation
@@ -112,9 +112,9 @@ class Desk:
         self._forgotten: deque[bytes] = deque(maxlen=_MAX_FORGOTTEN)
 
     @property
-    def num_on_hold(self) -> int:
+    def num_pending(self) -> int:
         """Registrations that wait for their grammar, or for room for their log-probabilities."""
-        return len(self._on_hold)
+        return len(self._pending)
 
     @property
     def num_streams(self) -> int:
@@ -135,7 +135,7 @@ class Desk:
     @property
     def awaits_check(self) -> bool:
         """Whether a worker has yet to check what it was sent."""
-        return any(port.awaits_check for port in self._ports.values())
+        return any(sender.awaits_check for sender in self._senders.values())
 
     def receive(self, now: float) -> None:
         """Handle everything that has arrived. A bad message costs its sender the session alone.
@@ -150,18 +150,20 @@ class Desk:
             except ProtocolError:
                 logger.exception("worker %r broke the protocol; told to attach", session.identity)
                 self._acceptor.reattach(session)
-        for ready in self._on_hold.ready():
+        for ready in self._pending.ready():
             if ready.fault is not None:
-                self._ports[ready.worker].state(Refused(ready.admit.stream_id, ready.fault))
+                self._senders[ready.worker].enqueue(
+                    AdmissionRefused(ready.admit.stream_id, ready.fault)
+                )
             else:
-                self._lives.take(ready.worker, ready.admit, ready.grammar, now)
+                self._manager.add_stream(ready.worker, ready.admit, ready.grammar, now)
 
     def publish(self, completed_step: int) -> bool:
         """Send every worker some of what is new; whether there is more that could be sent."""
         is_more = False
-        for port in self._ports.values():
-            port.completed_step = completed_step
-            is_more |= port.publish()
+        for sender in self._senders.values():
+            sender.completed_step = completed_step
+            is_more |= sender.publish()
         return is_more
 
     def launching(self, step: int, rows: Int64s) -> None:
@@ -192,16 +194,16 @@ class Desk:
             case Report():
                 self._report(session.identity, body)
             case Withdraw():
-                self._on_hold.drop_of(session.identity, [body.stream_id])
+                self._pending.drop_of(session.identity, [body.stream_id])
                 stream = self._owned(session.identity, body.stream_id)
                 if stream is not None:
-                    self._lives.end(stream, body.end)
+                    self._manager.end(stream, body.end)
             case Forget():
-                self._on_hold.drop_of(session.identity, body.stream_ids)
+                self._pending.drop_of(session.identity, body.stream_ids)
                 for stream_id in body.stream_ids:
                     stream = self._owned(session.identity, stream_id)
                     if stream is not None:
-                        self._lives.forget(stream)
+                        self._manager.forget(stream)
                 if body.has_been:
                     self._forgotten.extend(body.stream_ids)
             case Positions():
@@ -209,146 +211,154 @@ class Desk:
             case _:
                 raise ProtocolError(f"{type(body).__name__} is not for a core")
 
-    def _owned(self, worker: bytes, stream_id: bytes) -> Stream | None:
+    def _owned(self, worker: bytes, stream_id: bytes) -> CoreStream | None:
         """A stream of this worker; one of another's is none of its business."""
         stream = self._streams.get(stream_id)
         return stream if stream is not None and stream.worker == worker else None
 
     def _attach(self, session: Session[Receipt]) -> None:
-        port = self._ports.get(session.identity)
-        if port is None:
-            port = Port(self._acceptor, self._tokens, self._logprobs, self._cursors)
-            self._ports[session.identity] = port
-        self._on_hold.drop_of(session.identity)
+        sender = self._senders.get(session.identity)
+        if sender is None:
+            sender = WorkerSender(self._acceptor, self._tokens, self._logprobs, self._cursors)
+            self._senders[session.identity] = sender
+        self._pending.drop_of(session.identity)
         owned = self._streams.of_worker(session.identity)
-        port.attach(session, [stream.row for stream in owned])
+        sender.attach(session, [stream.row for stream in owned])
         self._acceptor.welcome(session, self._card)
         # of those that are here again, the strike is in their registration
         suspects = tuple(id_ for id_ in self._suspects if self._streams.get(id_) is None)
         if suspects:
-            port.state(Suspects(self._incarnation, suspects))
+            sender.enqueue(Suspects(self._incarnation, suspects))
         if not session.fresh:
             return  # it states its positions next
         for stream in owned:
             told = Registered(stream.row, stream.registration, stream.end, stream.is_over)
-            port.state(told)
-            self._lives.state_prompt(stream)
+            sender.enqueue(told)
+            self._manager.state_prompt(stream)
             # outputs that it was admitted with are in its registration
             num_outputs = len(stream.registration.output_ids) // 4
-            self._lives.send_from(stream, stream.prompt_len + num_outputs)
+            self._manager.send_from(stream, stream.prompt_len + num_outputs)
         forgotten = tuple(self._forgotten)
         for begin in range(0, len(forgotten), _FORGOTTEN_A_MESSAGE):
-            port.state(Forgotten(forgotten[begin : begin + _FORGOTTEN_A_MESSAGE]))
-        port.state(SyncDone())
+            sender.enqueue(Forgotten(forgotten[begin : begin + _FORGOTTEN_A_MESSAGE]))
+        sender.enqueue(SyncDone())
 
     def _admit(self, worker: bytes, admit: Admit) -> None:
-        port = self._ports[worker]
-        if port.stated is not None:
-            port.stated.add(admit.stream_id)
+        sender = self._senders[worker]
+        if sender.stated is not None:
+            sender.stated.add(admit.stream_id)
         known = self._streams.get(admit.stream_id)
         if known is not None:
             if known.worker != worker or not is_same(known.registration, admit):
                 fault = Fault("conflict", "this stream id is taken by another request")
-                port.state(Refused(admit.stream_id, fault))
+                sender.enqueue(AdmissionRefused(admit.stream_id, fault))
                 return
             if not self._is_ahead_of(known, admit):
-                self._admit_again(port, known, admit)
+                self._admit_again(sender, known, admit)
                 return
-            self._lives.forget(known)
-        held = self._on_hold.get(admit.stream_id)
+            self._manager.forget(known)
+        held = self._pending.get(admit.stream_id)
         if held is not None and (held[0] != worker or not is_same(held[1], admit)):
             fault = Fault("conflict", "this stream id is taken by another request")
-            port.state(Refused(admit.stream_id, fault))
+            sender.enqueue(AdmissionRefused(admit.stream_id, fault))
             return
         fault_or_none = self._admission.objection(admit, self._waiting(admit.tenant))
         if fault_or_none is not None:
-            self._on_hold.drop(admit.stream_id)
-            port.state(Refused(admit.stream_id, fault_or_none))
-        elif admit.params.structured_outputs is None and self._on_hold.promise(admit):
-            self._lives.take(worker, admit, None, self._now)
+            self._pending.drop(admit.stream_id)
+            sender.enqueue(AdmissionRefused(admit.stream_id, fault_or_none))
+        elif admit.params.structured_outputs is None and self._pending.promise(admit):
+            self._manager.add_stream(worker, admit, None, self._now)
         else:
-            self._on_hold.put(worker, admit)
+            self._pending.put(worker, admit)
 
-    def _waiting(self, tenant: bytes) -> Waiting:
-        scheduler, on_hold = self._scheduler, self._on_hold
+    def _waiting(self, tenant: bytes) -> WaitingLoad:
+        scheduler, pending = self._scheduler, self._pending
         num, num_tokens = scheduler.waiting_of(tenant)
-        num_held, held_tokens = on_hold.of_tenant(tenant)
-        return Waiting(
-            scheduler.num_waiting + len(on_hold),
-            scheduler.num_waiting_tokens + on_hold.num_tokens,
+        num_held, held_tokens = pending.of_tenant(tenant)
+        return WaitingLoad(
+            scheduler.num_waiting + len(pending),
+            scheduler.num_waiting_tokens + pending.num_tokens,
             num + num_held,
             num_tokens + held_tokens,
         )
 
-    def _is_ahead_of(self, stream: Stream, admit: Admit) -> bool:
+    def _is_ahead_of(self, stream: CoreStream, admit: Admit) -> bool:
         """Whether a worker has all that we have of a running stream, and more."""
-        num_here = self._lives.num_outputs(stream)
+        num_here = self._manager.num_outputs(stream)
         outputs = u32(admit.output_ids, "output_ids")
         if stream.is_over or len(outputs) <= num_here:
             return False
-        return np.array_equal(self._lives.outputs(stream, num_here), outputs[:num_here])
+        return np.array_equal(self._manager.outputs(stream, num_here), outputs[:num_here])
 
-    def _admit_again(self, port: Port, stream: Stream, admit: Admit) -> None:
+    def _admit_again(self, sender: WorkerSender, stream: CoreStream, admit: Admit) -> None:
         """Go on with a stream that is here, from where its worker says it is."""
         outputs = u32(admit.output_ids, "output_ids")
         if self._cursors.is_open(stream.row):  # an admission said twice
-            port.state(Admitted(admit.stream_id, stream.row))
+            sender.enqueue(Admitted(admit.stream_id, stream.row))
         else:
-            self._go_on(port, stream, len(outputs), history_digest(outputs))
+            self._go_on(sender, stream, len(outputs), history_digest(outputs))
 
     def _report(self, worker: bytes, report: Report) -> None:
         check_report(report)
-        self._ports[worker].checked_step = report.step
+        self._senders[worker].checked_step = report.step
         if not report.rows:
             return
         for row in u32(report.rows).tolist():
             stream = self._streams.at(row)
             if stream is None or stream.worker != worker:
                 raise ProtocolError(f"row {row} is none of this worker's")
-            self._lives.stop(stream)
+            self._manager.stop(stream)
 
     def _resume(self, worker: bytes, positions: Positions) -> None:
         """Go on from where a worker says it is."""
-        port = self._ports[worker]
+        sender = self._senders[worker]
         num = len(positions.stream_ids)
         lengths = u32(positions.lengths, "lengths", num).tolist()
         digests = u64(positions.digests, "digests", num).tolist()
         unknown = []
-        stated = set() if port.stated is None else port.stated
+        stated = set() if sender.stated is None else sender.stated
         stated.update(positions.stream_ids)
         for stream_id, length, digest in zip(positions.stream_ids, lengths, digests, strict=True):
             stream = self._owned(worker, stream_id)
             if stream is None:
                 unknown.append(stream_id)
                 continue
-            self._go_on(port, stream, length, digest)
+            self._go_on(sender, stream, length, digest)
         if unknown:
-            port.state(Unknown(tuple(unknown)))
+            sender.enqueue(UnknownToCore(tuple(unknown)))
         if positions.last:
             for stream in self._streams.of_worker(worker):
                 if stream.registration.stream_id not in stated:
                     if stream.is_over:
                         self._forgotten.append(stream.registration.stream_id)
-                    self._lives.forget(stream)  # the word of it was lost with the link
-            port.stated = None
-            port.state(SyncDone())
+                    self._manager.forget(stream)  # the word of it was lost with the link
+            sender.stated = None
+            sender.enqueue(SyncDone())
 
-    def _go_on(self, port: Port, stream: Stream, num_outputs: int, digest: int) -> None:
+    def _go_on(
+        self, sender: WorkerSender, stream: CoreStream, num_outputs: int, digest: int
+    ) -> None:
         """Send what lies behind the outputs that a worker has, if they are ours."""
-        num_here = self._lives.num_outputs(stream)
+        num_here = self._manager.num_outputs(stream)
         admit = stream.registration
         # log-probabilities of what it was admitted with are not here to be sent
         lacks = admit.params.logprobs is not None and num_outputs < len(admit.output_ids) // 4
         is_longer = num_outputs > num_here
-        if is_longer or lacks or digest != history_digest(self._lives.outputs(stream, num_outputs)):
+        if (
+            is_longer
+            or lacks
+            or digest != history_digest(self._manager.outputs(stream, num_outputs))
+        ):
             fault = Fault("diverged", "the core's history of this stream is another one")
-            self._lives.end(stream, End("error", num_outputs, fault=fault))
-            port.state(Refused(admit.stream_id, fault))  # however it ended before: nothing is sent
+            self._manager.end(stream, End("error", num_outputs, fault=fault))
+            sender.enqueue(
+                AdmissionRefused(admit.stream_id, fault)
+            )  # however it ended before: nothing is sent
             return
         stream_id = stream.registration.stream_id
         if stream.end is not None and stream.end.fault is not None:
-            port.state(Refused(stream_id, stream.end.fault))
+            sender.enqueue(AdmissionRefused(stream_id, stream.end.fault))
             return
-        port.state(Admitted(stream_id, stream.row))
-        self._lives.state_prompt(stream)
-        self._lives.send_from(stream, stream.prompt_len + num_outputs)
+        sender.enqueue(Admitted(stream_id, stream.row))
+        self._manager.state_prompt(stream)
+        self._manager.send_from(stream, stream.prompt_len + num_outputs)

@@ -18,32 +18,34 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from slipstream_core.grammar.compiler import GrammarCompiler
-from slipstream_core.grammar.matcher import GrammarState
-from slipstream_core.logprob_budget import LogprobRoom, first_bytes
+from slipstream_core.grammar.matcher import GrammarMatcher
+from slipstream_core.logprob_budget import LogprobBudget, first_bytes
 from slipstream_core.workers.admission import num_tokens_of
 from slipstream_ipc.messages import Admit, Fault
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyAdmission:
     """A registration that is on hold no longer, and what has become of its grammar."""
 
     worker: bytes
     admit: Admit
-    grammar: GrammarState | None = None
+    grammar: GrammarMatcher | None = None
     fault: Fault | None = None  # then it has got no room
 
 
-class OnHold:
+class PendingAdmissions:
     """Registrations by stream id."""
 
-    def __init__(self, compiler: GrammarCompiler, room: LogprobRoom) -> None:
+    def __init__(self, compiler: GrammarCompiler, room: LogprobBudget) -> None:
         self._compiler = compiler
         self._room = room
         self._held: dict[bytes, tuple[bytes, Admit]] = {}  # worker and registration
         self._nums: Counter[bytes] = Counter()  # of them by tenant
         self._num_tokens: Counter[bytes] = Counter()
-        self._asking: dict[bytes, Ready] = {}  # those of them that lack room alone, in order
+        self._asking: dict[
+            bytes, ReadyAdmission
+        ] = {}  # those of them that lack room alone, in order
 
     def __len__(self) -> int:
         return len(self._held)
@@ -74,7 +76,7 @@ class OnHold:
             self._asking.pop(admit.stream_id, None)
             self._compiler.submit(admit)
         else:  # in its place, if it has one
-            self._asking[admit.stream_id] = Ready(worker, admit)
+            self._asking[admit.stream_id] = ReadyAdmission(worker, admit)
 
     def drop(self, stream_id: bytes) -> None:
         """Nothing is asked for any more. Idempotent."""
@@ -88,13 +90,13 @@ class OnHold:
                 if stream_id in self._held and self._held[stream_id][0] == worker:
                     self.drop(stream_id)
 
-    def ready(self) -> Iterator[Ready]:
+    def ready(self) -> Iterator[ReadyAdmission]:
         """Those that need not be held any longer; room is promised to them."""
-        for compiled in self._compiler.take():
+        for compiled in self._compiler.take_compiled():
             worker, admit = self._held.get(compiled.admit.stream_id, (b"", None))
             if admit is not compiled.admit:
                 continue  # let go meanwhile, or said again
-            found = Ready(worker, admit, compiled.state, compiled.fault)
+            found = ReadyAdmission(worker, admit, compiled.state, compiled.fault)
             if found.fault is None and not self.promise(admit):
                 self._asking[admit.stream_id] = found
             else:

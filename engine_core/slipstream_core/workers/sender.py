@@ -24,28 +24,28 @@ import numpy.typing as npt
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.history.cursors import Cursors, Portion
 from slipstream_ipc.history.logprob_log import LogprobLog
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import CoreToWorker, Step, WorkerToCore
 from slipstream_ipc.messages.budgets import LOGPROB_BYTES, MESSAGE_BUDGET_BYTES
 from slipstream_ipc.row_set import NO_ROWS, RowSet
-from slipstream_ipc.transport.router import Acceptor, Session
+from slipstream_ipc.transport.router import Router, Session
 
 # None: a state, which needs no receipt because every attach states it anew
 Receipt = Portion | None
-CoreAcceptor = Acceptor[CoreToWorker, WorkerToCore, Receipt]
+CoreAcceptor = Router[CoreToWorker, WorkerToCore, Receipt]
 
 _TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 8
 _LOGPROB_TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 256
 _MESSAGES_A_TURN = 2
 
 
-class Port:
+class WorkerSender:
     """Everything that goes to one worker."""
 
     def __init__(
         self,
         acceptor: CoreAcceptor,
-        tokens: PagedLog,
+        tokens: TokenLog,
         logprobs: LogprobLog,
         cursors: Cursors,
     ) -> None:
@@ -88,7 +88,7 @@ class Port:
         self._sampled = None
         self.sent_step = self.checked_step = self.completed_step
 
-    def state(self, body: CoreToWorker) -> None:
+    def enqueue(self, body: CoreToWorker) -> None:
         """Queue a state; where no worker is attached it is dropped, the attach will state it."""
         if self.is_attached:
             self._states.append(body)
@@ -106,7 +106,7 @@ class Port:
         if self._cursors.is_open(row):
             self._cursors.close(row)
 
-    def mark(self, rows: RowSet) -> None:
+    def mark_dirty(self, rows: RowSet) -> None:
         """These rows have new tokens; all of them have been opened."""
         if self._sampled is None:
             self._sampled = rows
@@ -161,7 +161,7 @@ class Port:
         if self._wants_logprobs:
             rows, budget, has_others = self._of_one_kind(rows)
         lengths = self._tokens.lengths(rows)
-        portion = self._cursors.take(rows, lengths, budget)
+        portion = self._cursors.next_portion(rows, lengths, budget)
         is_all = portion.is_all and not has_others
         if len(portion.rows) and not self._send(session, portion, rows, is_all=is_all):
             return False

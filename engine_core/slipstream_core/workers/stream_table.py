@@ -19,7 +19,7 @@ from slipstream_ipc.messages import Admit, End
 
 
 @dataclass(slots=True, eq=False)
-class Stream:
+class CoreStream:
     """One stream. `end` is set where it ended for a reason that its tokens do not imply."""
 
     row: int
@@ -30,12 +30,12 @@ class Stream:
     end: End | None = None
 
 
-class StreamTable:
+class CoreStreamTable:
     """Streams by id and by row."""
 
     def __init__(self) -> None:
-        self._by_id: dict[bytes, Stream] = {}
-        self._by_row: list[Stream | None] = []
+        self._by_id: dict[bytes, CoreStream] = {}
+        self._by_row: list[CoreStream | None] = []
         self._free_rows: list[int] = []
         self._ids = np.zeros((64, 2), np.uint64)
 
@@ -47,19 +47,19 @@ class StreamTable:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def get(self, stream_id: bytes) -> Stream | None:
+    def get(self, stream_id: bytes) -> CoreStream | None:
         """The stream of this id, if it is known."""
         return self._by_id.get(stream_id)
 
-    def at(self, row: int) -> Stream | None:
+    def at(self, row: int) -> CoreStream | None:
         """The stream that has this row, if one has."""
         return self._by_row[row] if row < len(self._by_row) else None
 
-    def of_worker(self, worker: bytes) -> list[Stream]:
+    def of_worker(self, worker: bytes) -> list[CoreStream]:
         """Every stream that this worker owns, oldest first."""
         return [stream for stream in self._by_id.values() if stream.worker == worker]
 
-    def add(self, registration: Admit, worker: bytes) -> Stream:
+    def add(self, registration: Admit, worker: bytes) -> CoreStream:
         """Give a new stream a row."""
         assert registration.stream_id not in self._by_id
         if not self._free_rows:
@@ -70,11 +70,11 @@ class StreamTable:
             self._ids = np.pad(self._ids, ((0, row), (0, 0)))
         self._ids[row] = np.frombuffer(registration.stream_id, np.uint64)
         prompt_len = len(registration.prompt_ids) // 4
-        stream = Stream(row, registration, prompt_len, worker)
+        stream = CoreStream(row, registration, prompt_len, worker)
         self._by_id[registration.stream_id] = self._by_row[row] = stream
         return stream
 
-    def remove(self, stream: Stream) -> None:
+    def remove(self, stream: CoreStream) -> None:
         """Forget a stream; its row goes to another."""
         del self._by_id[stream.registration.stream_id]
         self._by_row[stream.row] = None

@@ -17,56 +17,65 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.engine_counters import Counters
-from slipstream_core.grammar.manager import GrammarRows
-from slipstream_core.grammar.matcher import GrammarState
-from slipstream_core.logprob_budget import LogprobRoom, first_bytes, stream_bytes
+from slipstream_core.engine_counters import EngineCounters
+from slipstream_core.grammar.manager import GrammarManager
+from slipstream_core.grammar.matcher import GrammarMatcher
+from slipstream_core.logprob_budget import LogprobBudget, first_bytes, stream_bytes
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.limits import NO_ROW
 from slipstream_core.workers.admission import new_request, wants_prompt
-from slipstream_core.workers.sender import Port
-from slipstream_core.workers.stream_table import Stream, StreamTable
+from slipstream_core.workers.sender import WorkerSender
+from slipstream_core.workers.stream_table import CoreStream, CoreStreamTable
 from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.history.logprob_log import LogprobLog
-from slipstream_ipc.history.prompt_logprob_log import PromptLog
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.prompt_logprob_log import PromptLogprobLog
+from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.history.wide_logprobs import Candidates
-from slipstream_ipc.messages import Admit, Admitted, End, Fault, PromptScores, Refused
+from slipstream_ipc.messages import (
+    AdmissionRefused,
+    Admit,
+    Admitted,
+    ComputedPromptLogprobs,
+    End,
+    Fault,
+)
 from slipstream_ipc.row_set import RowSet
 
 Int64s = npt.NDArray[np.int64]
 
 
-class Lives:
+class StreamManager:
     """All streams of one core."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        streams: StreamTable,
-        ports: dict[bytes, Port],
-        tokens: PagedLog,
+        streams: CoreStreamTable,
+        senders: dict[bytes, WorkerSender],
+        tokens: TokenLog,
         logprobs: LogprobLog,
         *,
-        grammars: GrammarRows,
-        room: LogprobRoom,
-        counters: Counters,
+        grammars: GrammarManager,
+        room: LogprobBudget,
+        counters: EngineCounters,
     ) -> None:
         self._scheduler = scheduler
         self._streams = streams
-        self._ports = ports  # of the workers that own them, by identity
+        self._senders = senders  # of the workers that own them, by identity
         self._tokens = tokens
         self._logprobs = logprobs
-        self._prompts = PromptLog()
+        self._prompts = PromptLogprobLog()
         self._grammars = grammars
         self._room = room
         self._counters = counters
 
-    def take(self, worker: bytes, admit: Admit, grammar: GrammarState | None, now: float) -> None:
+    def add_stream(
+        self, worker: bytes, admit: Admit, grammar: GrammarMatcher | None, now: float
+    ) -> None:
         """A stream that nothing is to be said against gets a row, and waits to be computed. Room is
         promised to it (`logprob_budget`).
         """
-        port = self._ports[worker]
+        sender = self._senders[worker]
         prompt, outputs = u32(admit.prompt_ids), u32(admit.output_ids)
         stream = self._streams.add(admit, worker)
         self._tokens.open(stream.row)
@@ -82,30 +91,30 @@ class Lives:
             self._prompts.open(stream.row, len(prompt), admit.params.prompt_logprobs)
         if grammar is not None:
             self._grammars.add(stream.row, grammar, stream.prompt_len)
-        port.state(Admitted(admit.stream_id, stream.row))
+        sender.enqueue(Admitted(admit.stream_id, stream.row))
         self.send_from(stream, position)
         self._scheduler.add(new_request(stream))
         self._counters.waits(stream.row, now)
 
-    def num_outputs(self, stream: Stream) -> int:
+    def num_outputs(self, stream: CoreStream) -> int:
         """Tokens of its history behind the prompt."""
         return self._tokens.length(stream.row) - stream.prompt_len
 
-    def outputs(self, stream: Stream, num: int) -> UInt32s:
+    def outputs(self, stream: CoreStream, num: int) -> UInt32s:
         """The first `num` of them."""
         return self._tokens.read(stream.row, stream.prompt_len, stream.prompt_len + num)
 
-    def send_from(self, stream: Stream, position: int) -> None:
+    def send_from(self, stream: CoreStream, position: int) -> None:
         """Send a stream's worker what lies behind a position of its history."""
         wants_logprobs = stream.registration.params.logprobs is not None
-        self._ports[stream.worker].open(stream.row, position, logprobs=wants_logprobs)
+        self._senders[stream.worker].open(stream.row, position, logprobs=wants_logprobs)
         self._scheduler.acks_moved_back()
 
-    def state_prompt(self, stream: Stream) -> None:
+    def state_prompt(self, stream: CoreStream) -> None:
         """Send what was computed of a prompt, if all of it was; no token leaves before it."""
-        port = self._ports[stream.worker]
+        sender = self._senders[stream.worker]
         for start, columns in self._prompts.pieces(stream.row):
-            port.state(PromptScores(stream.registration.stream_id, start, columns))
+            sender.enqueue(ComputedPromptLogprobs(stream.registration.stream_id, start, columns))
 
     def scored(
         self, rows: Sequence[int], starts: Sequence[int], pieces: Sequence[Candidates]
@@ -117,15 +126,15 @@ class Lives:
                 self._scheduler.has_prompt_logprobs(row)
                 self.state_prompt(stream)
 
-    def mark(self, rows: RowSet) -> None:
+    def mark_dirty(self, rows: RowSet) -> None:
         """These rows have new tokens."""
-        if len(self._ports) == 1:
-            next(iter(self._ports.values())).mark(rows)
+        if len(self._senders) == 1:
+            next(iter(self._senders.values())).mark_dirty(rows)
             return
         for row in rows.tolist():
             stream = self._streams.at(row)
             if stream is not None:
-                self._ports[stream.worker].mark(RowSet(np.array([row])))
+                self._senders[stream.worker].mark_dirty(RowSet(np.array([row])))
 
     def end_by_fault(self, rows: Sequence[int], why: str) -> None:
         """The streams of these rows end with an error of ours."""
@@ -135,26 +144,28 @@ class Lives:
                 continue
             fault = Fault("engine", why)
             self.end(stream, End("error", self.num_outputs(stream), fault=fault))
-            self._ports[stream.worker].state(Refused(stream.registration.stream_id, fault))
+            self._senders[stream.worker].enqueue(
+                AdmissionRefused(stream.registration.stream_id, fault)
+            )
 
-    def end(self, stream: Stream, end: End) -> None:
+    def end(self, stream: CoreStream, end: End) -> None:
         """End a stream for a reason that its tokens do not imply."""
         if stream.end is None:
             stream.end = end
         self.stop(stream)
 
-    def stop(self, stream: Stream) -> None:
+    def stop(self, stream: CoreStream) -> None:
         """Compute and send nothing more of a stream. Idempotent."""
         if not stream.is_over:
             stream.is_over = True
             self._scheduler.remove(stream.row)
             self._grammars.drop(stream.row)
-            self._ports[stream.worker].close(stream.row)
+            self._senders[stream.worker].close(stream.row)
             self._room.shrink(
                 stream.row, stream_bytes(stream.registration, self.num_outputs(stream))
             )
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: CoreStream) -> None:
         """Let go of all there is of a stream; its row goes to another."""
         self.stop(stream)
         self._tokens.drop(stream.row)

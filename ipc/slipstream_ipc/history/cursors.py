@@ -38,7 +38,7 @@ class Portion(NamedTuple):
     lives: Int64s  # the row's life (see Cursors.open) when the message was made
     num_tokens: int  # the sum of counts, none of which is 0
     is_all: bool  # that the rows in question had to be sent
-    course: int = 0  # the run of messages to the same rows that it is a part of; 0: none
+    streak: int = 0  # the run of messages to the same rows that it is a part of; 0: none
 
     @property
     def each_one(self) -> bool:
@@ -46,12 +46,12 @@ class Portion(NamedTuple):
         return self.num_tokens == len(self.rows)
 
 
-class _Course:
+class _Streak:
     """Rows that are all open and have been sent all they have: what is sent of them next."""
 
     def __init__(self, portion: Portion) -> None:
-        """The course that begins with `portion`, which took one position of each row."""
-        self.number = portion.course
+        """The streak that begins with `portion`, which took one position of each row."""
+        self.number = portion.streak
         self.rows, self.counts, self.lives = portion.rows, portion.counts, portion.lives
         self.ends = portion.starts + 1
         self.is_written = True  # `ends` stand in the column of what was sent
@@ -59,7 +59,7 @@ class _Course:
         self.is_acked_written = True  # it stands in the column of what was acknowledged
 
     def is_later(self, portion: Portion) -> bool:
-        """Whether a portion of the course acknowledges more than is known."""
+        """Whether a portion of the streak acknowledges more than is known."""
         return self.acked is None or self.acked.item(0) < portion.starts.item(0)
 
 
@@ -74,18 +74,18 @@ class Cursors(RowTable):
     def __init__(self, rows: int = 64) -> None:
         super().__init__(rows)
         self._first = 0  # the row that is taken first where not all fit
-        self._course: _Course | None = None
-        self._num_courses = 0
+        self._streak: _Streak | None = None
+        self._num_streaks = 0
 
     @property
     def acked(self) -> Int64s:
         """Positions acknowledged until now, by row; not to be written."""
-        course = self._course
-        if course is not None and not course.is_acked_written:
+        streak = self._streak
+        if streak is not None and not streak.is_acked_written:
             # nobody was opened since the portion was made, and acknowledgements only grow
-            assert course.acked is not None
-            self._acked[course.rows.array] = course.acked + 1
-            course.is_acked_written = True
+            assert streak.acked is not None
+            self._acked[streak.rows.array] = streak.acked + 1
+            streak.is_acked_written = True
         return self._acked
 
     def open(self, row: int, position: int) -> None:
@@ -111,7 +111,7 @@ class Cursors(RowTable):
         self._write_sent()
         return int(self._sent[row])
 
-    def take(self, rows: RowSet, lengths: Int64s, budget: int) -> Portion:
+    def next_portion(self, rows: RowSet, lengths: Int64s, budget: int) -> Portion:
         """The next message's portion of `rows`, whose histories have `lengths`; moves the cursors.
 
         At most `budget` positions altogether, at least one of some row if any has news.
@@ -134,22 +134,22 @@ class Cursors(RowTable):
         self._sent[some] = starts + counts
         portion = Portion(rows, starts, counts, self._lives.take(some), num_tokens, is_all)
         if is_all and num_tokens and portion.each_one:
-            self._num_courses += 1
-            portion = portion._replace(course=self._num_courses)
-            self._course = _Course(portion)
+            self._num_streaks += 1
+            portion = portion._replace(streak=self._num_streaks)
+            self._streak = _Streak(portion)
         return portion
 
     def take_next(self, rows: RowSet, budget: int) -> Portion | None:
         """The next message's portion of `rows`, each of which has got one position since they were
         taken last; moves the cursors. As `take`, for less; None where that has to be asked.
         """
-        course = self._course
-        if course is None or course.rows.version != rows.version or len(rows) > budget:
+        streak = self._streak
+        if streak is None or streak.rows.version != rows.version or len(rows) > budget:
             return None
-        starts = course.ends
-        course.ends = starts + 1
-        course.is_written = False
-        return Portion(rows, starts, course.counts, course.lives, len(rows), True, course.number)
+        starts = streak.ends
+        streak.ends = starts + 1
+        streak.is_written = False
+        return Portion(rows, starts, streak.counts, streak.lives, len(rows), True, streak.number)
 
     def untake(self, portion: Portion) -> None:
         """The message of `portion`, the last one taken, did not leave: move the cursors back."""
@@ -164,11 +164,11 @@ class Cursors(RowTable):
 
     def acknowledge(self, portion: Portion) -> None:
         """The receiver has everything up to the end of `portion`."""
-        course = self._course
-        if course is not None and portion.course == course.number:
-            if course.is_later(portion):
-                course.acked = portion.starts
-                course.is_acked_written = False
+        streak = self._streak
+        if streak is not None and portion.streak == streak.number:
+            if streak.is_later(portion):
+                streak.acked = portion.starts
+                streak.is_acked_written = False
             return
         rows, ends = portion.rows.array, portion.starts + portion.counts
         same = self._lives.take(rows) == portion.lives
@@ -177,17 +177,17 @@ class Cursors(RowTable):
         self._acked[rows] = np.maximum(self._acked.take(rows), ends)
 
     def _write_sent(self) -> None:
-        course = self._course
-        if course is not None and not course.is_written:
-            self._sent[course.rows.array] = course.ends
-            course.is_written = True
+        streak = self._streak
+        if streak is not None and not streak.is_written:
+            self._sent[streak.rows.array] = streak.ends
+            streak.is_written = True
 
     def _end_course(self) -> None:
         """What is known of its rows is written, and no longer counted."""
-        if self._course is not None:
+        if self._streak is not None:
             self._write_sent()
             _ = self.acked
-            self._course = None
+            self._streak = None
 
     def _share(
         self, rows: Int64s, starts: Int64s, counts: Int64s, budget: int

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from slipstream_ipc.columns import f32, pack_f32, pack_u32, u32
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.history.pages import PageTable, Pool, spans
-from slipstream_ipc.history.wide_logprobs import MAX_NARROW, Candidates, WideRows, joined
+from slipstream_ipc.history.wide_logprobs import MAX_NARROW, Candidates, WideLogprobLog, joined
 from slipstream_ipc.messages import LogprobColumns
 from slipstream_ipc.row_set import Rows, RowSet, array_of
 from slipstream_ipc.row_table import RowTable, column
@@ -71,7 +71,7 @@ class _Width:
 
     @property
     def num_pages_used(self) -> int:
-        self.settle()
+        self.flush_deferred()
         return self._table.num_pages_used
 
     @property
@@ -84,25 +84,25 @@ class _Width:
         self._num_rows += 1
 
     def drop(self, row: int) -> None:
-        self.settle()
+        self.flush_deferred()
         self._table.drop(row)
         self._num_rows -= 1
 
     def length(self, row: int) -> int:
-        self.settle()
+        self.flush_deferred()
         return self._table.length(row)
 
     def append(self, latest: _Latest) -> None:
-        self.settle()
+        self.flush_deferred()
         self._latest = latest
 
     def append_spans(
         self, rows: Int64s, counts: Int64s, values: Float32s, ids: UInt32s, ranks: UInt32s
     ) -> None:
-        self.settle()
+        self.flush_deferred()
         self._write(self._table.append_spans(rows, counts), values, ids, ranks)
 
-    def settle(self) -> None:
+    def flush_deferred(self) -> None:
         """Write what was appended last, if it is not written yet."""
         if self._latest is not None:
             rows, values, ids, ranks = self._latest
@@ -118,7 +118,7 @@ class _Width:
             is_same = isinstance(rows, RowSet) and rows.version == latest.rows.version
             if is_same and counts is None and self._table.are_next(latest.rows.array, positions):
                 return latest.values, latest.ids, latest.ranks
-            self.settle()
+            self.flush_deferred()
         places = self._table.find(array_of(rows), positions, counts)
         return self._values.read(places), self._ids.read(places), self._ranks.read(places)
 
@@ -131,7 +131,7 @@ class _Width:
 class _Wide:
     """All rows of one width that is no page's, with the face of `_Width`."""
 
-    def __init__(self, rows: WideRows, width: int) -> None:
+    def __init__(self, rows: WideLogprobLog, width: int) -> None:
         self._rows = rows
         self._width = width
 
@@ -169,7 +169,7 @@ class _Wide:
             )
             self._rows.append(row, piece)
 
-    def settle(self) -> None:
+    def flush_deferred(self) -> None:
         """Nothing is put off."""
 
     def find(
@@ -194,7 +194,7 @@ class LogprobLog(RowTable):
     def __init__(self) -> None:
         super().__init__(_FEWEST_ROWS)
         self._by_width: dict[int, _Width | _Wide] = {}
-        self._wide = WideRows()
+        self._wide = WideLogprobLog()
         self._asked: tuple[RowSet, int] | None = None  # rows last asked for, the width of all
 
     def open(self, row: int, num_logprobs: int, position: int) -> None:
@@ -282,10 +282,10 @@ class LogprobLog(RowTable):
                 values, ids, ranks = values.take(index, 0), ids.take(index, 0), ranks.take(index)
             self._by_width[width].append(_Latest(rows, values[:, :width], ids[:, :width], ranks))
 
-    def settle(self) -> None:
+    def flush_deferred(self) -> None:
         """Write what was appended last, where it is not written yet."""
         for of_width in self._by_width.values():
-            of_width.settle()
+            of_width.flush_deferred()
 
     def append_columns(
         self, row_set: RowSet, counts: Int64s | None, columns: LogprobColumns

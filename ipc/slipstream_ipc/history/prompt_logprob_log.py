@@ -17,27 +17,27 @@ from dataclasses import dataclass
 
 from slipstream_ipc.columns import check_entry, f32, pack_f32, pack_u32, u32
 from slipstream_ipc.errors import ProtocolError
-from slipstream_ipc.history.wide_logprobs import Candidates, WideRows
+from slipstream_ipc.history.wide_logprobs import Candidates, WideLogprobLog
 from slipstream_ipc.messages import LogprobColumns
 from slipstream_ipc.messages.budgets import LOGPROB_BYTES, MESSAGE_BUDGET_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _PromptRow:
     num_tokens: int  # that have log-probabilities: all of the prompt but the first
     width: int
 
 
-class PromptLog:
+class PromptLogprobLog:
     """Rows that were asked for their prompts' log-probabilities."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, _Row] = {}
-        self._values = WideRows()
+        self._rows: dict[int, _PromptRow] = {}
+        self._values = WideLogprobLog()
 
     def open(self, row: int, prompt_len: int, num_logprobs: int) -> None:
         """They are wanted of a row that is not here: the token's own and `num_logprobs` more."""
-        self._rows[row] = _Row(prompt_len - 1, 1 + num_logprobs)
+        self._rows[row] = _PromptRow(prompt_len - 1, 1 + num_logprobs)
         self._values.open(row, 1 + num_logprobs)
 
     def drop(self, row: int) -> None:

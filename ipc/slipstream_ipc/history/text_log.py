@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Cursor(NamedTuple):
+class TextCursor(NamedTuple):
     """A position between two units."""
 
     unit: int
@@ -25,7 +25,7 @@ class Cursor(NamedTuple):
     num_tokens: int
 
 
-START = Cursor(0, 0, 0)
+START = TextCursor(0, 0, 0)
 
 
 class TextLog:
@@ -33,7 +33,7 @@ class TextLog:
 
     __slots__ = ("_num_chars", "_start", "_texts", "_token_ends")
 
-    def __init__(self, start: Cursor = START) -> None:
+    def __init__(self, start: TextCursor = START) -> None:
         """`start`: a position of the stream, as its unit 0."""
         assert start.unit == 0
         self._start = start
@@ -42,9 +42,9 @@ class TextLog:
         self._num_chars = start.num_chars
 
     @property
-    def end(self) -> Cursor:
+    def end(self) -> TextCursor:
         """The position behind everything released."""
-        return Cursor(len(self._texts), self._num_chars, self.num_tokens)
+        return TextCursor(len(self._texts), self._num_chars, self.num_tokens)
 
     @property
     def num_tokens(self) -> int:
@@ -81,7 +81,9 @@ class TextLog:
         """Units released."""
         return len(self._texts)
 
-    def advance(self, cursor: Cursor, max_chars: int, max_tokens: int = sys.maxsize) -> Cursor:
+    def advance(
+        self, cursor: TextCursor, max_chars: int, max_tokens: int = sys.maxsize
+    ) -> TextCursor:
         """The end, or as far as `max_chars` and `max_tokens` reach from `cursor`, though at least
         one unit.
         """
@@ -99,15 +101,15 @@ class TextLog:
                 break
             num_chars += more
             unit += 1
-        return Cursor(unit, num_chars, self._token_ends[unit - 1])
+        return TextCursor(unit, num_chars, self._token_ends[unit - 1])
 
-    def text_between(self, start: Cursor, stop: Cursor) -> str:
+    def text_between(self, start: TextCursor, stop: TextCursor) -> str:
         """The text released between two cursors."""
         if stop.unit - start.unit == 1:
             return self._texts[start.unit]
         return "".join(self._texts[start.unit : stop.unit])
 
-    def find(self, num_chars: int, num_tokens: int) -> Cursor | None:
+    def find(self, num_chars: int, num_tokens: int) -> TextCursor | None:
         """The cursor at a reader's position; None where this stream never had such a one, or no
         unit of this log reaches it yet.
         """
@@ -121,7 +123,7 @@ class TextLog:
             if tokens != num_tokens or chars > num_chars:
                 break
             if chars == num_chars:
-                return Cursor(end, num_chars, num_tokens)
+                return TextCursor(end, num_chars, num_tokens)
             if end < len(self._texts):
                 chars += len(self._texts[end])
         return None

@@ -47,7 +47,7 @@ def history_checksum(token_ids: bytes, before: int = 0) -> int:
     return zlib.crc32(token_ids, before)
 
 
-class PagedLog:
+class TokenLog:
     """Growing columns of one dtype, `width` values to a position.
 
     What `read` and `gather` return is never to be written.
@@ -125,7 +125,7 @@ class PagedLog:
         self._pool.write_few(places, values)
         return lengths
 
-    def settle(self) -> None:
+    def flush_deferred(self) -> None:
         """Now is a good time to write what was put aside, unless more of it is to be expected."""
         if not self._is_again or len(self._aside) >= _MOST_PUT_ASIDE:
             self._write_aside()

@@ -61,7 +61,7 @@ class _Row:
     ends: list[int] = field(default_factory=list)  # the position behind each piece
 
 
-class WideRows:
+class WideLogprobLog:
     """Wide rows by number. Positions count from 0 for each."""
 
     def __init__(self) -> None:

@@ -20,7 +20,14 @@ from slipstream_ipc.messages.fields import (
     LongText,
     StreamId,
 )
-from slipstream_ipc.messages.handshake import Hello, Ping, Reattach, Refusal, Starting, Welcome
+from slipstream_ipc.messages.handshake import (
+    AttachRefused,
+    Hello,
+    Ping,
+    Reattach,
+    Starting,
+    Welcome,
+)
 from slipstream_ipc.messages.request import ChatMessage, TemplateOptions
 from slipstream_ipc.messages.shared import End, Fault, LogprobColumns
 
@@ -207,7 +214,7 @@ ClientToWorker = Hello | Ping | Submit | Resume | Abort | Goodbye | Tokenize | D
 WorkerToClient = (
     Welcome
     | Reattach
-    | Refusal
+    | AttachRefused
     | Ping
     | Starting
     | Accepted

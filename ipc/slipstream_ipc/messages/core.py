@@ -19,7 +19,7 @@ from slipstream_ipc.messages.fields import (
     StreamId,
     StreamIds,
 )
-from slipstream_ipc.messages.handshake import Hello, Ping, Reattach, Refusal, Welcome
+from slipstream_ipc.messages.handshake import AttachRefused, Hello, Ping, Reattach, Welcome
 from slipstream_ipc.messages.request import SamplingParams
 from slipstream_ipc.messages.shared import End, Fault, LogprobColumns
 
@@ -126,7 +126,7 @@ class Registered(Struct, array_like=True, frozen=True, tag=tags.REGISTERED):
     is_over: bool = False  # a worker has told the core of its end, whatever that was
 
 
-class Refused(Struct, array_like=True, frozen=True, tag=tags.REFUSED):
+class AdmissionRefused(Struct, array_like=True, frozen=True, tag=tags.ADMISSION_REFUSED):
     """The core did not take the stream, or had to end it."""
 
     stream_id: StreamId
@@ -144,7 +144,7 @@ class Step(Struct, array_like=True, gc=False, frozen=True, tag=tags.STEP):
     logprobs: LogprobColumns | None = None
 
 
-class Unknown(Struct, array_like=True, frozen=True, tag=tags.UNKNOWN):
+class UnknownToCore(Struct, array_like=True, frozen=True, tag=tags.UNKNOWN_TO_CORE):
     """Streams that the worker stated and the core knows nothing of."""
 
     stream_ids: StreamIds
@@ -164,7 +164,9 @@ class Suspects(Struct, array_like=True, frozen=True, tag=tags.SUSPECTS):
     stream_ids: StreamIds
 
 
-class PromptScores(Struct, array_like=True, gc=False, frozen=True, tag=tags.PROMPT_SCORES):
+class ComputedPromptLogprobs(
+    Struct, array_like=True, gc=False, frozen=True, tag=tags.COMPUTED_PROMPT_LOGPROBS
+):
     """Log-probabilities of a stream's prompt, in pieces, all of them before its first token.
 
     `start` counts from the prompt's second token; said anew from 0 on after an attach.
@@ -185,15 +187,15 @@ WorkerToCore = Hello | Ping | Admit | Report | Withdraw | Forget | Positions
 CoreToWorker = (
     Welcome
     | Reattach
-    | Refusal
+    | AttachRefused
     | Ping
     | Admitted
     | Registered
-    | Refused
+    | AdmissionRefused
     | Step
-    | Unknown
+    | UnknownToCore
     | SyncDone
     | Suspects
-    | PromptScores
+    | ComputedPromptLogprobs
     | Forgotten
 )

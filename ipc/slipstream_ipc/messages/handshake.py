@@ -30,7 +30,7 @@ class Reattach(Struct, array_like=True, frozen=True, tag=tags.REATTACH):
     """The accepting end does not know this route: attach anew."""
 
 
-class Refusal(Struct, array_like=True, frozen=True, tag=tags.REFUSAL):
+class AttachRefused(Struct, array_like=True, frozen=True, tag=tags.ATTACH_REFUSED):
     """The accepting end will not have this peer, or cannot read what it sent.
 
     is_leaving: it stops, and another may come to its address, where the streams can go on.
@@ -48,4 +48,4 @@ class Starting(Struct, array_like=True, frozen=True, tag=tags.STARTING):
     """The accepting end is there and cannot serve yet; it keeps the Hello, and answers it then."""
 
 
-Control = Hello | Welcome | Reattach | Refusal | Ping | Starting  # take no sequence number
+Control = Hello | Welcome | Reattach | AttachRefused | Ping | Starting  # take no sequence number

@@ -20,7 +20,7 @@ _bounds = np.array(BOUNDS_S)
 _FEW = 8  # values that are put in one by one
 
 
-class Observed:
+class HistogramBuilder:
     """How often something took how long, so far."""
 
     __slots__ = ("_counts", "_sum")

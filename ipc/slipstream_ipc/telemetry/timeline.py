@@ -47,7 +47,7 @@ class Spans(Struct, frozen=True, omit_defaults=True):
             raise ValueError(f"spans: columns of {num}, {len(self.ends)}, {len(self.nums)} bytes")
 
 
-class Recent:
+class RecentSpans:
     """The newest spans of one thread's work."""
 
     def __init__(self, *, has_nums: bool = False) -> None:

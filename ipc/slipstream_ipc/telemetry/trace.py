@@ -34,7 +34,7 @@ PART_SUFFIX = ".part"
 
 
 @unique
-class Span(IntEnum):
+class SpanKind(IntEnum):
     """What a span is the time of. Part files hold these numbers: they are only added to."""
 
     SCHEDULE = 1  # core: who computes what in the step
@@ -84,7 +84,7 @@ class Tracer:
         """Spans that later ones have taken the place of."""
         return max(0, self._num_added - self._capacity)
 
-    def add(self, kind: Span, begin_ns: int, end_ns: int, step: int = NO_STEP) -> None:
+    def add(self, kind: SpanKind, begin_ns: int, end_ns: int, step: int = NO_STEP) -> None:
         """Record a span of time.monotonic_ns()."""
         at = self._num_added % self._capacity
         if not self._num_added:

@@ -29,20 +29,20 @@ import zmq
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
     PROTOCOL_VERSION,
+    AttachRefused,
     Control,
     Fault,
     Frame,
     Hello,
     Ping,
     Reattach,
-    Refusal,
     Starting,
     Welcome,
 )
 from slipstream_ipc.transport.addresses import check_socket_folder
 from slipstream_ipc.transport.codec import Codec
 from slipstream_ipc.transport.curve import Access
-from slipstream_ipc.transport.link import Beat, Header, Link, Verdict
+from slipstream_ipc.transport.link import Beat, Header, Link, LinkVerdict
 from slipstream_ipc.transport.sockets import (
     MAX_READ_AT_ONCE,
     MAX_READ_BYTES_AT_ONCE,
@@ -58,7 +58,7 @@ Receipt = TypeVar("Receipt")
 _MAX_PATIENCE = 4.0  # times the first one
 
 
-class Attacher(Generic[Out, In, Receipt]):
+class Dealer(Generic[Out, In, Receipt]):
     """Holds the hop to one accepting end. `poller` always has the current socket registered.
 
     `fresh` is what the next Hello says: that we know of no stream. A Welcome makes it False; a user
@@ -148,7 +148,7 @@ class Attacher(Generic[Out, In, Receipt]):
         hello = Hello(PROTOCOL_VERSION, self._identity, self.fresh)
         self._send_control(hello)
 
-    def receive(self, now: float, *, acknowledges: bool = True) -> Iterator[In | Refusal]:
+    def receive(self, now: float, *, acknowledges: bool = True) -> Iterator[In | AttachRefused]:
         """Bodies that have arrived, the Welcome included; acknowledges them at the end.
 
         The loop's body may send, attach and close. Without `acknowledges` the caller does, who
@@ -171,7 +171,7 @@ class Attacher(Generic[Out, In, Receipt]):
             try:
                 frame = self._codec.decode(data)
             except ProtocolError as error:
-                yield Refusal(Fault("engine", f"the peer sent {error}"))
+                yield AttachRefused(Fault("engine", f"the peer sent {error}"))
                 continue
             body = self._judge(frame, now)
             if body is not None:
@@ -180,7 +180,7 @@ class Attacher(Generic[Out, In, Receipt]):
             seen = self._watch.look()
             self.trouble = seen.refused or seen.trouble or self.trouble
             if seen.refused:
-                yield Refusal(Fault("bad_request", seen.refused, "keys"))
+                yield AttachRefused(Fault("bad_request", seen.refused, "keys"))
             elif seen.is_broken:
                 self.attach(now)  # what it had sent has been read
         if acknowledges:
@@ -232,7 +232,7 @@ class Attacher(Generic[Out, In, Receipt]):
             self._socket.close(linger=0)
             self._socket = None
 
-    def _judge(self, frame: Frame[In], now: float) -> In | Refusal | None:
+    def _judge(self, frame: Frame[In], now: float) -> In | AttachRefused | None:
         """What of a frame is to be delivered."""
         body = frame.body
         numbered = is_numbered(body)
@@ -246,17 +246,17 @@ class Attacher(Generic[Out, In, Receipt]):
                     self.is_starting = True
                     self._hello_at = now  # it is kept: another one is sent without haste
                 return None
-            if isinstance(body, Refusal) and frame.epoch == 0:
+            if isinstance(body, AttachRefused) and frame.epoch == 0:
                 return body  # of something in which they could read no epoch
         self._has_heard = True
         verdict = self._link.receive(Header(frame.epoch, frame.seq, frame.ack), numbered, now)
-        if verdict is Verdict.GAP:
+        if verdict is LinkVerdict.GAP:
             self.attach(now)
-        elif verdict is Verdict.DELIVER and body is not None:
+        elif verdict is LinkVerdict.DELIVER and body is not None:
             return body if numbered else self._obey(body)
         return None
 
-    def _obey(self, body: In) -> In | Refusal | None:
+    def _obey(self, body: In) -> In | AttachRefused | None:
         """Do what a control message of this attach asks for; what of it is to be delivered."""
         if isinstance(body, Ping):
             self._send_control(None)
@@ -266,11 +266,11 @@ class Attacher(Generic[Out, In, Receipt]):
         if self.is_attached:
             return None  # seen before; a second one would begin everything again
         if body.version != PROTOCOL_VERSION:
-            return Refusal(Fault("engine", _mismatch(body.version)))
+            return AttachRefused(Fault("engine", _mismatch(body.version)))
         try:
             check_socket_folder(self._address)
         except PermissionError as error:
-            return Refusal(Fault("engine", str(error)))
+            return AttachRefused(Fault("engine", str(error)))
         self.is_attached = True
         self.is_starting = False
         self.trouble = ""
@@ -282,7 +282,7 @@ class Attacher(Generic[Out, In, Receipt]):
         header = self._link.control_header()
         frame: Frame[Control] = Frame(header.epoch, header.seq, header.ack, body)
         if self._send(frame):
-            self._link.told()
+            self._link.ack_sent()
 
     def _send(self, frame: Frame[Out] | Frame[Control]) -> bool:
         try:

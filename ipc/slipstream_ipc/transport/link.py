@@ -28,7 +28,7 @@ Receipt = TypeVar("Receipt")
 WINDOW = 16
 
 
-class Verdict(Enum):
+class LinkVerdict(Enum):
     """What to do with a frame."""
 
     DELIVER = "deliver"
@@ -120,26 +120,26 @@ class Link(Generic[Receipt]):
         """The header of a frame without number; `told` must follow once it is on its way."""
         return Header(self.epoch, self._sent, self._received)
 
-    def told(self) -> None:
+    def ack_sent(self) -> None:
         """The frame of `control_header` left: the peer has our acknowledgement."""
         self._told = self._received
 
-    def receive(self, header: Header, numbered: bool, now: float) -> Verdict:
+    def receive(self, header: Header, numbered: bool, now: float) -> LinkVerdict:
         """Judge a frame; DELIVER of a numbered one counts it as received."""
         if header.epoch != self.epoch or header.ack > self._sent:
-            return Verdict.IGNORE
+            return LinkVerdict.IGNORE
         self._heard_at = now
         self._pinged_at = None
         self._is_overdue = False
         self._acked = max(self._acked, header.ack)
         if not numbered:
-            return Verdict.DELIVER if header.seq <= self._received else Verdict.GAP
+            return LinkVerdict.DELIVER if header.seq <= self._received else LinkVerdict.GAP
         if header.seq <= self._received:
-            return Verdict.IGNORE
+            return LinkVerdict.IGNORE
         if header.seq > self._received + 1:
-            return Verdict.GAP
+            return LinkVerdict.GAP
         self._received += 1
-        return Verdict.DELIVER
+        return LinkVerdict.DELIVER
 
     def take_receipts(self) -> list[Receipt]:
         """What the frames acknowledged since the last call carried, oldest first."""

@@ -30,6 +30,7 @@ from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
     MAX_IDENTITY_BYTES,
     PROTOCOL_VERSION,
+    AttachRefused,
     Control,
     Fault,
     Frame,
@@ -37,13 +38,12 @@ from slipstream_ipc.messages import (
     ModelCard,
     Ping,
     Reattach,
-    Refusal,
     Starting,
     Welcome,
 )
 from slipstream_ipc.transport.codec import Codec
 from slipstream_ipc.transport.connections import Connections
-from slipstream_ipc.transport.link import Beat, Header, Link, Verdict
+from slipstream_ipc.transport.link import Beat, Header, Link, LinkVerdict
 from slipstream_ipc.transport.sockets import MAX_READ_AT_ONCE, MAX_READ_BYTES_AT_ONCE, is_numbered
 
 Out = TypeVar("Out")
@@ -64,7 +64,7 @@ class Session(Generic[Receipt]):
     is_open: bool = True
 
 
-class Acceptor(Generic[Out, In, Receipt]):
+class Router(Generic[Out, In, Receipt]):
     """All peers of one ROUTER socket (bound by the caller, see
     `slipstream_ipc.transport.sockets`)."""
 
@@ -171,9 +171,9 @@ class Acceptor(Generic[Out, In, Receipt]):
         self._lose(session)
 
     def refuse_all(self, fault: Fault, *, is_leaving: bool = False) -> None:
-        """Tell every peer that it is served no longer. `is_leaving`: see `Refusal`."""
+        """Tell every peer that it is served no longer. `is_leaving`: see `AttachRefused`."""
         for session in self.sessions:
-            self._send_control(session, Refusal(fault, is_leaving))
+            self._send_control(session, AttachRefused(fault, is_leaving))
             if is_leaving:
                 self.close(session)
 
@@ -188,7 +188,7 @@ class Acceptor(Generic[Out, In, Receipt]):
                 self._lose(session)
             elif beat is Beat.STALLED:
                 why = f"nothing was acknowledged for {self._stalled_after_s:g} s"
-                self._send_control(session, Refusal(Fault("bad_request", why)))
+                self._send_control(session, AttachRefused(Fault("bad_request", why)))
                 self.close(session)
                 self._stalled.append(session)
 
@@ -254,10 +254,10 @@ class Acceptor(Generic[Out, In, Receipt]):
             return None
         header = Header(frame.epoch, frame.seq, frame.ack)
         verdict = session.link.receive(header, is_numbered(body), now)
-        if verdict is Verdict.GAP:
+        if verdict is LinkVerdict.GAP:
             self.reattach(session)
             return None
-        if verdict is Verdict.IGNORE:
+        if verdict is LinkVerdict.IGNORE:
             return None
         self._heard.add(session)
         if isinstance(body, Ping):
@@ -302,7 +302,7 @@ class Acceptor(Generic[Out, In, Receipt]):
     def _refuse(self, route: bytes, why: str, epoch: int = 0, field: str | None = None) -> None:
         """Say no. `epoch` is the refused frame's, 0 where it could not be read."""
         session = self._routes.get(route)
-        refusal = Refusal(Fault("bad_request", why, field))
+        refusal = AttachRefused(Fault("bad_request", why, field))
         if session is not None:
             self._send_control(session, refusal)
         else:
@@ -312,7 +312,7 @@ class Acceptor(Generic[Out, In, Receipt]):
         header = session.link.control_header()
         frame: Frame[Control] = Frame(header.epoch, header.seq, header.ack, body)
         if self._send(session.route, frame):
-            session.link.told()
+            session.link.ack_sent()
 
     def _answer(self, route: bytes, epoch: int, body: Control) -> None:
         """Say something to a route that has no session."""

@@ -1,13 +1,13 @@
 """The message that brings one client what is new of its streams.
 
-Owns: how entries become the columns of a `Deltas`, and when a line is due (its interval). Does not
+Owns: how entries become the columns of a `Deltas`, and when a row is due (its interval). Does not
 know: sockets, credit, clients' lives.
 
 Rules:
 - The first tokens and the end are due at once; in between, `interval` tokens are. A token of which
   some text has been released, and some is yet to come, counts as one.
-- A message is filled up to a byte budget, slow lines first; what did not fit stays due.
-- Building moves no cursor: `Built.commit` does, when the message has left.
+- A message is filled up to a byte budget, slow rows first; what did not fit stays due.
+- Building moves no cursor: `BuiltDeltas.commit` does, when the message has left.
 """
 
 from __future__ import annotations
@@ -19,34 +19,38 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.history.text_log import Cursor
+from slipstream_ipc.history.text_log import TextCursor
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 from slipstream_ipc.messages import Deltas, End
 from slipstream_ipc.messages.budgets import MESSAGE_BUDGET_BYTES
 from slipstream_ipc.row_set import NO_ROWS, RowSet
-from slipstream_worker.streams.stream import Stream
+from slipstream_worker.streams.stream import WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns
 
 Int64s = npt.NDArray[np.int64]
 
 ENTRY_BYTES = 32
 TEXT_BYTES = 8  # of a token, on the generous side
-_WIDE_BYTES = MESSAGE_BUDGET_BYTES // 2  # from which on a message takes no more of wide lines
+_WIDE_BYTES = MESSAGE_BUDGET_BYTES // 2  # from which on a message takes no more of wide rows
 
 
-def due_fast(columns: StreamColumns, line_set: RowSet, *, urgent: bool) -> RowSet:
-    """Those of these fast lines that have something for their readers now; or just first tokens."""
-    lines = line_set.array
-    sent = columns.sent_tokens[lines]
-    new = columns.tokens.lengths(line_set) - sent
+def due_fast(columns: StreamColumns, worker_row_set: RowSet, *, urgent: bool) -> RowSet:
+    """Those of these fast rows that have something for their readers now; or just first tokens."""
+    worker_rows = worker_row_set.array
+    sent = columns.sent_tokens[worker_rows]
+    new = columns.tokens.lengths(worker_row_set) - sent
     is_due = (sent == 0) & (new > 0)
     if not urgent:
-        is_due |= new >= columns.intervals[lines]
-    return line_set if np.count_nonzero(is_due) == len(lines) else RowSet(lines[is_due])
+        is_due |= new >= columns.intervals[worker_rows]
+    return (
+        worker_row_set
+        if np.count_nonzero(is_due) == len(worker_rows)
+        else RowSet(worker_rows[is_due])
+    )
 
 
-def is_due(stream: Stream) -> bool:
-    """Whether a slow line has something that its reader should have now."""
+def is_due(stream: WorkerStream) -> bool:
+    """Whether a slow row has something that its reader should have now."""
     output, reader = stream.output, stream.reader
     if output is None or reader is None or reader.is_waiting:
         return False
@@ -59,7 +63,7 @@ def is_due(stream: Stream) -> bool:
     return not done or log.num_tokens + log.ends_within_token - done >= stream.interval
 
 
-def is_urgent(stream: Stream) -> bool:
+def is_urgent(stream: WorkerStream) -> bool:
     """Whether that is its first token or its end."""
     output, reader = stream.output, stream.reader
     if output is None or reader is None or reader.is_waiting:
@@ -68,7 +72,7 @@ def is_urgent(stream: Stream) -> bool:
 
 
 @dataclass(slots=True)
-class Built:
+class BuiltDeltas:
     """A message, and what it will have delivered."""
 
     message: Deltas
@@ -92,7 +96,7 @@ class Built:
 
 
 class SlowEntries:
-    """The entries of slow lines, and what they leave of the budget."""
+    """The entries of slow rows, and what they leave of the budget."""
 
     __slots__ = (
         "chars",
@@ -111,16 +115,16 @@ class SlowEntries:
         self.chars: list[int] = []
         self.texts: list[str] = []
         self.ended_at: list[int] = []
-        self.ended: list[Stream] = []  # whose end is in it
+        self.ended: list[WorkerStream] = []  # whose end is in it
         self.ends: list[End] = []
-        self.moves: list[tuple[Stream, Cursor]] = []  # where each reader's copy ends then
-        self.spans: list[tuple[int, int, int]] = []  # line, first token, number of tokens
+        self.moves: list[tuple[WorkerStream, TextCursor]] = []  # where each reader's copy ends then
+        self.spans: list[tuple[int, int, int]] = []  # row, first token, number of tokens
         self.is_all = True  # that was due
         self.has_wide = False
         self.left = MESSAGE_BUDGET_BYTES
 
     @classmethod
-    def of(cls, columns: StreamColumns, slow: Sequence[Stream]) -> SlowEntries:
+    def of(cls, columns: StreamColumns, slow: Sequence[WorkerStream]) -> SlowEntries:
         """As many as fit."""
         if not slow:
             return _NO_SLOW
@@ -132,11 +136,11 @@ class SlowEntries:
             entries._add(columns, stream)
         return entries
 
-    def _add(self, columns: StreamColumns, stream: Stream) -> None:
-        output, reader, line = stream.output, stream.reader, stream.line
+    def _add(self, columns: StreamColumns, stream: WorkerStream) -> None:
+        output, reader, worker_row = stream.output, stream.reader, stream.worker_row
         assert output is not None
         assert reader is not None
-        width = columns.cells.widths[line]
+        width = columns.cells.widths[worker_row]
         if width > MAX_NARROW:
             if MESSAGE_BUDGET_BYTES - self.left >= _WIDE_BYTES:
                 self.is_all = False
@@ -155,7 +159,7 @@ class SlowEntries:
         self.chars.append(start.num_chars)
         self.texts.append(text)
         num_tokens = stop.num_tokens - start.num_tokens
-        self.spans.append((line, start.num_tokens, num_tokens))
+        self.spans.append((worker_row, start.num_tokens, num_tokens))
         self.moves.append((stream, stop))
         self.left -= ENTRY_BYTES + len(text) + token_bytes * num_tokens
 
@@ -168,39 +172,39 @@ class SlowEntries:
             stream.reader.cursor = cursor
         is_dirty = columns.cells.is_dirty
         for stream in self.ended:
-            is_dirty[stream.line] = False
+            is_dirty[stream.worker_row] = False
         for stream, cursor in self.moves:
             assert stream.output is not None
             if stream.output.end is None:
-                is_dirty[stream.line] = cursor.unit < stream.output.log.num_units
+                is_dirty[stream.worker_row] = cursor.unit < stream.output.log.num_units
                 columns.speed_up(stream, cursor)
 
 
 _NO_SLOW = SlowEntries()  # never to be written
 
 
-def build(columns: StreamColumns, fast: RowSet, slow: Sequence[Stream]) -> Built:
-    """One message of what is new of lines that are due. Who finds no room is left out."""
+def build(columns: StreamColumns, fast: RowSet, slow: Sequence[WorkerStream]) -> BuiltDeltas:
+    """One message of what is new of rows that are due. Who finds no room is left out."""
     entries = SlowEntries.of(columns, slow)
     least = _WIDE_BYTES if entries.has_wide else 0
     fast, fast_tokens, has_all_fast = _fitting(columns, fast, max(entries.left, least))
-    lines, starts, counts = fast, columns.sent_tokens.take(fast.array), fast_tokens
+    worker_rows, starts, counts = fast, columns.sent_tokens.take(fast.array), fast_tokens
     fast_chars, chars_before = fast_tokens, columns.sent_chars.take(fast.array)
     texts, spans = entries.texts, entries.spans
     if spans:
-        slow_lines, slow_starts, slow_counts = np.array(spans, np.int64).T
-        lines = RowSet(np.concatenate([slow_lines, fast.array]))
+        slow_worker_rows, slow_starts, slow_counts = np.array(spans, np.int64).T
+        worker_rows = RowSet(np.concatenate([slow_worker_rows, fast.array]))
         starts = np.concatenate([slow_starts, starts])
         counts = np.concatenate([slow_counts, counts])
         chars_before = np.concatenate([np.array(entries.chars, np.int64), chars_before])
     several = None if (counts == 1).all() else counts
-    token_ids = columns.tokens.gather(lines, starts, several)
+    token_ids = columns.tokens.gather(worker_rows, starts, several)
     if len(fast):
         num_slow = sum(count for _, _, count in spans)
         fast_texts, fast_chars = columns.texts(fast.array, fast_tokens, token_ids[num_slow:])
         texts = texts + fast_texts if texts else fast_texts
     message = Deltas(
-        pack_u32(columns.handles.take(lines.array)),
+        pack_u32(columns.handles.take(worker_rows.array)),
         pack_u32(chars_before),
         pack_u32(starts),
         texts,
@@ -208,14 +212,16 @@ def build(columns: StreamColumns, fast: RowSet, slow: Sequence[Stream]) -> Built
         b"" if several is None else pack_u32(several),
         pack_u32(entries.ended_at) if entries.ended_at else b"",
         tuple(entries.ends),
-        columns.logprobs.columns(lines, starts, several) if columns.has_logprobs else None,
+        columns.logprobs.columns(worker_rows, starts, several) if columns.has_logprobs else None,
     )
     is_all = entries.is_all and has_all_fast
-    return Built(message, entries, fast, starts[len(spans) :], fast_tokens, fast_chars, is_all)
+    return BuiltDeltas(
+        message, entries, fast, starts[len(spans) :], fast_tokens, fast_chars, is_all
+    )
 
 
 def _fitting(columns: StreamColumns, fast: RowSet, budget: int) -> tuple[RowSet, Int64s, bool]:
-    """As many of the lines as fit, and how many tokens of each: everything new, or even shares.
+    """As many of the rows as fit, and how many tokens of each: everything new, or even shares.
 
     Whether that is everything.
     """
@@ -227,7 +233,7 @@ def _fitting(columns: StreamColumns, fast: RowSet, budget: int) -> tuple[RowSet,
         return fast, counts, True
     if budget <= 0:
         return NO_ROWS, counts[:0], False
-    num_lines = max(1, budget // (ENTRY_BYTES + token_bytes))
-    fast, counts = RowSet(fast.array[:num_lines]), counts[:num_lines]
+    num_worker_rows = max(1, budget // (ENTRY_BYTES + token_bytes))
+    fast, counts = RowSet(fast.array[:num_worker_rows]), counts[:num_worker_rows]
     share = max(1, (budget // len(fast) - ENTRY_BYTES) // token_bytes)
     return fast, np.minimum(counts, share), False

@@ -4,10 +4,10 @@ Owns: the numbers, and how the leaving of a message becomes time to first token,
 deltas, time per token. Does not know: clocks (whoever sends has looked already), who is told.
 
 Rules:
-- A message that goes to the very lines that the one before went to (the same set, see
-  `StreamTable.lines_of`) is counted once, for all of them: they have all waited equally long. That
-  they were delivered is written to the columns when another kind of message leaves, or a line
-  comes or goes (`Pace.settle`).
+- A message that goes to the very rows that the one before went to (the same set, see
+  `WorkerStreamTable.worker_rows_of`) is counted once, for all of them: they have all waited equally
+  long. That they were delivered is written to the columns when another kind of message leaves, or a
+  row comes or goes (`DeliveryPace.flush_deferred`).
 - Only what was submitted in this process' life has a time to first token and an end to end time;
   what was taken over from a worker that died has gaps from its second delta on.
 - An end that the core knew of already when it told of the stream was counted by who named it.
@@ -21,17 +21,17 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc.row_set import RowSet
-from slipstream_ipc.telemetry.histogram import Observed
+from slipstream_ipc.telemetry.histogram import HistogramBuilder
 from slipstream_ipc.telemetry.statistics import WorkerCounters, WorkerGauges, WorkerNumbers
-from slipstream_worker.clients.deltas import Built, SlowEntries
-from slipstream_worker.clients.deltas_scalar import FewBuilt, Span
-from slipstream_worker.streams.stream import Stream
+from slipstream_worker.clients.deltas import BuiltDeltas, SlowEntries
+from slipstream_worker.clients.deltas_scalar import BuiltScalarDeltas, Span
+from slipstream_worker.streams.stream import WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns
 
 Int64s = npt.NDArray[np.int64]
 
 
-class Counters:
+class RequestCounters:
     """One worker's. Those without an underscore are counted up by whoever does it."""
 
     def __init__(self) -> None:
@@ -41,12 +41,12 @@ class Counters:
         self.num_deltas = 0
         self.num_delivered_tokens = 0
         self.num_overrun_tokens = 0
-        self.itl_s = Observed()
+        self.itl_s = HistogramBuilder()
         self._finished: dict[str, int] = {}
         self._rejected: dict[str, int] = {}
-        self._ttft_s = Observed()
-        self._tpot_s = Observed()
-        self._e2e_s = Observed()
+        self._ttft_s = HistogramBuilder()
+        self._tpot_s = HistogramBuilder()
+        self._e2e_s = HistogramBuilder()
 
     def accepted(self, num_prompt_tokens: int) -> None:
         """A request is one that the core runs."""
@@ -62,13 +62,13 @@ class Counters:
         self._finished[reason] = self._finished.get(reason, 0) + 1
         self.num_overrun_tokens += num_cut
 
-    def first(self, stream: Stream, now: float) -> None:
+    def first(self, stream: WorkerStream, now: float) -> None:
         """A stream's first tokens leave."""
         stream.first_at = now
         if stream.arrived_at:
             self._ttft_s.add(max(0.0, now - stream.arrived_at))
 
-    def last(self, stream: Stream, now: float) -> None:
+    def last(self, stream: WorkerStream, now: float) -> None:
         """A stream's end leaves, perhaps again."""
         assert stream.output is not None
         assert stream.output.end is not None
@@ -100,67 +100,69 @@ class Counters:
         )
 
 
-class Pace:
+class DeliveryPace:
     """When the streams that one client reads were delivered last."""
 
-    def __init__(self, columns: StreamColumns, counters: Counters) -> None:
+    def __init__(self, columns: StreamColumns, counters: RequestCounters) -> None:
         self._columns = columns
         self._counters = counters
-        self._lines: RowSet | None = None  # of the last message, where it was of fast lines alone
+        self._worker_rows: RowSet | None = (
+            None  # of the last message, where it was of fast rows alone
+        )
         self._at = 0.0  # when it left; not yet in the columns
 
-    def left(self, built: Built | FewBuilt, now: float) -> None:
+    def left(self, built: BuiltDeltas | BuiltScalarDeltas, now: float) -> None:
         """A message has left. To be told before it is committed."""
         counters, message = self._counters, built.message
         counters.num_messages += 1
         counters.num_deltas += len(message.handles) // 4
         counters.num_delivered_tokens += len(message.token_ids) // 4
-        if isinstance(built, FewBuilt):
-            self.settle()
+        if isinstance(built, BuiltScalarDeltas):
+            self.flush_deferred()
             self._few(built.fast, now)
         elif self._went_to(built.fast) and not built.slow.moves:
             counters.itl_s.add(now - self._at, len(built.fast))
             self._at = now
         else:
-            self.settle()
+            self.flush_deferred()
             self._many(built.fast, now)
             if built.slow.moves:
-                self.settle()
+                self.flush_deferred()
         if built.slow.moves:
             self._slow(built.slow, now)
 
-    def settle(self) -> None:
-        """Nothing more is known of all lines at once."""
-        if self._lines is not None:
-            self._columns.delivered_at[self._lines.array] = self._at
-            self._lines = None
+    def flush_deferred(self) -> None:
+        """Nothing more is known of all rows at once."""
+        if self._worker_rows is not None:
+            self._columns.delivered_at[self._worker_rows.array] = self._at
+            self._worker_rows = None
 
-    def _went_to(self, lines: RowSet) -> bool:
-        """Whether the last message was of just these lines."""
-        return self._lines is not None and self._lines.version == lines.version
+    def _went_to(self, worker_rows: RowSet) -> bool:
+        """Whether the last message was of just these rows."""
+        return self._worker_rows is not None and self._worker_rows.version == worker_rows.version
 
-    def _many(self, lines: RowSet, now: float) -> None:
-        if not len(lines):
+    def _many(self, worker_rows: RowSet, now: float) -> None:
+        if not len(worker_rows):
             return
-        before = self._columns.delivered_at.take(lines.array)
+        before = self._columns.delivered_at.take(worker_rows.array)
         first = before.item(0)
         if first and (before == first).all():
-            self._counters.itl_s.add(now - first, len(lines))
+            self._counters.itl_s.add(now - first, len(worker_rows))
         else:
             is_first = before == 0.0
-            for line in lines.array[is_first].tolist():
-                self._first(line, now)
+            for worker_row in worker_rows.array[is_first].tolist():
+                self._first(worker_row, now)
             self._counters.itl_s.add_all(now - before[~is_first])
-        self._lines, self._at = lines, now
+        self._worker_rows, self._at = worker_rows, now
 
     def _few(self, spans: Sequence[Span], now: float) -> None:
         delivered_at, itl_s = self._columns.cells.delivered_at, self._counters.itl_s
         last, num = 0.0, 0  # delivered at the same time
-        for line, _, _ in spans:
-            before = delivered_at[line]
-            delivered_at[line] = now
+        for worker_row, _, _ in spans:
+            before = delivered_at[worker_row]
+            delivered_at[worker_row] = now
             if not before:
-                self._first(line, now)
+                self._first(worker_row, now)
             elif before == last:
                 num += 1
             else:
@@ -173,11 +175,13 @@ class Pace:
     def _slow(self, slow: SlowEntries, now: float) -> None:
         delivered_at, counters = self._columns.cells.delivered_at, self._counters
         last, num = 0.0, 0  # as above
-        for (stream, _), (line, start, num_tokens) in zip(slow.moves, slow.spans, strict=True):
+        for (stream, _), (worker_row, start, num_tokens) in zip(
+            slow.moves, slow.spans, strict=True
+        ):
             if not num_tokens:
                 continue
-            before = delivered_at[line]
-            delivered_at[line] = now
+            before = delivered_at[worker_row]
+            delivered_at[worker_row] = now
             if not before:
                 if not start:
                     counters.first(stream, now)
@@ -192,8 +196,8 @@ class Pace:
         for stream in slow.ended:
             counters.last(stream, now)
 
-    def _first(self, line: int, now: float) -> None:
-        """The first delta of a fast line in this process' life."""
-        stream = self._columns.streams[line]
-        if stream is not None and not self._columns.cells.sent_tokens[line]:
+    def _first(self, worker_row: int, now: float) -> None:
+        """The first delta of a fast row in this process' life."""
+        stream = self._columns.streams[worker_row]
+        if stream is not None and not self._columns.cells.sent_tokens[worker_row]:
             self._counters.first(stream, now)

@@ -1,6 +1,6 @@
 """What each client is sent: states of its streams and deltas.
 
-Owns: the client's session, the lines it reads, the states that wait for credit. Does not know: how
+Owns: the client's session, the rows it reads, the states that wait for credit. Does not know: how
 streams are computed, admitted or ended.
 
 Rules:
@@ -26,20 +26,20 @@ import numpy.typing as npt
 
 from slipstream_ipc.messages import ClientToWorker, PromptLogprobs, Superseded, WorkerToClient
 from slipstream_ipc.row_set import RowSet
-from slipstream_ipc.transport.router import Acceptor, Session
+from slipstream_ipc.transport.router import Router, Session
 from slipstream_worker.clients import deltas
-from slipstream_worker.clients.deltas_scalar import FEW, FewBuilt, build_few, due_few
-from slipstream_worker.clients.latency import Counters, Pace
-from slipstream_worker.streams.stream import Reader, Stream
+from slipstream_worker.clients.deltas_scalar import FEW, BuiltScalarDeltas, build_few, due_few
+from slipstream_worker.clients.latency import DeliveryPace, RequestCounters
+from slipstream_worker.streams.stream import Reader, WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns
 
 Int64s = npt.NDArray[np.int64]
 
-Receipt = list[Stream]  # whose end was in the message
+Receipt = list[WorkerStream]  # whose end was in the message
 AUTO_ROOM = 2
 _MAX_STATES = 2**16
 
-FrontAcceptor = Acceptor[WorkerToClient, ClientToWorker, Receipt]
+FrontAcceptor = Router[WorkerToClient, ClientToWorker, Receipt]
 
 
 class ClientPort:
@@ -50,7 +50,7 @@ class ClientPort:
         acceptor: FrontAcceptor,
         session: Session[Receipt],
         columns: StreamColumns,
-        counters: Counters,
+        counters: RequestCounters,
         room: int | None = None,
     ) -> None:
         """`room`: messages under way from which on only what is urgent is sent; None: no such."""
@@ -58,13 +58,13 @@ class ClientPort:
         self._room = room
         self._session = session
         self._columns = columns
-        self._pace = Pace(columns, counters)
+        self._pace = DeliveryPace(columns, counters)
         self._states: deque[WorkerToClient] = deque()
-        self._numbers: list[int] = []  # lines of the streams that it is sent, ascending
-        self._lines: RowSet | None = None  # the same as a column, made when it is wanted
-        self._first_line = 0  # the slow line whose turn it is, where not all fit
+        self._numbers: list[int] = []  # rows of the streams that it is sent, ascending
+        self._worker_rows: RowSet | None = None  # the same as a column, made when it is wanted
+        self._first_worker_row = 0  # the slow row whose turn it is, where not all fit
         self._has_news = False
-        self.streams: set[Stream] = set()  # read by this client
+        self.streams: set[WorkerStream] = set()  # read by this client
 
     @property
     def session(self) -> Session[Receipt]:
@@ -85,57 +85,57 @@ class ClientPort:
         """A new life: the client will say what it wants."""
         self._session = session
         self._states.clear()
-        self._pace.settle()
-        self._numbers, self._lines = [], None
+        self._pace.flush_deferred()
+        self._numbers, self._worker_rows = [], None
         self._has_news = False
         for stream in self.streams:
             assert stream.reader is not None
             stream.reader.is_waiting = True
             stream.reader.awaited = None
 
-    def state(self, body: WorkerToClient) -> None:
+    def enqueue(self, body: WorkerToClient) -> None:
         """Queue a state of one of the client's streams."""
         self._states.append(body)
 
-    def state_prompt(self, stream: Stream, handle: int) -> None:
+    def state_prompt(self, stream: WorkerStream, handle: int) -> None:
         """Queue the log-probabilities of a stream's prompt, if it wants them and all are here."""
-        for start, columns in self._columns.prompts.pieces(stream.line):
+        for start, columns in self._columns.prompts.pieces(stream.worker_row):
             self._states.append(PromptLogprobs(handle, start, columns))
 
-    def read(self, stream: Stream, reader: Reader) -> None:
+    def read(self, stream: WorkerStream, reader: Reader) -> None:
         """The client reads this stream; nothing of it is sent before `send_from_here`."""
         reader.is_waiting = True
         stream.reader = reader
         self.streams.add(stream)
-        self._drop_line(stream.line)
+        self._drop_worker_row(stream.worker_row)
 
-    def send_from_here(self, stream: Stream) -> None:
+    def send_from_here(self, stream: WorkerStream) -> None:
         """Its reader's cursor is where its copy ends: send what lies behind."""
         assert stream.reader is not None
         stream.reader.is_waiting = False
         stream.reader.awaited = None
-        line = stream.line
-        self._columns.handles[line] = stream.reader.handle
-        self._columns.is_dirty[line] = True
+        worker_row = stream.worker_row
+        self._columns.handles[worker_row] = stream.reader.handle
+        self._columns.is_dirty[worker_row] = True
         self._has_news = True
-        self._insert_line(line)
+        self._insert_worker_row(worker_row)
 
-    def leave(self, stream: Stream) -> None:
+    def leave(self, stream: WorkerStream) -> None:
         """The client reads this stream no more. Idempotent."""
         self.streams.discard(stream)
-        self._drop_line(stream.line)
+        self._drop_worker_row(stream.worker_row)
 
-    def supersede(self, stream: Stream) -> None:
+    def supersede(self, stream: WorkerStream) -> None:
         """Another reader has taken this stream over."""
         assert stream.reader is not None
         self.leave(stream)
         self._states.append(Superseded(stream.reader.handle))
 
-    def mark(self) -> None:
+    def mark_due(self) -> None:
         """Some stream of it may have something new."""
         self._has_news = True
 
-    def take_over(self) -> list[Stream]:
+    def take_over(self) -> list[WorkerStream]:
         """The streams whose end has been acknowledged since the last call."""
         # one that has another reader by now is for that one to read
         receipts = self._session.link.take_receipts()
@@ -168,69 +168,69 @@ class ClientPort:
             self._pace.left(built, monotonic())
             built.commit(self._columns)
             if built.slow.moves:
-                self._first_line = built.slow.moves[-1][0].line + 1
+                self._first_worker_row = built.slow.moves[-1][0].worker_row + 1
             if built.is_all:
                 self._has_news = is_crowded
                 break
         return has_sent
 
-    def _build(self, *, urgent: bool) -> deltas.Built | FewBuilt | None:
+    def _build(self, *, urgent: bool) -> deltas.BuiltDeltas | BuiltScalarDeltas | None:
         """A message of what is due, if anything is."""
         columns, few = self._columns, self._numbers
         if len(few) > FEW:
-            lines = self._lines
-            if lines is None:
-                lines = self._lines = RowSet(np.array(few, np.int64))
-            is_dirty = columns.is_dirty.take(lines.array)
+            worker_rows = self._worker_rows
+            if worker_rows is None:
+                worker_rows = self._worker_rows = RowSet(np.array(few, np.int64))
+            is_dirty = columns.is_dirty.take(worker_rows.array)
             if not is_dirty.all():
-                lines = RowSet(lines.array[is_dirty])
-            if len(lines) > FEW:
-                return self._build_many(lines, urgent=urgent)
-            few = lines.tolist()
-        spans, slow_lines = due_few(columns, few, urgent=urgent)
-        slow = self._due_slow(slow_lines, urgent=urgent) if slow_lines else []
+                worker_rows = RowSet(worker_rows.array[is_dirty])
+            if len(worker_rows) > FEW:
+                return self._build_many(worker_rows, urgent=urgent)
+            few = worker_rows.tolist()
+        spans, slow_worker_rows = due_few(columns, few, urgent=urgent)
+        slow = self._due_slow(slow_worker_rows, urgent=urgent) if slow_worker_rows else []
         if not spans and not slow:
             return None
         built = build_few(columns, spans, slow)
         if built is None:
-            fast = RowSet(np.array([line for line, _, _ in spans], np.int64))
+            fast = RowSet(np.array([worker_row for worker_row, _, _ in spans], np.int64))
             return deltas.build(columns, fast, slow)
         return built
 
-    def _build_many(self, fast: RowSet, *, urgent: bool) -> deltas.Built | None:
-        columns, slow = self._columns, list[Stream]()
-        lines = fast.array
-        is_fast = columns.is_fast.take(lines)
+    def _build_many(self, fast: RowSet, *, urgent: bool) -> deltas.BuiltDeltas | None:
+        columns, slow = self._columns, list[WorkerStream]()
+        worker_rows = fast.array
+        is_fast = columns.is_fast.take(worker_rows)
         if is_fast.all():
             fast = columns.in_order(fast)
         else:
-            slow = self._due_slow(lines[~is_fast].tolist(), urgent=urgent)
-            fast = RowSet(lines[is_fast])
+            slow = self._due_slow(worker_rows[~is_fast].tolist(), urgent=urgent)
+            fast = RowSet(worker_rows[is_fast])
         fast = deltas.due_fast(columns, fast, urgent=urgent)
         return deltas.build(columns, fast, slow) if len(fast) or slow else None
 
-    def _due_slow(self, lines: Sequence[int], *, urgent: bool) -> list[Stream]:
-        """Those of these slow lines' streams that have something for their readers now, in turn."""
+    def _due_slow(self, worker_rows: Sequence[int], *, urgent: bool) -> list[WorkerStream]:
+        """Those of these slow rows' streams that have something for their readers now, in turn."""
         streams, leaves_now = self._columns.streams, deltas.is_urgent if urgent else deltas.is_due
-        turn = bisect_left(lines, self._first_line)
+        turn = bisect_left(worker_rows, self._first_worker_row)
         return [
             stream
-            for line in (*lines[turn:], *lines[:turn])
-            if (stream := streams[line]) is not None and leaves_now(stream)
+            for worker_row in (*worker_rows[turn:], *worker_rows[:turn])
+            if (stream := streams[worker_row]) is not None and leaves_now(stream)
         ]
 
-    def _insert_line(self, line: int) -> None:
+    def _insert_worker_row(self, worker_row: int) -> None:
         numbers = self._numbers
-        at = bisect_left(numbers, line)
-        if at == len(numbers) or numbers[at] != line:
-            self._pace.settle()
-            numbers.insert(at, line)
-            self._lines = None
+        at = bisect_left(numbers, worker_row)
+        if at == len(numbers) or numbers[at] != worker_row:
+            self._pace.flush_deferred()
+            numbers.insert(at, worker_row)
+            self._worker_rows = None
 
-    def _drop_line(self, line: int) -> None:
+    def _drop_worker_row(self, worker_row: int) -> None:
         numbers = self._numbers
-        at = bisect_left(numbers, line)
-        if at < len(numbers) and numbers[at] == line:
-            self._pace.settle()
+        at = bisect_left(numbers, worker_row)
+        if at < len(numbers) and numbers[at] == worker_row:
+            self._pace.flush_deferred()
             del numbers[at]
-            self._lines = None
+            self._worker_rows = None

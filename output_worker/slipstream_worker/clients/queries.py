@@ -34,9 +34,9 @@ from slipstream_ipc.validation.chat_template import (
     MAX_SPELLED_TOKENS,
     check_token_ids,
 )
-from slipstream_worker.clients.query_queue import Question, QuestionLane
-from slipstream_worker.clients.readers import Readers
-from slipstream_worker.tokenizer.client import PromptSource
+from slipstream_worker.clients.query_queue import Query, QueryQueue
+from slipstream_worker.clients.readers import StreamReaders
+from slipstream_worker.tokenizer.client import RenderSource
 from slipstream_worker.tokenizer.long_prompts import is_long, num_prompt_chars, size_of
 
 MAX_ASKED_CHARS = 2**16  # of short questions that the prompt process has, about
@@ -44,27 +44,27 @@ MAX_UNREAD = 1024  # states that a client leaves unread; beyond, its questions g
 MAX_UNREAD_BYTES = 2**25  # of answers among them
 
 
-class Questions:
+class ClientQueries:
     """Asked and not answered yet."""
 
-    def __init__(self, readers: Readers, prompts: PromptSource) -> None:
+    def __init__(self, readers: StreamReaders, prompts: RenderSource) -> None:
         self._readers = readers
         self._prompts = prompts
-        self._asked: dict[int, Question] = {}  # the prompt process, by its key
+        self._asked: dict[int, Query] = {}  # the prompt process, by its key
         # by whether they are long
-        self._lanes = {False: QuestionLane(MAX_ASKED_CHARS), True: QuestionLane(1)}
+        self._queues = {False: QueryQueue(MAX_ASKED_CHARS), True: QueryQueue(1)}
 
     def tokenize(self, client: bytes, asked: Tokenize) -> None:
         """Have it answered."""
         if (asked.text is None) == (not asked.messages):
             fault = BadRequest("prompt", "both or none", "one of text and messages").fault
-            self._readers.port(client).state(Tokenized(asked.number, fault=fault))
+            self._readers.port(client).enqueue(Tokenized(asked.number, fault=fault))
             return
         num_chars = num_prompt_chars(asked.text, asked.messages, asked.template)
         if num_chars > MAX_QUESTION_CHARS:
             allowed = f"at most {MAX_QUESTION_CHARS}"
             fault = BadRequest("prompt", f"{num_chars} characters", allowed).fault
-            self._readers.port(client).state(Tokenized(asked.number, fault=fault))
+            self._readers.port(client).enqueue(Tokenized(asked.number, fault=fault))
             return
         render = Render(
             0,
@@ -83,7 +83,7 @@ class Questions:
         try:
             check_token_ids(asked.token_ids, card)
         except BadRequest as error:
-            self._readers.port(client).state(Detokenized(asked.number, fault=error.fault))
+            self._readers.port(client).enqueue(Detokenized(asked.number, fault=error.fault))
             return
         render = Render(
             0,
@@ -99,42 +99,42 @@ class Questions:
         if question is None:
             return False
         self._answer(question, answer)
-        lane = self._lanes[is_long(question.render)]
-        lane.done(question)
-        self._ask_more(lane)
+        queue = self._queues[is_long(question.render)]
+        queue.done(question)
+        self._ask_more(queue)
         return True
 
     def withdraw(self, client: bytes) -> None:
         """A client's session is over."""
-        for lane in self._lanes.values():
-            lane.withdraw(client)
+        for queue in self._queues.values():
+            queue.withdraw(client)
         for key in [key for key, asked in self._asked.items() if asked.client == client]:
             if self._prompts.withdraw(key):
                 question = self._asked.pop(key)
-                self._lanes[is_long(question.render)].done(question)
-        for lane in self._lanes.values():
-            self._ask_more(lane)
+                self._queues[is_long(question.render)].done(question)
+        for queue in self._queues.values():
+            self._ask_more(queue)
 
     def beat(self) -> None:
         """Withdraw what nobody waits for any more, as its asker stays away."""
-        for lane in self._lanes.values():
-            for client in lane.clients:
+        for queue in self._queues.values():
+            for client in queue.clients:
                 if not self._is_here(client):
                     self.withdraw(client)
 
     def _ask(self, client: bytes, number: int, render: Render) -> None:
-        question = Question(client, number, render, size_of(render))
-        lane = self._lanes[is_long(render)]
-        why = lane.why_full(question)
+        question = Query(client, number, render, size_of(render))
+        queue = self._queues[is_long(render)]
+        why = queue.why_full(question)
         if why:
             self._answer(question, Rendered(0, fault=Fault("overloaded", why)))
             return
-        lane.add(question)
-        self._ask_more(lane)
+        queue.add(question)
+        self._ask_more(queue)
 
-    def _ask_more(self, lane: QuestionLane) -> None:
+    def _ask_more(self, queue: QueryQueue) -> None:
         """Let the prompt process have what it may have of those that wait."""
-        while (question := lane.next()) is not None:
+        while (question := queue.next()) is not None:
             self._asked[self._prompts.ask(question.render)] = question
 
     def _is_here(self, client: bytes) -> bool:
@@ -143,7 +143,7 @@ class Questions:
         except KeyError:
             return False
 
-    def _answer(self, question: Question, answer: Rendered) -> None:
+    def _answer(self, question: Query, answer: Rendered) -> None:
         if not self._is_here(question.client):
             return  # it has gone
         port = self._readers.port(question.client)
@@ -151,9 +151,9 @@ class Questions:
             why = "answers to questions before this one have not been read"
             answer = Rendered(0, fault=Fault("overloaded", why))
         if question.render.token_ids is not None:
-            port.state(Detokenized(question.number, answer.text, answer.fault))
+            port.enqueue(Detokenized(question.number, answer.text, answer.fault))
         else:
-            port.state(Tokenized(question.number, answer.token_ids, answer.strings, answer.fault))
+            port.enqueue(Tokenized(question.number, answer.token_ids, answer.strings, answer.fault))
 
 
 def _leaves_much_unread(unsent: Sequence[WorkerToClient]) -> bool:

@@ -6,8 +6,8 @@ and end, where the wish came from that changes a reader.
 Rules:
 - A stream has one reader. Whoever comes later is it, the one before is told and has no say.
 - A stream whose reader does not listen (there is none, or it has not asked for the stream since it
-  attached) has a time at which it is given up: it leaves `Keeping` then, wherever it is on its way.
-  So has one whose client is lost: when the client is gone for good.
+  attached) has a time at which it is given up: it leaves `Retention` then, wherever it is on its
+  way. So has one whose client is lost: when the client is gone for good.
 - A reader that is ahead of us is sent nothing until we have come to where its copy ends.
 - A client that is lost may come back within the grace time; then it is gone for good, and whoever
   drives us hears of it by `take_gone`. One that is there and takes nothing in is gone at once.
@@ -21,15 +21,15 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_ipc.history.text_log import Cursor
+from slipstream_ipc.history.text_log import TextCursor
 from slipstream_ipc.messages import Accepted, Fault, Rejected, Superseded
 from slipstream_ipc.transport.router import Session
-from slipstream_worker.clients.latency import Counters
+from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.ports import ClientPort, FrontAcceptor, Receipt
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
 from slipstream_worker.streams.resume_point import Diverged, locate
-from slipstream_worker.streams.retention import Keeping
-from slipstream_worker.streams.stream import Position, Reader, Stream
+from slipstream_worker.streams.retention import Retention
+from slipstream_worker.streams.stream import Reader, ResumePoint, WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns
 
 _FEW_CLIENTS = 8  # to look at all of them is cheaper than to find out which have news
@@ -37,7 +37,7 @@ _FEW_CLIENTS = 8  # to look at all of them is cheaper than to find out which hav
 Int64s = npt.NDArray[np.int64]
 
 
-class Readers:
+class StreamReaders:
     """Everybody who reads the streams of one worker."""
 
     def __init__(
@@ -45,8 +45,8 @@ class Readers:
         front: FrontAcceptor,
         columns: StreamColumns,
         detokenizers: DetokenizerFactory,
-        counters: Counters,
-        keeping: Keeping,
+        counters: RequestCounters,
+        retention: Retention,
         room: int | None,
     ) -> None:
         """`room`: see `ClientPort`."""
@@ -54,11 +54,11 @@ class Readers:
         self._columns = columns
         self._detokenizers = detokenizers
         self._counters = counters
-        self._keeping = keeping
+        self._retention = retention
         self._room = room
         self._clients: dict[bytes, ClientPort] = {}
         self._vanished: list[tuple[float, Session[Receipt]]] = []  # and when they count as dead
-        self._awaiting: dict[Stream, None] = {}  # whose readers are ahead of us
+        self._awaiting: dict[WorkerStream, None] = {}  # whose readers are ahead of us
 
     @property
     def num_clients(self) -> int:
@@ -83,13 +83,13 @@ class Readers:
             for stream in port.streams:
                 if stream.leaves_at == inf:
                     # perhaps it has all of it, or has given it up, and what it said was lost
-                    self._keeping.leave_after_grace(stream)
+                    self._retention.leave_after_grace(stream)
 
     def port(self, client: bytes) -> ClientPort:
         """The port of an attached client."""
         return self._clients[client]
 
-    def remove(self, client: bytes) -> list[Stream]:
+    def remove(self, client: bytes) -> list[WorkerStream]:
         """A client is gone for good; the streams that it read and nobody reads now. Idempotent."""
         port = self._clients.pop(client, None)
         if port is None:
@@ -101,9 +101,9 @@ class Readers:
 
     def take_gone(self) -> list[bytes]:
         """Clients that have stayed away for the grace time, since the last call."""
-        now = self._keeping.now
+        now = self._retention.now
         for session in self._front.take_lost():
-            self._vanished.append((now + self._keeping.grace_s, session))
+            self._vanished.append((now + self._retention.grace_s, session))
         gone = [session.identity for session in self._front.take_stalled()]
         while self._vanished and self._vanished[0][0] <= now:
             _, session = self._vanished.pop(0)
@@ -119,25 +119,25 @@ class Readers:
         has_sent = False
         for port in self._clients.values():
             for stream in port.take_over():
-                self._keeping.leave_after_grace(stream)
+                self._retention.leave_after_grace(stream)
             has_sent |= port.has_unsent and port.flush()
         return has_sent
 
     # ---- streams -------------------------------------------------------------------------
 
-    def read(self, stream: Stream, client: bytes, handle: int, position: Position) -> None:
+    def read(self, stream: WorkerStream, client: bytes, handle: int, position: ResumePoint) -> None:
         """`client` reads a stream from `position` on; whoever read it before is superseded.
 
         Where the stream has no such position the newcomer is told so, and another reader reads on.
         """
         port, reader = self._clients[client], Reader(client, handle, awaited=position)
         if (client, handle) in stream.past_readers:  # it was away when it was told
-            port.state(Superseded(handle))
+            port.enqueue(Superseded(handle))
             return
         try:
             cursor = self._locate(stream, position)
         except Diverged as error:
-            port.state(_diverged(handle, error))
+            port.enqueue(_diverged(handle, error))
             if stream.reader is not None and stream.reader.is_called(client, handle):
                 self._leave_unread(stream)
             return
@@ -152,61 +152,63 @@ class Readers:
         stream.leaves_at = inf
         self._place(stream, reader, cursor)
 
-    def is_reader(self, stream: Stream, client: bytes, handle: int | None) -> bool:
+    def is_reader(self, stream: WorkerStream, client: bytes, handle: int | None) -> bool:
         """Whether a client that calls the stream by this handle has a say over it."""
         reader = stream.reader
         if reader is None:  # nobody has come back to it since it was replayed
             return stream.registration is not None and stream.registration.owner == client
         return reader.client == client and handle in (None, reader.handle)
 
-    def has_news(self, lines: Int64s | Sequence[int]) -> None:
-        """These lines have new tokens; see to it that their readers' clients are looked at."""
+    def has_news(self, worker_rows: Int64s | Sequence[int]) -> None:
+        """These rows have new tokens; see to it that their readers' clients are looked at."""
         if len(self._clients) <= _FEW_CLIENTS:
             for port in self._clients.values():
-                port.mark()
+                port.mark_due()
             return
         streams = self._columns.streams
         readers = {
             stream.reader.client
-            for line in (lines.tolist() if isinstance(lines, np.ndarray) else lines)
-            if (stream := streams[line]) is not None and stream.reader is not None
+            for worker_row in (
+                worker_rows.tolist() if isinstance(worker_rows, np.ndarray) else worker_rows
+            )
+            if (stream := streams[worker_row]) is not None and stream.reader is not None
         }
         for client in readers:
-            self._clients[client].mark()
+            self._clients[client].mark_due()
 
-    def opened(self, stream: Stream) -> None:
-        """A stream has its line, and perhaps tokens: its reader's copy may end among them."""
+    def opened(self, stream: WorkerStream) -> None:
+        """A stream has its row, and perhaps tokens: its reader's copy may end among them."""
         if stream.reader is not None and stream.reader.awaited is not None:
             self._look_again(stream, stream.reader)
 
-    def ended(self, stream: Stream) -> None:
+    def ended(self, stream: WorkerStream) -> None:
         """A stream has ended: its reader is to have what is left, or it leaves after a while."""
         self.opened(stream)
         reader = stream.reader
         if reader is not None and not reader.is_waiting:
-            self._columns.is_dirty[stream.line] = True
-            self._clients[reader.client].mark()
+            self._columns.is_dirty[stream.worker_row] = True
+            self._clients[reader.client].mark_due()
         else:
-            self._keeping.leave_after_grace(stream)
+            self._retention.leave_after_grace(stream)
 
-    def accept(self, stream: Stream) -> None:
+    def accept(self, stream: WorkerStream) -> None:
         """Tell the reader that its stream runs."""
         reader, admit = stream.reader, stream.registration
         if reader is not None and reader.is_listening and admit is not None:
             port = self._clients[reader.client]
-            port.state(Accepted(reader.handle, admit.prompt_ids))
+            port.enqueue(Accepted(reader.handle, admit.prompt_ids))
             port.state_prompt(stream, reader.handle)
 
-    def reject(self, stream: Stream, fault: Fault) -> None:
+    def reject(self, stream: WorkerStream, fault: Fault) -> None:
         """Tell the reader that its stream is not taken; it reads it no more."""
         if stream.reader is not None:
             port = self._clients[stream.reader.client]
             if stream.reader.is_listening:  # else it asks again, and is answered then
-                port.state(Rejected(stream.reader.handle, fault))
+                port.enqueue(Rejected(stream.reader.handle, fault))
             port.leave(stream)
 
-    def forget(self, stream: Stream) -> None:
-        """A stream is no more, or has lost its line."""
+    def forget(self, stream: WorkerStream) -> None:
+        """A stream is no more, or has lost its row."""
         self._awaiting.pop(stream, None)
         if stream.reader is not None:
             self._clients[stream.reader.client].leave(stream)
@@ -217,12 +219,12 @@ class Readers:
 
     # ---- inside --------------------------------------------------------------------------
 
-    def _locate(self, stream: Stream, position: Position) -> Cursor | None:
+    def _locate(self, stream: WorkerStream, position: ResumePoint) -> TextCursor | None:
         if stream.output is None:
             return None  # looked for again when the stream is registered
         return locate(self._columns, stream, position, self._detokenizers)
 
-    def _place(self, stream: Stream, reader: Reader, cursor: Cursor | None) -> None:
+    def _place(self, stream: WorkerStream, reader: Reader, cursor: TextCursor | None) -> None:
         """Begin to send a stream to its reader, once we have come to where its copy ends."""
         if cursor is None:
             self._awaiting[stream] = None
@@ -231,30 +233,30 @@ class Readers:
             reader.cursor = cursor
             self._clients[reader.client].send_from_here(stream)
 
-    def _look_again(self, stream: Stream, reader: Reader) -> None:
+    def _look_again(self, stream: WorkerStream, reader: Reader) -> None:
         """There is more of a stream whose reader is ahead of us."""
         assert reader.awaited is not None
         try:
             self._place(stream, reader, self._locate(stream, reader.awaited))
         except Diverged as error:
             self._awaiting.pop(stream, None)
-            self._clients[reader.client].state(_diverged(reader.handle, error))
+            self._clients[reader.client].enqueue(_diverged(reader.handle, error))
             self._leave_unread(stream)
 
-    def _leave_unread(self, stream: Stream) -> None:
+    def _leave_unread(self, stream: WorkerStream) -> None:
         """Its reader has been told that it reads this stream no more."""
         assert stream.reader is not None
         self._clients[stream.reader.client].leave(stream)
         self._awaiting.pop(stream, None)
         stream.reader = None
-        self._keeping.leave_after_grace(stream)
+        self._retention.leave_after_grace(stream)
 
     def _look_for_places(self) -> None:
         for stream in list(self._awaiting):
             if stream.reader is None or stream.reader.awaited is None:
                 del self._awaiting[stream]
-            elif self._columns.is_dirty[stream.line]:  # since the last look
-                self._columns.is_dirty[stream.line] = False
+            elif self._columns.is_dirty[stream.worker_row]:  # since the last look
+                self._columns.is_dirty[stream.worker_row] = False
                 self._look_again(stream, stream.reader)
 
 

@@ -43,7 +43,7 @@ from slipstream_worker.detokenizer.byte_level import ByteDetokenizer, ByteView
 from slipstream_worker.detokenizer.sentencepiece import TextDetokenizer, TextView
 from slipstream_worker.detokenizer.suffix import SuffixDetokenizer, SuffixView
 from slipstream_worker.detokenizer.table import TokenTable
-from slipstream_worker.detokenizer.text_columns import FastTable
+from slipstream_worker.detokenizer.text_columns import TextColumns
 from slipstream_worker.detokenizer.window import WindowDetokenizerFactory
 
 __all__ = [
@@ -86,7 +86,7 @@ class DetokenizerFactory(Protocol):
     """Makes the detokenisers of one model."""
 
     @property
-    def fast_table(self) -> FastTable | None:
+    def fast_table(self) -> TextColumns | None:
         """The vocabulary as columns; None where a token's text always depends on its neighbours."""
         ...
 
@@ -102,18 +102,18 @@ class TableDetokenizerFactory:
     """Holds the two views of a table, which all streams share: special tokens shown, or skipped."""
 
     def __init__(self, table: TokenTable) -> None:
-        self.fast_table: FastTable | None = None
+        self.fast_table: TextColumns | None = None
         if table.mode == "bytelevel":
             byte_views = [ByteView.of(table, skip) for skip in (False, True)]
             self._create: _Create = lambda ids, skip: ByteDetokenizer(byte_views[skip], ids)
-            self.fast_table = FastTable(*(view.texts for view in byte_views))
+            self.fast_table = TextColumns(*(view.texts for view in byte_views))
         elif table.last_pieces:
             suffix_views = [SuffixView.of(table, skip) for skip in (False, True)]
             self._create = lambda ids, skip: SuffixDetokenizer(suffix_views[skip], ids)
         else:
             text_views = [TextView.of(table, skip) for skip in (False, True)]
             self._create = lambda ids, skip: TextDetokenizer(text_views[skip], ids)
-            self.fast_table = FastTable(*(view.texts for view in text_views))
+            self.fast_table = TextColumns(*(view.texts for view in text_views))
 
     def create(self, prompt_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
         return self._create(prompt_ids, skip_special_tokens)

@@ -22,7 +22,7 @@ from typing import Literal
 
 import msgspec
 
-from slipstream_ipc.atomic_file import write_whole
+from slipstream_ipc.atomic_file import write_atomically
 
 __all__ = [
     "FORMAT_VERSION",
@@ -80,7 +80,7 @@ def save_table(path: Path, table: TokenTable) -> None:
     """Write `table` to `path`, in one move; makes the folder. Raises OSError."""
     body = msgspec.msgpack.encode(table)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, _HEADER + _checksum(body) + body)
+    write_atomically(path, _HEADER + _checksum(body) + body)
 
 
 def load_table(path: Path) -> TokenTable:

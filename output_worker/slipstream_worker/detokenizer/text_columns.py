@@ -1,7 +1,7 @@
 """The vocabulary as columns: what a token's text is where it does not depend on its neighbours.
 
-Owns: for each way in which a stream may read the vocabulary (`View`), every token's text, its
-length, and which characters are in it. Does not know: streams, detokenisers' states.
+Owns: for each way in which a stream may read the vocabulary (`VocabularyView`), every token's text,
+its length, and which characters are in it. Does not know: streams, detokenisers' states.
 
 Rules:
 - A token is whole where its text is the same whatever came before, as long as nothing waits (see
@@ -26,7 +26,7 @@ _FIRST_SHARED_BIT, _NUM_SHARED_BITS = 14, 16  # of control characters that text 
 _ONE = np.uint64(1)
 
 
-class View(IntEnum):
+class VocabularyView(IntEnum):
     """How a stream reads the vocabulary."""
 
     SHOWN = 0  # special tokens have their text
@@ -34,7 +34,7 @@ class View(IntEnum):
     SILENT = 2  # no text is wanted
 
 
-class FastTable:
+class TextColumns:
     """One entry for each view and token, at `first(view) + token id`."""
 
     def __init__(self, shown: Sequence[str | None], skipped: Sequence[str | None]) -> None:
@@ -49,7 +49,7 @@ class FastTable:
         )
         self.low, self.high = character_sets(self.texts)
 
-    def first(self, view: View) -> int:
+    def first(self, view: VocabularyView) -> int:
         """Where the view's entries begin."""
         return view * (self.vocab_size + 1)
 

@@ -15,7 +15,7 @@ from slipstream_worker.detokenizer.factory import DetokenizerFactory, TableDetok
 from slipstream_worker.detokenizer.reference import DecodeReference
 from slipstream_worker.detokenizer.table import TokenTable
 
-__all__ = ["Reference", "Trial", "find_mismatch", "mismatch_of", "random_trials"]
+__all__ = ["DecodeOracle", "Trial", "find_mismatch", "mismatch_of", "random_trials"]
 
 _CHARACTERS = "é▁你\ufffd😀 a"
 _LENGTHS = (1, 2, 5, 17, 64)
@@ -24,7 +24,7 @@ _NUM_BEYOND_VOCABULARY = 4
 Trial = tuple[list[int], list[int], bool]  # prompt, output, skip_special_tokens
 
 
-class Reference(Protocol):
+class DecodeOracle(Protocol):
     """What a stream must read in the end."""
 
     def continuation(
@@ -34,7 +34,7 @@ class Reference(Protocol):
 
 
 def find_mismatch(
-    reference: Reference | Tokenizer, table: TokenTable, *, num_trials: int = 100, seed: int = 0
+    reference: DecodeOracle | Tokenizer, table: TokenTable, *, num_trials: int = 100, seed: int = 0
 ) -> str | None:
     """What is wrong with `table`; None if every stream over it read as the reference, or as the
     tokenizer decodes.
@@ -78,7 +78,7 @@ def random_trials(table: TokenTable, num_trials: int, seed: int) -> Iterable[Tri
                 yield sequence[:cut], sequence[cut:], skip_special_tokens
 
 
-def mismatch_of(reference: Reference, factory: DetokenizerFactory, trial: Trial) -> str | None:
+def mismatch_of(reference: DecodeOracle, factory: DetokenizerFactory, trial: Trial) -> str | None:
     """How the stream of `trial` differs from what it should be, in one sentence; None if not."""
     prompt_ids, output_ids, skip_special_tokens = trial
     expected = reference.continuation(prompt_ids, output_ids, skip_special_tokens)

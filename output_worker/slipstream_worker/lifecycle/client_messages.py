@@ -39,12 +39,12 @@ from slipstream_ipc.messages import (
     UnknownStreams,
 )
 from slipstream_ipc.transport.router import Session
-from slipstream_worker.clients.latency import Counters
+from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.ports import FrontAcceptor, Receipt
-from slipstream_worker.clients.queries import Questions
-from slipstream_worker.clients.readers import Readers
+from slipstream_worker.clients.queries import ClientQueries
+from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
-from slipstream_worker.lifecycle.lifecycle import Lives
+from slipstream_worker.lifecycle.lifecycle import StreamLifecycle
 from slipstream_worker.streams.registration import (
     BadWords,
     Submission,
@@ -54,29 +54,29 @@ from slipstream_worker.streams.registration import (
     register,
     tenant_of,
 )
-from slipstream_worker.streams.retention import Keeping
-from slipstream_worker.streams.stream import Position, Stage, Stream, StreamTable
-from slipstream_worker.tokenizer.client import PromptSource
-from slipstream_worker.tokenizer.queue import Renderings
+from slipstream_worker.streams.retention import Retention
+from slipstream_worker.streams.stream import ResumePoint, Stage, WorkerStream, WorkerStreamTable
+from slipstream_worker.tokenizer.client import RenderSource
+from slipstream_worker.tokenizer.queue import RenderQueue
 
 logger = logging.getLogger(__name__)
 
 _CONFLICT = Fault("conflict", "this stream id is taken by another request", "stream_id")
 
 
-class FromClients:
+class ClientMessages:
     """Handles clients' messages."""
 
     def __init__(
         self,
         front: FrontAcceptor,
-        lives: Lives,
-        streams: StreamTable,
-        readers: Readers,
-        keeping: Keeping,
-        renderings: Renderings[Stream],
-        counters: Counters,
-        prompts: PromptSource,
+        lifecycle: StreamLifecycle,
+        streams: WorkerStreamTable,
+        readers: StreamReaders,
+        retention: Retention,
+        render_queue: RenderQueue[WorkerStream],
+        counters: RequestCounters,
+        prompts: RenderSource,
         detokenizers: DetokenizerFactory,
         *,
         may_return: bool = False,
@@ -84,19 +84,19 @@ class FromClients:
         """`may_return`: what is turned away while this one drains may be asked for again, later."""
         self._front = front
         self._may_return = may_return
-        self._lives = lives
+        self._lifecycle = lifecycle
         self._streams = streams
         self._readers = readers
-        self._keeping = keeping
-        self._renderings = renderings
+        self._retention = retention
+        self._render_queue = render_queue
         self._counters = counters
         self._detokenizers = detokenizers
-        self._questions = Questions(readers, prompts)
+        self._questions = ClientQueries(readers, prompts)
         self.is_draining = False  # nothing new is taken
 
     def handle(self, session: Session[Receipt], body: ClientToWorker, card: ModelCard) -> None:
         """Do what a message asks."""
-        lives = self._lives
+        lifecycle = self._lifecycle
         match body:
             case Hello():
                 self._questions.withdraw(session.identity)  # it says again what it wants to know
@@ -111,18 +111,18 @@ class FromClients:
                 if stream is not None and self._readers.is_reader(
                     stream, session.identity, body.handle
                 ):
-                    lives.abort(stream)
+                    lifecycle.abort(stream)
             case Tokenize():
                 self._questions.tokenize(session.identity, body)
             case Detokenize():
                 self._questions.detokenize(session.identity, body, card)
             case Cancel():
-                found = tuple([lives.cancel(stream_id) for stream_id in body.stream_ids])
-                self._readers.port(session.identity).state(Cancelled(body.number, found))
+                found = tuple([lifecycle.cancel(stream_id) for stream_id in body.stream_ids])
+                self._readers.port(session.identity).enqueue(Cancelled(body.number, found))
             case Goodbye():
                 self._questions.withdraw(session.identity)
                 self._front.close(session)
-                lives.dismiss(session.identity)
+                lifecycle.dismiss(session.identity)
             case Ping():
                 pass  # the acceptor has answered it
 
@@ -130,25 +130,25 @@ class FromClients:
         """The prompt process is done with a prompt."""
         if self._questions.answered(answer):
             return
-        for stream in self._renderings.answered(answer.key):
+        for stream in self._render_queue.answered(answer.key):
             if self._streams.get(stream.stream_id) is not stream:
                 continue  # aborted meanwhile
             if answer.fault is not None:
-                self._lives.reject(stream, answer.fault)
+                self._lifecycle.reject(stream, answer.fault)
                 continue
             try:
                 self._set_out(stream, answer, card)
             except Exception as error:
                 logger.exception("a stream failed")
                 why = f"{type(error).__name__} while the request was taken in"
-                self._lives.fail(stream, why)
+                self._lifecycle.fail(stream, why)
 
     def beat(self) -> None:
         """Look for clients that stay away. To be called now and then."""
         self._questions.beat()
 
     def _submit_all(self, session: Session[Receipt], submit: Submit, card: ModelCard) -> None:
-        lives = self._lives
+        lifecycle = self._lifecycle
         submission = _read(submit)
         for answer in answers_of(submit):
             known = self._streams.get(answer.stream_id)
@@ -163,7 +163,7 @@ class FromClients:
                 why = f"{type(error).__name__} while the request was taken in"
                 taken_in = self._streams.get(answer.stream_id)
                 if taken_in is not None and taken_in is not known:
-                    lives.fail(taken_in, why)
+                    lifecycle.fail(taken_in, why)
                 else:
                     self._reject(session, answer.handle, Fault("engine", why))
 
@@ -175,7 +175,7 @@ class FromClients:
         if known is not None:
             self._submit_again(session, submit, known, submission.fingerprint(submit))
             return
-        fault = self._keeping.why_gone(submit.stream_id)
+        fault = self._retention.why_gone(submit.stream_id)
         if fault is not None:
             self._reject(session, submit.handle, fault)
             return
@@ -191,24 +191,24 @@ class FromClients:
         render = _render_of(submit, submission.bad_words, card)
         tenant = tenant_of(submit, session.identity)
         if render is not None and not submit.was_accepted:
-            why = self._renderings.why_full(render, tenant)
+            why = self._render_queue.why_full(render, tenant)
             if why:
                 self._reject(session, submit.handle, Fault("overloaded", why))
                 return
         known_as = submission.fingerprint(submit)
-        stream = Stream(submit.stream_id, Stage.RENDERING, submit, fingerprint=known_as)
+        stream = WorkerStream(submit.stream_id, Stage.RENDERING, submit, fingerprint=known_as)
         stream.params = submission.params(submit)
-        stream.arrived_at = self._keeping.now
+        stream.arrived_at = self._retention.now
         self._streams.add(stream)
         self._readers.read(stream, session.identity, submit.handle, _position(submit))
         if render is None:
             self._set_out(stream, Rendered(0), card)
         else:
             stream.submit = structs.replace(submit, text=None, messages=())  # `render` has them
-            self._renderings.ask(stream, render, tenant)
+            self._render_queue.ask(stream, render, tenant)
 
     def _submit_again(
-        self, session: Session[Receipt], submit: Submit, known: Stream, known_as: bytes
+        self, session: Session[Receipt], submit: Submit, known: WorkerStream, known_as: bytes
     ) -> None:
         """A duplicate: its client attached anew without having had an answer, or was replaced."""
         if known.fingerprint != known_as:
@@ -218,7 +218,7 @@ class FromClients:
         if known.stage in (Stage.RUNNING, Stage.ENDED):
             self._readers.accept(known)
 
-    def _set_out(self, stream: Stream, rendered: Rendered, card: ModelCard) -> None:
+    def _set_out(self, stream: WorkerStream, rendered: Rendered, card: ModelCard) -> None:
         """All its tokens are known: check the request as a whole, ask the core."""
         assert stream.submit is not None
         assert stream.params is not None
@@ -235,21 +235,21 @@ class FromClients:
                 known_as=stream.fingerprint,
             )
         except BadRequest as error:
-            self._lives.reject(stream, error.fault)
+            self._lifecycle.reject(stream, error.fault)
             return
         output = open_output(admit, self._detokenizers)
-        self._lives.register(stream, admit, output)
-        self._lives.submit(stream)
+        self._lifecycle.register(stream, admit, output)
+        self._lifecycle.submit(stream)
 
     def _resume(self, session: Session[Receipt], resume: Resume) -> None:
         stream = self._streams.get(resume.stream_id)
         if stream is None:
-            self._readers.port(session.identity).state(UnknownStreams((resume.handle,)))
+            self._readers.port(session.identity).enqueue(UnknownStreams((resume.handle,)))
             return
-        position = Position(resume.num_chars, resume.num_tokens, resume.digest, resume.checksum)
+        position = ResumePoint(resume.num_chars, resume.num_tokens, resume.digest, resume.checksum)
         if stream.stage in (Stage.RUNNING, Stage.ENDED) and stream.registration is not None:
             port = self._readers.port(session.identity)
-            port.state(Accepted(resume.handle, stream.registration.prompt_ids))
+            port.enqueue(Accepted(resume.handle, stream.registration.prompt_ids))
             port.state_prompt(stream, resume.handle)
         self._readers.read(stream, session.identity, resume.handle, position)
 
@@ -257,7 +257,7 @@ class FromClients:
         self, session: Session[Receipt], handle: int, fault: Fault, *, is_leaving: bool = False
     ) -> None:
         self._counters.rejected(fault.code)
-        self._readers.port(session.identity).state(Rejected(handle, fault, is_leaving))
+        self._readers.port(session.identity).enqueue(Rejected(handle, fault, is_leaving))
 
 
 def _read(submit: Submit) -> Submission | Fault:
@@ -285,7 +285,7 @@ def _render_of(submit: Submit, bad_words: tuple[str, ...], card: ModelCard) -> R
     )
 
 
-def _position(submit: Submit) -> Position:
+def _position(submit: Submit) -> ResumePoint:
     if submit.output_ids:
-        return Position(submit.num_chars, len(submit.output_ids) // 4)
-    return Position(submit.num_chars, submit.num_tokens, checksum=submit.checksum)
+        return ResumePoint(submit.num_chars, len(submit.output_ids) // 4)
+    return ResumePoint(submit.num_chars, submit.num_tokens, checksum=submit.checksum)

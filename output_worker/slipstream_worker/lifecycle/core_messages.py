@@ -23,33 +23,33 @@ from slipstream_ipc.columns import UInt32s, check_step, pack_u32, pack_u64, u32,
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.history.token_log import history_digest
 from slipstream_ipc.messages import (
+    AdmissionRefused,
     Admitted,
+    AttachRefused,
+    ComputedPromptLogprobs,
     CoreToWorker,
     Forget,
     Forgotten,
     ModelCard,
     Positions,
-    PromptScores,
-    Refusal,
-    Refused,
     Registered,
     Step,
     Suspects,
     SyncDone,
-    Unknown,
+    UnknownToCore,
     Welcome,
 )
 from slipstream_ipc.row_set import RowSet
-from slipstream_ipc.telemetry.trace import Span, Tracer
+from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 from slipstream_worker.clients.deltas_scalar import FEW
-from slipstream_worker.clients.latency import Counters
-from slipstream_worker.clients.readers import Readers
-from slipstream_worker.core_link import CoreHop
+from slipstream_worker.clients.latency import RequestCounters
+from slipstream_worker.clients.readers import StreamReaders
+from slipstream_worker.core_link import CoreLink
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
-from slipstream_worker.lifecycle.lifecycle import Lives
+from slipstream_worker.lifecycle.lifecycle import StreamLifecycle
 from slipstream_worker.streams.registration import open_output
-from slipstream_worker.streams.retention import Keeping
-from slipstream_worker.streams.stream import Stage, Stream, StreamTable
+from slipstream_worker.streams.retention import Retention
+from slipstream_worker.streams.stream import Stage, WorkerStream, WorkerStreamTable
 from slipstream_worker.streams.stream_columns import StreamColumns
 
 logger = logging.getLogger(__name__)
@@ -59,18 +59,18 @@ _POSITIONS_A_MESSAGE = 16384
 Int64s = npt.NDArray[np.int64]
 
 
-class FromCore:
+class CoreMessages:
     """Handles the core's messages. `card` is set by the first Welcome."""
 
     def __init__(
         self,
-        core: CoreHop,
-        lives: Lives,
-        streams: StreamTable,
+        core: CoreLink,
+        lifecycle: StreamLifecycle,
+        streams: WorkerStreamTable,
         columns: StreamColumns,
-        readers: Readers,
-        keeping: Keeping,
-        counters: Counters,
+        readers: StreamReaders,
+        retention: Retention,
+        counters: RequestCounters,
         detokenizers: DetokenizerFactory,
         *,
         tokenizer: str,
@@ -79,11 +79,11 @@ class FromCore:
         """`tokenizer`: where clients find it."""
         self._tracer = tracer
         self._core = core
-        self._lives = lives
+        self._lifecycle = lifecycle
         self._streams = streams
         self._columns = columns
         self._readers = readers
-        self._keeping = keeping
+        self._retention = retention
         self._counters = counters
         self._detokenizers = detokenizers
         self._tokenizer = tokenizer
@@ -93,36 +93,36 @@ class FromCore:
 
     def handle(self, message: CoreToWorker) -> None:
         """Do what a message says; ProtocolError where it says what no core may say."""
-        lives = self._lives
+        lifecycle = self._lifecycle
         match message:
             case Step():
                 self._step(message)
             case Admitted():
                 stream = self._streams.get(message.stream_id)
                 if stream is None:
-                    self._core.state(Forget((message.stream_id,)))
+                    self._core.enqueue(Forget((message.stream_id,)))
                 else:
-                    lives.admitted(stream, message.row)
+                    lifecycle.admitted(stream, message.row)
             case Welcome():
                 self._attached(message)
             case Registered():
                 self._registered(message)
-            case Refused():
+            case AdmissionRefused():
                 stream = self._streams.get(message.stream_id)
                 if stream is not None:
-                    lives.refused(stream, message.fault)
-            case Unknown():
+                    lifecycle.refused(stream, message.fault)
+            case UnknownToCore():
                 self._readmit(message)
-            case PromptScores():
+            case ComputedPromptLogprobs():
                 self._prompt(message)
             case Forgotten():
-                self._keeping.bury(message.stream_ids)
+                self._retention.bury(message.stream_ids)
             case Suspects():
-                lives.suspect(message.incarnation, message.stream_ids)
+                lifecycle.suspect(message.incarnation, message.stream_ids)
             case SyncDone():
                 self.is_synced = True
                 self._core.is_fresh = False
-            case Refusal():
+            case AttachRefused():
                 logger.error("the core refuses us: %s", message.fault.message)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for a worker")
@@ -134,13 +134,13 @@ class FromCore:
         if not self.is_synced:
             # we attached fresh, perhaps not for the first time: the core replays everything
             self._core.is_fresh = True
-            self._lives.clear()
+            self._lifecycle.clear()
             return
         known = [stream for stream in self._streams.all() if stream.output is not None]
         for cut in range(0, max(len(known), 1), _POSITIONS_A_MESSAGE):
             part = known[cut : cut + _POSITIONS_A_MESSAGE]
             histories = [self._columns.token_ids(stream) for stream in part]
-            self._core.state(
+            self._core.enqueue(
                 Positions(
                     tuple(stream.stream_id for stream in part),
                     pack_u32([len(history) for history in histories]),
@@ -152,33 +152,33 @@ class FromCore:
     def _registered(self, message: Registered) -> None:
         """A stream of the life before this one."""
         admit = message.registration
-        lives = self._lives
+        lifecycle = self._lifecycle
         if self._streams.get(admit.stream_id) is not None:
             return
         try:
             output = open_output(admit, self._detokenizers)
         except Exception:
             logger.exception("a stream cannot be taken up again")
-            self._core.state(Forget((admit.stream_id,)))
+            self._core.enqueue(Forget((admit.stream_id,)))
             return
-        stream = Stream(admit.stream_id, Stage.RUNNING, is_counted=message.is_over)
-        lives.take_up(stream, admit, output, message.row)
+        stream = WorkerStream(admit.stream_id, Stage.RUNNING, is_counted=message.is_over)
+        lifecycle.take_up(stream, admit, output, message.row)
         # its tokens are yet to come; where an abort or an error ended it, they come before that end
         if message.end is not None:
-            lives.replay(stream, message.end)
+            lifecycle.replay(stream, message.end)
 
-    def _readmit(self, message: Unknown) -> None:
+    def _readmit(self, message: UnknownToCore) -> None:
         """The core knows nothing of these: give it all we have of those that go on."""
         for stream_id in message.stream_ids:
             stream = self._streams.get(stream_id)
             if stream is not None and stream.stage is not Stage.ENDED:
-                self._core.state(self._lives.readmission(stream))
+                self._core.enqueue(self._lifecycle.readmission(stream))
 
-    def _prompt(self, message: PromptScores) -> None:
+    def _prompt(self, message: ComputedPromptLogprobs) -> None:
         """Some of the log-probabilities of a prompt; its reader gets them when they are whole."""
         stream = self._streams.get(message.stream_id)
         if stream is None or not self._columns.prompts.add_columns(
-            stream.line, message.start, message.logprobs
+            stream.worker_row, message.start, message.logprobs
         ):
             return
         reader = stream.reader
@@ -196,32 +196,32 @@ class FromCore:
             return
         if step.counts or step.starts or step.logprobs is not None:
             check_step(step)
-        lives, columns = self._lives, self._columns
-        rows = u32(step.rows, "rows")
-        token_ids = u32(step.token_ids, "token_ids", None if step.counts else len(rows))
-        lines = self._streams.lines_of(rows)
+        lifecycle, columns = self._lifecycle, self._columns
+        core_rows = u32(step.rows, "rows")
+        token_ids = u32(step.token_ids, "token_ids", None if step.counts else len(core_rows))
+        worker_rows = self._streams.worker_rows_of(core_rows)
         counts = u32(step.counts).astype(np.int64) if step.counts else None
         if counts is not None:
-            self._check_spans(lines, counts, u32(step.starts))
-        if step.logprobs is not None:  # passes over nobody's line
-            columns.logprobs.append_columns(lines, counts, step.logprobs)
-        if np.count_nonzero(lines.array) != len(lines):
-            is_known = lines.array > 0
+            self._check_spans(worker_rows, counts, u32(step.starts))
+        if step.logprobs is not None:  # passes over nobody's row
+            columns.logprobs.append_columns(worker_rows, counts, step.logprobs)
+        if np.count_nonzero(worker_rows.array) != len(worker_rows):
+            is_known = worker_rows.array > 0
             num_tokens = len(token_ids)
             token_ids = token_ids[is_known if counts is None else np.repeat(is_known, counts)]
-            lines = RowSet(lines.array[is_known])
+            worker_rows = RowSet(worker_rows.array[is_known])
             counts = counts if counts is None else counts[is_known]
             self._counters.num_overrun_tokens += num_tokens - len(token_ids)
-        if lives.replaying:
-            lines, counts, token_ids = self._take_replayed(lines, counts, token_ids)
-        if len(lines):
-            needs_care = columns.append(lines, counts, token_ids)
+        if lifecycle.replaying:
+            worker_rows, counts, token_ids = self._take_replayed(worker_rows, counts, token_ids)
+        if len(worker_rows):
+            needs_care = columns.append(worker_rows, counts, token_ids)
             if tracer is not None:
-                tracer.add(Span.STOP_CHECK, begin_ns, begin_ns := monotonic_ns(), step.step)
-            self._push(lines, counts, token_ids, np.flatnonzero(needs_care))
+                tracer.add(SpanKind.STOP_CHECK, begin_ns, begin_ns := monotonic_ns(), step.step)
+            self._push(worker_rows, counts, token_ids, np.flatnonzero(needs_care))
             if tracer is not None:
-                tracer.add(Span.DETOKENISE, begin_ns, monotonic_ns(), step.step)
-            self._readers.has_news(lines.array)
+                tracer.add(SpanKind.DETOKENISE, begin_ns, monotonic_ns(), step.step)
+            self._readers.has_news(worker_rows.array)
         self._core.checked(step.step)
 
     def _is_for_few(self, step: Step) -> bool:
@@ -234,38 +234,45 @@ class FromCore:
             and not step.counts
             and not step.starts
             and step.logprobs is None
-            and not self._lives.replaying
+            and not self._lifecycle.replaying
         )
 
     def _step_few(self, step: Step, begin_ns: int) -> None:
         """The same the scalar way, see `deltas_scalar`."""
         columns, tracer = self._columns, self._tracer
-        lines = self._streams.few_lines_of(unpack_short(step.rows))
+        worker_rows = self._streams.few_worker_rows_of(unpack_short(step.rows))
         ids = unpack_short(step.token_ids)
-        if not all(lines):
-            known = [(line, token_id) for line, token_id in zip(lines, ids, strict=True) if line]
+        if not all(worker_rows):
+            known = [
+                (worker_row, token_id)
+                for worker_row, token_id in zip(worker_rows, ids, strict=True)
+                if worker_row
+            ]
             self._counters.num_overrun_tokens += len(ids) - len(known)
-            lines, ids = [line for line, _ in known], tuple([token_id for _, token_id in known])
-        care = columns.append_few(lines, ids)
+            worker_rows, ids = (
+                [worker_row for worker_row, _ in known],
+                tuple([token_id for _, token_id in known]),
+            )
+        care = columns.append_few(worker_rows, ids)
         if tracer is not None:
-            tracer.add(Span.STOP_CHECK, begin_ns, begin_ns := monotonic_ns(), step.step)
+            tracer.add(SpanKind.STOP_CHECK, begin_ns, begin_ns := monotonic_ns(), step.step)
         for at in care:
-            self._push_one(lines[at], ids[at : at + 1])
+            self._push_one(worker_rows[at], ids[at : at + 1])
         if tracer is not None:
-            tracer.add(Span.DETOKENISE, begin_ns, monotonic_ns(), step.step)
-        self._readers.has_news(lines)
+            tracer.add(SpanKind.DETOKENISE, begin_ns, monotonic_ns(), step.step)
+        self._readers.has_news(worker_rows)
 
-    def _push_one(self, line: int, token_ids: Sequence[int]) -> None:
-        stream = self._columns.streams[line]
+    def _push_one(self, worker_row: int, token_ids: Sequence[int]) -> None:
+        stream = self._columns.streams[worker_row]
         assert stream is not None
         try:
-            self._lives.push(stream, token_ids)
+            self._lifecycle.push(stream, token_ids)
         except Exception as error:
             logger.exception("a stream failed")
-            self._lives.fail(stream, f"{type(error).__name__} while its output was handled")
+            self._lifecycle.fail(stream, f"{type(error).__name__} while its output was handled")
 
     def _push(
-        self, lines: RowSet, counts: Int64s | None, token_ids: UInt32s, entries: Int64s
+        self, worker_rows: RowSet, counts: Int64s | None, token_ids: UInt32s, entries: Int64s
     ) -> None:
         """Look at the tokens of these entries one by one."""
         if not len(entries):
@@ -276,35 +283,35 @@ class FromCore:
             ends = np.cumsum(counts)[entries]
             begins = ends - counts[entries]
         ids = token_ids.tolist()
-        some = zip(lines.array[entries].tolist(), begins.tolist(), ends.tolist(), strict=True)
-        for line, begin, end in some:
-            self._push_one(line, ids[begin:end])
+        some = zip(worker_rows.array[entries].tolist(), begins.tolist(), ends.tolist(), strict=True)
+        for worker_row, begin, end in some:
+            self._push_one(worker_row, ids[begin:end])
 
     def _take_replayed(
-        self, lines: RowSet, counts: Int64s | None, token_ids: UInt32s
+        self, worker_rows: RowSet, counts: Int64s | None, token_ids: UInt32s
     ) -> tuple[RowSet, Int64s | None, UInt32s]:
         """Take in the tokens of streams with a replayed end; what belongs to the others."""
         streams = self._columns.streams
         if counts is None:
-            counts = np.ones(len(lines), np.int64)
+            counts = np.ones(len(worker_rows), np.int64)
         ends = np.cumsum(counts).tolist()
-        is_other = np.ones(len(lines), np.bool_)
-        for i, line in enumerate(lines.tolist()):
-            stream = streams[line]
-            if stream is not None and stream in self._lives.replaying:
+        is_other = np.ones(len(worker_rows), np.bool_)
+        for i, worker_row in enumerate(worker_rows.tolist()):
+            stream = streams[worker_row]
+            if stream is not None and stream in self._lifecycle.replaying:
                 is_other[i] = False
                 begin = ends[i - 1] if i else 0
-                self._lives.push_replayed(stream, token_ids[begin : ends[i]])
+                self._lifecycle.push_replayed(stream, token_ids[begin : ends[i]])
         return (
-            RowSet(lines.array[is_other]),
+            RowSet(worker_rows.array[is_other]),
             counts[is_other],
             token_ids[np.repeat(is_other, counts)],
         )
 
-    def _check_spans(self, lines: RowSet, counts: Int64s, starts: UInt32s) -> None:
+    def _check_spans(self, worker_rows: RowSet, counts: Int64s, starts: UInt32s) -> None:
         """ProtocolError unless every span begins where our copy ends, and has tokens in it."""
-        have = self._columns.ends(lines)
-        wrong = np.flatnonzero(((lines.array > 0) & (starts != have)) | (counts == 0))
+        have = self._columns.ends(worker_rows)
+        wrong = np.flatnonzero(((worker_rows.array > 0) & (starts != have)) | (counts == 0))
         if len(wrong):
             at = int(wrong[0])
             raise ProtocolError(

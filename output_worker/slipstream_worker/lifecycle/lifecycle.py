@@ -34,15 +34,15 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.telemetry.statistics import WorkerGauges, WorkerNumbers
-from slipstream_worker.clients.latency import Counters
-from slipstream_worker.clients.readers import Readers
-from slipstream_worker.core_link import CoreHop
+from slipstream_worker.clients.latency import RequestCounters
+from slipstream_worker.clients.readers import StreamReaders
+from slipstream_worker.core_link import CoreLink
 from slipstream_worker.output.stream_output import StreamOutput
-from slipstream_worker.streams.retention import ABORTED, Keeping
-from slipstream_worker.streams.slow_path import push_carefully
-from slipstream_worker.streams.stream import Stage, Stream, StreamTable
+from slipstream_worker.streams.retention import ABORTED, Retention
+from slipstream_worker.streams.slow_path import push_slow
+from slipstream_worker.streams.stream import Stage, WorkerStream, WorkerStreamTable
 from slipstream_worker.streams.stream_columns import StreamColumns
-from slipstream_worker.tokenizer.queue import Renderings
+from slipstream_worker.tokenizer.queue import RenderQueue
 
 logger = logging.getLogger(__name__)
 
@@ -51,18 +51,18 @@ _MAX_STRIKES = 3  # cores that may die over a stream; the last one ran it alone
 UInt32s = npt.NDArray[np.uint32]
 
 
-class Lives:
+class StreamLifecycle:
     """All streams of one worker."""
 
     def __init__(
         self,
-        core: CoreHop,
-        streams: StreamTable,
+        core: CoreLink,
+        streams: WorkerStreamTable,
         columns: StreamColumns,
-        readers: Readers,
-        keeping: Keeping,
-        renderings: Renderings[Stream],
-        counters: Counters,
+        readers: StreamReaders,
+        retention: Retention,
+        render_queue: RenderQueue[WorkerStream],
+        counters: RequestCounters,
         *,
         least_interval: int = 1,
     ) -> None:
@@ -71,17 +71,17 @@ class Lives:
         self._streams = streams
         self._columns = columns
         self._readers = readers
-        self._keeping = keeping
-        self._renderings = renderings
+        self._retention = retention
+        self._render_queue = render_queue
         self._counters = counters
         self._least_interval = least_interval
         self._struck_by = -1  # incarnation of the core whose suspects have been struck
         self._num_ended = 0  # streams that are kept
-        self.replaying: set[Stream] = set()  # whose replayed end is yet to be reached
+        self.replaying: set[WorkerStream] = set()  # whose replayed end is yet to be reached
 
     # ---- a stream's stages ---------------------------------------------------------------
 
-    def register(self, stream: Stream, admit: Admit, output: StreamOutput) -> None:
+    def register(self, stream: WorkerStream, admit: Admit, output: StreamOutput) -> None:
         """A stream's prompt is known, or a life before this one knew it."""
         stream.registration = admit
         stream.output = output
@@ -93,27 +93,29 @@ class Lives:
         self._columns.open(stream, admit)
         self._readers.opened(stream)
 
-    def take_up(self, stream: Stream, admit: Admit, output: StreamOutput, row: int) -> None:
+    def take_up(
+        self, stream: WorkerStream, admit: Admit, output: StreamOutput, core_row: int
+    ) -> None:
         """A life before this one knew the stream; who read it has yet to come back."""
         self._streams.add(stream)
         self.register(stream, admit, output)
-        self._streams.place(stream, row)
-        self._keeping.leave_after_grace(stream)
+        self._streams.place(stream, core_row)
+        self._retention.leave_after_grace(stream)
 
-    def submit(self, stream: Stream) -> None:
+    def submit(self, stream: WorkerStream) -> None:
         """Have the core run a stream, unless the tokens it comes with have ended it already."""
         assert stream.registration is not None
         assert stream.output is not None
         stream.stage = Stage.SUBMITTED
         if stream.output.end is None:
-            self._core.state(stream.registration)
+            self._core.enqueue(stream.registration)
         else:
             self._readers.accept(stream)
             self._ended(stream)
 
-    def admitted(self, stream: Stream, row: int) -> None:
+    def admitted(self, stream: WorkerStream, core_row: int) -> None:
         """The core runs a stream, or goes on with it after an attach."""
-        self._streams.place(stream, row)
+        self._streams.place(stream, core_row)
         if stream.stage is Stage.ENDED:
             self._streams.silence(stream)
             self._tell_end(stream)  # it ended while the core did not hear
@@ -124,15 +126,17 @@ class Lives:
                 self._counters.accepted(len(stream.registration.prompt_ids) // 4)
             self._readers.accept(stream)
 
-    def readmission(self, stream: Stream) -> Admit:
+    def readmission(self, stream: WorkerStream) -> Admit:
         """The registration with which a core that lost a stream can go on with it."""
         assert stream.registration is not None
         num_tokens = self._columns.num_tokens(stream)
         return structs.replace(
             stream.registration,
             output_ids=pack_u32(self._columns.token_ids(stream)),
-            logprobs=self._columns.logprobs.read(stream.line, stream.logprobs_from, num_tokens),
-            prompt_logprobs=self._columns.prompts.columns(stream.line),
+            logprobs=self._columns.logprobs.read(
+                stream.worker_row, stream.logprobs_from, num_tokens
+            ),
+            prompt_logprobs=self._columns.prompts.columns(stream.worker_row),
             was_accepted=stream.stage is not Stage.SUBMITTED or stream.registration.was_accepted,
             strikes=stream.strikes,
         )
@@ -154,7 +158,7 @@ class Lives:
                 times = f"{stream.strikes} times in a row"
                 self.fail(stream, f"the engine died {times} over this request, at last alone")
 
-    def refused(self, stream: Stream, fault: Fault) -> None:
+    def refused(self, stream: WorkerStream, fault: Fault) -> None:
         """The core did not take a stream, or had to end it."""
         if stream.stage is Stage.SUBMITTED:
             self.reject(stream, fault)
@@ -162,44 +166,44 @@ class Lives:
             self._finish(stream, "error", fault)
             self._ended(stream)
 
-    def reject(self, stream: Stream, fault: Fault) -> None:
+    def reject(self, stream: WorkerStream, fault: Fault) -> None:
         """A stream is not taken."""
         self._counters.rejected(fault.code)
         self._readers.reject(stream, fault)
         self._remove(stream)
 
-    def push(self, stream: Stream, token_ids: Sequence[int]) -> None:
+    def push(self, stream: WorkerStream, token_ids: Sequence[int]) -> None:
         """New tokens of a running stream, which are in its history already; they may end it."""
         assert stream.output is not None
-        if stream.output.end is None and push_carefully(self._columns, stream, token_ids):
+        if stream.output.end is None and push_slow(self._columns, stream, token_ids):
             self._ended(stream)
             self._tell_end(stream)
 
-    def replay(self, stream: Stream, end: End) -> None:
+    def replay(self, stream: WorkerStream, end: End) -> None:
         """A stream ended in the life before, in a way that its tokens do not imply; they come."""
         stream.pending_end = end
         self.replaying.add(stream)
         self.push_replayed(stream, np.zeros(0, np.uint32))
 
-    def push_replayed(self, stream: Stream, token_ids: UInt32s) -> None:
+    def push_replayed(self, stream: WorkerStream, token_ids: UInt32s) -> None:
         """Tokens of the life before, up to an end that they do not imply; not in the history."""
         output, end = stream.output, stream.pending_end
         assert output is not None
         assert end is not None
         token_ids = token_ids[: end.num_tokens - output.num_tokens]
         if output.end is None and len(token_ids):
-            line = RowSet(np.array([stream.line]))
-            self._columns.append(line, np.array([len(token_ids)]), token_ids)
+            worker_row = RowSet(np.array([stream.worker_row]))
+            self._columns.append(worker_row, np.array([len(token_ids)]), token_ids)
             if output.push(token_ids.tolist()):
                 self._ended(stream)
         if output.end is None and output.num_tokens >= end.num_tokens:
             self._finish(stream, end.reason, end.fault)
             self._ended(stream)
 
-    def abort(self, stream: Stream) -> None:
+    def abort(self, stream: WorkerStream) -> None:
         """End a stream at its reader's wish, wherever it is on its way."""
         if stream.stage is Stage.RENDERING:
-            self._keeping.aborted(stream.stream_id)
+            self._retention.aborted(stream.stream_id)
             self.reject(stream, ABORTED)
         elif stream.output is not None and stream.output.end is None:
             if stream.stage is Stage.SUBMITTED:
@@ -210,13 +214,13 @@ class Lives:
         """End the stream of this id, whichever client reads it; what it was found to be."""
         stream = self._streams.get(stream_id)
         if stream is None:
-            return "ended" if self._keeping.has_been(stream_id) else "unknown"
+            return "ended" if self._retention.has_been(stream_id) else "unknown"
         if stream.stage is Stage.ENDED:
             return "ended"
         self.abort(stream)
         return "running"
 
-    def fail(self, stream: Stream, why: str) -> None:
+    def fail(self, stream: WorkerStream, why: str) -> None:
         """End a stream whose handling raised, without trusting its detokeniser any more."""
         fault = Fault("engine", why)
         if stream.stage in (Stage.RENDERING, Stage.SUBMITTED):
@@ -235,7 +239,7 @@ class Lives:
                 continue
             if stream.stage is not Stage.ENDED:
                 self.abort(stream)
-            self._keeping.leave_at(stream, self._keeping.now)
+            self._retention.leave_at(stream, self._retention.now)
 
     def end_all(self, fault: Fault) -> None:
         """End whatever still goes on; what is held back is released first."""
@@ -245,12 +249,14 @@ class Lives:
             elif stream.output is not None and stream.output.end is None:
                 self._end(stream, "error", fault)
 
-    def _end(self, stream: Stream, reason: FinishReason, fault: Fault | None = None) -> None:
+    def _end(self, stream: WorkerStream, reason: FinishReason, fault: Fault | None = None) -> None:
         self._finish(stream, reason, fault)
         self._ended(stream)
         self._tell_end(stream)
 
-    def _finish(self, stream: Stream, reason: FinishReason, fault: Fault | None = None) -> None:
+    def _finish(
+        self, stream: WorkerStream, reason: FinishReason, fault: Fault | None = None
+    ) -> None:
         """End a stream for a reason that its tokens do not imply, whatever its detokeniser does."""
         assert stream.output is not None
         self._columns.slow_down(stream, self._columns.num_tokens(stream))
@@ -261,13 +267,13 @@ class Lives:
             why = f"{type(error).__name__} at the stream's end"
             stream.output.break_off(Fault("engine", why))
 
-    def _ended(self, stream: Stream) -> None:
+    def _ended(self, stream: WorkerStream) -> None:
         stream.stage = Stage.ENDED
         self._num_ended += 1
         self.replaying.discard(stream)
         self._streams.silence(stream)
         assert stream.registration is not None
-        token_bytes = 16 + 8 * int(self._columns.widths[stream.line])
+        token_bytes = 16 + 8 * int(self._columns.widths[stream.worker_row])
         num_tokens = self._columns.num_tokens(stream)
         if not stream.is_counted:
             assert stream.output is not None
@@ -275,20 +281,20 @@ class Lives:
             end = stream.output.end
             self._counters.finished(end.reason, max(0, num_tokens - end.num_tokens))
         held_bytes = len(stream.registration.prompt_ids) + token_bytes * num_tokens
-        held_bytes += self._columns.prompts.num_bytes(stream.line)
-        self._keeping.ended(stream, held_bytes)
+        held_bytes += self._columns.prompts.num_bytes(stream.worker_row)
+        self._retention.ended(stream, held_bytes)
         self._readers.ended(stream)
 
-    def _tell_end(self, stream: Stream) -> None:
+    def _tell_end(self, stream: WorkerStream) -> None:
         """Tell the core of an end that was named here."""
         assert stream.output is not None
         end = stream.output.end
         assert end is not None
         if end.reason in ("stop", "length"):
-            if stream.row is not None:
-                self._core.ended(stream.row, end.num_tokens)
+            if stream.core_row is not None:
+                self._core.ended(stream.core_row, end.num_tokens)
         else:
-            self._core.state(Withdraw(stream.stream_id, end))
+            self._core.enqueue(Withdraw(stream.stream_id, end))
 
     # ---- time ----------------------------------------------------------------------------
 
@@ -311,13 +317,13 @@ class Lives:
         """Dismiss clients that stayed away, give up streams whose time has come."""
         for client in self._readers.take_gone():
             self.dismiss(client)
-        gone = self._keeping.take_due()
+        gone = self._retention.take_due()
         for stream in gone:
             if stream.stage is not Stage.ENDED:
                 self.abort(stream)
             self._remove(stream)
         if gone:
-            self._core.state(Forget(tuple(stream.stream_id for stream in gone), has_been=True))
+            self._core.enqueue(Forget(tuple(stream.stream_id for stream in gone), has_been=True))
 
     def clear(self) -> None:
         """Forget everything: the core will tell it anew."""
@@ -326,14 +332,14 @@ class Lives:
         self._streams.clear()
         self.replaying.clear()
         self._readers.clear()
-        self._keeping.clear()
+        self._retention.clear()
         self._num_ended = 0
 
-    def _remove(self, stream: Stream) -> None:
-        self._renderings.withdraw(stream)
+    def _remove(self, stream: WorkerStream) -> None:
+        self._render_queue.withdraw(stream)
         self.replaying.discard(stream)
         self._readers.forget(stream)
-        self._keeping.removed(stream)
+        self._retention.removed(stream)
         self._columns.close(stream)
         if stream.stage is Stage.ENDED and self._streams.get(stream.stream_id) is stream:
             self._num_ended -= 1

@@ -22,7 +22,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 
-from slipstream_ipc.history.text_log import Cursor, TextLog
+from slipstream_ipc.history.text_log import TextCursor, TextLog
 from slipstream_ipc.messages import End, Fault, FinishReason
 from slipstream_worker.detokenizer.factory import Detokenizer
 from slipstream_worker.output.stop_strings import StopStrings
@@ -104,7 +104,7 @@ class StreamOutput:
         """Whether a whole token of this text, behind a settled output, leaves it settled."""
         return self._stops is None or self._stops.is_harmless(text)
 
-    def resume_at(self, cursor: Cursor) -> None:
+    def resume_at(self, cursor: TextCursor) -> None:
         """Whole tokens, which end nothing, have been read elsewhere, up to `cursor`.
 
         The output must have been settled before them; its log begins there.

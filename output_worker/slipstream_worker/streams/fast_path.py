@@ -1,7 +1,7 @@
 """Which tokens need not be looked at: whole ones that end no stream and begin no stop string.
 
 Owns: of each entry of the vocabulary's table whether it is plain; which whole tokens are harmless
-for which set of stop strings. Does not know: streams, lines, what came before a token.
+for which set of stop strings. Does not know: streams, rows, what came before a token.
 
 Rules:
 - A token that ends some stream is plain for none.
@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_worker.detokenizer.text_columns import FastTable, View, character_sets
+from slipstream_worker.detokenizer.text_columns import TextColumns, VocabularyView, character_sets
 
 Bools = npt.NDArray[np.bool_]
 
@@ -29,10 +29,10 @@ _MAX_SETS = 64  # of stop strings, for which it is known which tokens are harmle
 class PlainTokens:
     """What is known of a vocabulary's tokens. `fast` None: of none."""
 
-    def __init__(self, fast: FastTable | None) -> None:
+    def __init__(self, fast: TextColumns | None) -> None:
         self._fast = fast
         self._num_stopping: dict[int, int] = {}  # streams that a token id ends, by id
-        self._set_of: dict[tuple[View, tuple[str, ...]], int] = {}
+        self._set_of: dict[tuple[VocabularyView, tuple[str, ...]], int] = {}
         # of each entry of `fast`: whole, and ends no stream
         self.is_plain: Bools = fast.lens >= 0 if fast is not None else np.zeros(0, np.bool_)
         num_ids = fast.vocab_size + 1 if fast is not None else 0
@@ -49,7 +49,7 @@ class PlainTokens:
         for token_id in token_ids:
             self._count_stop(token_id, -1)
 
-    def set_of(self, view: View, stops: tuple[str, ...]) -> tuple[int, bool]:
+    def set_of(self, view: VocabularyView, stops: tuple[str, ...]) -> tuple[int, bool]:
         """The number under which it is kept what is learnt for these stop strings, 0 for none; and
         whether another set had it until now."""
         if not stops or self._fast is None:
@@ -86,7 +86,7 @@ class PlainTokens:
             self._num_stopping[token_id] = number
         else:
             self._num_stopping.pop(token_id, None)
-        for view in View:
+        for view in VocabularyView:
             at = fast.first(view) + token_id
             self.is_plain[at] = not number and fast.lens[at] >= 0
 

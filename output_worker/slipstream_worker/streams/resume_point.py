@@ -14,11 +14,11 @@ Rules:
 
 from __future__ import annotations
 
-from slipstream_ipc.history.text_log import Cursor
+from slipstream_ipc.history.text_log import TextCursor
 from slipstream_ipc.history.token_log import history_checksum, history_digest
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
 from slipstream_worker.streams.registration import open_output
-from slipstream_worker.streams.stream import Position, Stream
+from slipstream_worker.streams.stream import ResumePoint, WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns
 
 
@@ -27,11 +27,14 @@ class Diverged(Exception):  # noqa: N818  (what the field, and the protocol, cal
 
 
 def locate(
-    columns: StreamColumns, stream: Stream, position: Position, detokenizers: DetokenizerFactory
-) -> Cursor | None:
+    columns: StreamColumns,
+    stream: WorkerStream,
+    position: ResumePoint,
+    detokenizers: DetokenizerFactory,
+) -> TextCursor | None:
     """The cursor at a position of a registered stream; None where it may come yet.
 
-    Unless the line is fast and has been sent up to just there, it is slow afterwards.
+    Unless the row is fast and has been sent up to just there, it is slow afterwards.
     Raises Diverged.
     """
     if position.num_tokens <= columns.num_tokens(stream):
@@ -56,14 +59,20 @@ def locate(
 
 
 def _cursor_at(
-    columns: StreamColumns, stream: Stream, position: Position, detokenizers: DetokenizerFactory
-) -> Cursor | None:
-    line, output = stream.line, stream.output
+    columns: StreamColumns,
+    stream: WorkerStream,
+    position: ResumePoint,
+    detokenizers: DetokenizerFactory,
+) -> TextCursor | None:
+    worker_row, output = stream.worker_row, stream.output
     assert output is not None
     num_chars, num_tokens = position.num_chars, position.num_tokens
-    if columns.is_fast[line]:
-        if num_chars == columns.sent_chars[line] and num_tokens == columns.sent_tokens[line]:
-            return Cursor(0, num_chars, num_tokens)
+    if columns.is_fast[worker_row]:
+        if (
+            num_chars == columns.sent_chars[worker_row]
+            and num_tokens == columns.sent_tokens[worker_row]
+        ):
+            return TextCursor(0, num_chars, num_tokens)
         columns.slow_down(stream, columns.num_tokens(stream))
     cursor = output.log.find(num_chars, num_tokens)
     if cursor is not None or output.log.starts_at_zero:

@@ -4,8 +4,8 @@ Owns: when each stream is to be given up, how much memory ended ones take togeth
 those that were forgotten. Does not know: who reads a stream, how it ended, how it is removed.
 
 Rules:
-- A stream is given up at the time that was said last for it; `inf` (`Stream.leaves_at`) is never.
-  One that has not ended by then is to be aborted.
+- A stream is given up at the time that was said last for it; `inf` (`WorkerStream.leaves_at`) is
+  never. One that has not ended by then is to be aborted.
 - Where ended streams together take too much memory, the oldest of those that nobody waits for go
   at once.
 - The id of a forgotten stream is remembered for long: what has ended is not run again. The core
@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from math import inf
 
 from slipstream_ipc.messages import Fault
-from slipstream_worker.streams.stream import Stage, Stream, StreamTable
+from slipstream_worker.streams.stream import Stage, WorkerStream, WorkerStreamTable
 from slipstream_worker.streams.tombstones import Tombstones
 
 _MAX_ENDED_BYTES = 256 * 2**20  # of ended streams that are kept for readers that come back
@@ -32,21 +32,21 @@ ABORTED = Fault("bad_request", "aborted before it was accepted")
 _FORGOTTEN = Fault("unknown_stream", "this stream has ended, and what it said is forgotten")
 
 
-class Keeping:
+class Retention:
     """The streams of one worker that are on their way out. `now` is set by whoever drives us."""
 
-    def __init__(self, streams: StreamTable, grace_s: float) -> None:
+    def __init__(self, streams: WorkerStreamTable, grace_s: float) -> None:
         self._streams = streams
         self._leaving: list[tuple[float, int, bytes]] = []  # heap: when to forget which stream
         self._num_left = 0
-        self._ended: dict[Stream, None] = {}  # oldest first
+        self._ended: dict[WorkerStream, None] = {}  # oldest first
         self._ended_bytes = 0
         self._tombstones = Tombstones(_LEAST_TOMBSTONES)
         self._aborted = Tombstones(_LEAST_ABORTED)  # before their prompts were tokenised
         self.grace_s = grace_s
         self.now = 0.0
 
-    def leave_at(self, stream: Stream, when: float) -> None:
+    def leave_at(self, stream: WorkerStream, when: float) -> None:
         """Give up a stream then, unless somebody comes to read it."""
         stream.leaves_at = when
         if len(self._leaving) >= 2 * len(self._streams) + _LEAST_LEAVING:
@@ -54,26 +54,26 @@ class Keeping:
         self._num_left += 1  # ties in the heap never compare ids
         heapq.heappush(self._leaving, (when, self._num_left, stream.stream_id))
 
-    def leave_after_grace(self, stream: Stream) -> None:
+    def leave_after_grace(self, stream: WorkerStream) -> None:
         """Give up a stream when nobody has come to read it for the grace time. One that goes on has
         as long as clients take to attach anew, at least.
         """
         least_s = 0.0 if stream.stage is Stage.ENDED else LEAST_UNREAD_S
         self.leave_at(stream, self.now + max(least_s, self.grace_s))
 
-    def ended(self, stream: Stream, held_bytes: int) -> None:
+    def ended(self, stream: WorkerStream, held_bytes: int) -> None:
         """A stream has ended, and takes so much memory until it is forgotten."""
         stream.held_bytes = held_bytes
         self._ended_bytes += held_bytes
         self._ended[stream] = None
 
-    def removed(self, stream: Stream) -> None:
+    def removed(self, stream: WorkerStream) -> None:
         """A stream takes no memory any more."""
         self._ended_bytes -= stream.held_bytes
         stream.held_bytes = 0
         self._ended.pop(stream, None)
 
-    def take_due(self) -> list[Stream]:
+    def take_due(self) -> list[WorkerStream]:
         """The streams whose time has come; from now on they are among those that have been."""
         self._make_room()
         due = []

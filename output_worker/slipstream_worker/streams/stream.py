@@ -2,7 +2,7 @@
 
 Owns: what is known of each stream: its registration, its output, how far it has come on its way,
 who reads it; and which stream has which of the core's rows. Its tokens lie in `stream_columns`,
-under its line. Does not know: sockets, what tokens mean.
+under its row. Does not know: sockets, what tokens mean.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_ipc.history.text_log import START, Cursor
+from slipstream_ipc.history.text_log import START, TextCursor
 from slipstream_ipc.messages import Admit, End, SamplingParams, Submit
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 from slipstream_worker.output.stream_output import StreamOutput
@@ -37,7 +37,7 @@ class Stage(Enum):
     ENDED = "ended"  # its end is known; kept for readers that come back
 
 
-class Position(NamedTuple):
+class ResumePoint(NamedTuple):
     """Where a reader's copy of a stream ends. digest, checksum: of its tokens, where it has one."""
 
     num_chars: int
@@ -50,16 +50,16 @@ class Position(NamedTuple):
 class Reader:
     """Who reads a stream, and how far it has been sent.
 
-    cursor: of a slow line; a fast one's lies in the columns. is_waiting: it is sent nothing, as we
+    cursor: of a slow row; a fast one's lies in the columns. is_waiting: it is sent nothing, as we
     do not know where its copy ends, or have not come so far ourselves. awaited: in the second case,
     where that is.
     """
 
     client: bytes  # identity
     handle: int
-    cursor: Cursor = START
+    cursor: TextCursor = START
     is_waiting: bool = False
-    awaited: Position | None = None
+    awaited: ResumePoint | None = None
 
     @property
     def is_listening(self) -> bool:
@@ -72,8 +72,8 @@ class Reader:
 
 
 @dataclass(slots=True, eq=False)
-class Stream:
-    """One stream. `registration`, `output` and a line exist once the prompt is rendered."""
+class WorkerStream:
+    """One stream. `registration`, `output` and a row exist once the prompt is rendered."""
 
     stream_id: bytes
     stage: Stage
@@ -83,8 +83,8 @@ class Stream:
     interval: int = 1
     registration: Admit | None = None
     output: StreamOutput | None = None
-    line: int = 0  # in the columns; 0: none
-    row: int | None = None
+    worker_row: int = 0  # in the columns; 0: none
+    core_row: int | None = None
     reader: Reader | None = None
     past_readers: deque[tuple[bytes, int]] = field(  # superseded, by identity and handle
         default_factory=lambda: deque(maxlen=_MAX_PAST_READERS)
@@ -100,74 +100,76 @@ class Stream:
     is_counted: bool = False  # its end was named and counted by another worker
 
 
-class StreamTable:
+class WorkerStreamTable:
     """Streams by id and by the core's row."""
 
     def __init__(self) -> None:
-        self._by_id: dict[bytes, Stream] = {}
-        self._by_row: dict[int, Stream] = {}
-        self._lines: Int64s = np.zeros(64, np.int64)  # by row; 0: nobody's, or it has ended
-        self._last = _NOTHING  # rows asked for, and their lines
+        self._by_id: dict[bytes, WorkerStream] = {}
+        self._by_row: dict[int, WorkerStream] = {}
+        self._worker_rows: Int64s = np.zeros(64, np.int64)  # by row; 0: nobody's, or it has ended
+        self._last = _NOTHING  # rows asked for, and their rows
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def all(self) -> list[Stream]:
+    def all(self) -> list[WorkerStream]:
         """Every stream, oldest first."""
         return list(self._by_id.values())
 
-    def get(self, stream_id: bytes) -> Stream | None:
+    def get(self, stream_id: bytes) -> WorkerStream | None:
         """The stream of this id, if it is known."""
         return self._by_id.get(stream_id)
 
-    def lines_of(self, rows: npt.NDArray[np.uint32]) -> RowSet:
-        """The lines of the streams that go on in these rows; 0 where none does.
+    def worker_rows_of(self, core_rows: npt.NDArray[np.uint32]) -> RowSet:
+        """The rows of the streams that go on in these rows; 0 where none does.
 
         The same set as long as the rows and their streams are the same.
         """
-        known, lines = self._last
-        if len(known) == len(rows) and (known == rows).all():
-            return lines
+        known, worker_rows = self._last
+        if len(known) == len(core_rows) and (known == core_rows).all():
+            return worker_rows
         try:
-            lines = RowSet(self._lines[rows])
-            self._last = rows, lines
-            return lines
+            worker_rows = RowSet(self._worker_rows[core_rows])
+            self._last = core_rows, worker_rows
+            return worker_rows
         except IndexError:
-            inside = rows < len(self._lines)
-            return RowSet(np.where(inside, self._lines[np.where(inside, rows, 0)], 0))
+            inside = core_rows < len(self._worker_rows)
+            return RowSet(np.where(inside, self._worker_rows[np.where(inside, core_rows, 0)], 0))
 
-    def few_lines_of(self, rows: Sequence[int]) -> list[int]:
-        """As `lines_of`, for a few rows, without numpy's fixed costs."""
-        lines, num = self._lines, len(self._lines)
-        return [lines.item(row) if row < num else 0 for row in rows]
+    def few_worker_rows_of(self, core_rows: Sequence[int]) -> list[int]:
+        """As `worker_rows_of`, for a few rows, without numpy's fixed costs."""
+        worker_rows, num = self._worker_rows, len(self._worker_rows)
+        return [worker_rows.item(core_row) if core_row < num else 0 for core_row in core_rows]
 
-    def add(self, stream: Stream) -> None:
+    def add(self, stream: WorkerStream) -> None:
         """Take in a new stream."""
         assert stream.stream_id not in self._by_id
         self._by_id[stream.stream_id] = stream
 
-    def place(self, stream: Stream, row: int) -> None:
+    def place(self, stream: WorkerStream, core_row: int) -> None:
         """The core has given the stream this row; whoever had it is done with it."""
         self._vacate(stream)
-        before = self._by_row.get(row)
+        before = self._by_row.get(core_row)
         if before is not None:
             self._vacate(before)
-        self._by_row[row] = stream
-        stream.row = row
-        if row >= len(self._lines):
-            self._lines = np.pad(self._lines, (0, max(row + 1 - len(self._lines), row)))
-        self._set_line(row, stream.line)
+        self._by_row[core_row] = stream
+        stream.core_row = core_row
+        if core_row >= len(self._worker_rows):
+            self._worker_rows = np.pad(
+                self._worker_rows, (0, max(core_row + 1 - len(self._worker_rows), core_row))
+            )
+        self._set_worker_row(core_row, stream.worker_row)
 
-    def silence(self, stream: Stream) -> None:
+    def silence(self, stream: WorkerStream) -> None:
         """A stream has ended: what the core still sends of it is nobody's."""
-        if stream.row is not None and self._by_row.get(stream.row) is stream:
-            self._set_line(stream.row, 0)
+        if stream.core_row is not None and self._by_row.get(stream.core_row) is stream:
+            self._set_worker_row(stream.core_row, 0)
 
     def clear(self) -> None:
         """Forget everything."""
         self._by_id.clear()
         self._by_row.clear()
-        self._lines[:] = 0
+        self._worker_rows[:] = 0
         self._last = _NOTHING
 
     def displace_all(self) -> None:
@@ -175,17 +177,17 @@ class StreamTable:
         for stream in list(self._by_row.values()):
             self._vacate(stream)
 
-    def remove(self, stream: Stream) -> None:
+    def remove(self, stream: WorkerStream) -> None:
         """Forget a stream. Idempotent."""
         self._vacate(stream)
         self._by_id.pop(stream.stream_id, None)
 
-    def _vacate(self, stream: Stream) -> None:
-        if stream.row is not None and self._by_row.get(stream.row) is stream:
-            del self._by_row[stream.row]
-            self._set_line(stream.row, 0)
-        stream.row = None
+    def _vacate(self, stream: WorkerStream) -> None:
+        if stream.core_row is not None and self._by_row.get(stream.core_row) is stream:
+            del self._by_row[stream.core_row]
+            self._set_worker_row(stream.core_row, 0)
+        stream.core_row = None
 
-    def _set_line(self, row: int, line: int) -> None:
-        self._lines[row] = line
+    def _set_worker_row(self, core_row: int, worker_row: int) -> None:
+        self._worker_rows[core_row] = worker_row
         self._last = _NOTHING

@@ -5,17 +5,17 @@ of those rows. `Cells` are views of the same columns that read and write single 
 numpy does.
 
 Rules:
-- A line is a small integer that a stream has until it is forgotten. Line 0 is nobody's, and takes
+- A row is a small integer that a stream has until it is forgotten. Row 0 is nobody's, and takes
   what comes for streams that are no more.
-- A fast line is one of a settled output (see `stream_output`): the text of its unsent tokens is
+- A fast row is one of a settled output (see `stream_output`): the text of its unsent tokens is
   looked up when they are sent, and nothing is done with a token before but to append it to the
   history, a thousand of them at once. A token that could end such a stream, that holds text back or
-  that is not whole makes the line slow: then its `StreamOutput` sees every token, until it is
+  that is not whole makes the row slow: then its `StreamOutput` sees every token, until it is
   settled again and everything released has been sent.
-- A line that wants very many log-probabilities to a token is never fast: how many of its tokens fit
+- A row that wants very many log-probabilities to a token is never fast: how many of its tokens fit
   a message has nothing to do with how many of the others' do.
 - A stream's units, and so the positions that readers know, are the same on both ways.
-- Columns are the truth for one line as for a thousand. Where there are but a few, the scalar way
+- Columns are the truth for one row as for a thousand. Where there are but a few, the scalar way
   reads and writes them one by one (`append_few`, `deltas_scalar`), and does the same.
 """
 
@@ -31,25 +31,25 @@ import numpy.typing as npt
 
 from slipstream_ipc.columns import num_scored, u32
 from slipstream_ipc.history.logprob_log import LogprobLog
-from slipstream_ipc.history.prompt_logprob_log import PromptLog
-from slipstream_ipc.history.text_log import Cursor
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.prompt_logprob_log import PromptLogprobLog
+from slipstream_ipc.history.text_log import TextCursor
+from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 from slipstream_ipc.messages import Admit
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 from slipstream_ipc.row_table import RowTable, column
 from slipstream_ipc.validation.sampling_params import stop_strings
-from slipstream_worker.detokenizer.text_columns import FastTable, View
+from slipstream_worker.detokenizer.text_columns import TextColumns, VocabularyView
 from slipstream_worker.output.stream_output import StreamOutput
 from slipstream_worker.streams.fast_path import PlainTokens
-from slipstream_worker.streams.stream import Stream
+from slipstream_worker.streams.stream import WorkerStream
 
 NO_CELLS = memoryview(b"")
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Columns as Python numbers, by line: several times cheaper one by one than arrays are.
+    """Columns as Python numbers, by row: several times cheaper one by one than arrays are.
 
     `stream_columns` makes new ones when it grows.
     """
@@ -86,58 +86,58 @@ _FEWEST_LINES = 64
 
 
 class StreamColumns(RowTable):
-    """Columns by line. Those without an underscore may be read by whoever sends."""
+    """Columns by row. Those without an underscore may be read by whoever sends."""
 
     is_fast: Bools = column(np.bool_)
     is_dirty: Bools = column(np.bool_)  # may have something its reader lacks
     intervals: Int64s = column(np.int64, 1)
     widths: Int64s = column(np.int64)  # log-probabilities to a token
     handles: UInt32s = column(np.uint32)  # its reader's
-    sent_tokens: Int64s = column(np.int64)  # of fast lines
+    sent_tokens: Int64s = column(np.int64)  # of fast rows
     sent_chars: Int64s = column(np.int64)
     # when its reader was sent something last, 0.0 never (see `latency`, which keeps it)
     delivered_at: Float64s = column(np.float64)
     _prompt_lens: Int64s = column(np.int64)
     _max_tokens: Int64s = column(np.int64)
-    _firsts: Int64s = column(np.int64)  # of the line's view in `fast`
+    _firsts: Int64s = column(np.int64)  # of the row's view in `fast`
     _stop_low: UInt64s = column(np.uint64)  # first characters of its stop strings
     _stop_high: UInt64s = column(np.uint64)
     _sets: Int64s = column(np.int64)  # of its stop strings; 0: nothing is learnt
 
-    def __init__(self, fast: FastTable | None) -> None:
-        """`fast` None: no line is ever fast."""
+    def __init__(self, fast: TextColumns | None) -> None:
+        """`fast` None: no row is ever fast."""
         super().__init__(_FEWEST_LINES)
         self.fast = fast
-        self.tokens = PagedLog(np.uint32)
+        self.tokens = TokenLog(np.uint32)
         self.logprobs = LogprobLog()
-        self.prompts = PromptLog()
-        self.streams: list[Stream | None] = [None]
+        self.prompts = PromptLogprobLog()
+        self.streams: list[WorkerStream | None] = [None]
         self._free: list[int] = []
-        self.max_width = 0  # of any line so far that can be fast
-        self.has_logprobs = False  # any line so far
-        self._latest = NO_ROWS  # lines of the last `append`, …
+        self.max_width = 0  # of any row so far that can be fast
+        self.has_logprobs = False  # any row so far
+        self._latest = NO_ROWS  # rows of the last `append`, …
         self._sorted: Int64s | None = None  # … the same in ascending order, once it was asked for
         self._rules = self._rules_of(NO_ROWS.array)
         self._num_with_stops = 0
         self._plain = PlainTokens(fast)
         self.cells = self._new_cells()
 
-    # ---- a line's life -------------------------------------------------------------------
+    # ---- a row's life -------------------------------------------------------------------
 
-    def open(self, stream: Stream, admit: Admit) -> None:
-        """Give a stream a line, and take in the outputs that its registration holds."""
+    def open(self, stream: WorkerStream, admit: Admit) -> None:
+        """Give a stream a row, and take in the outputs that its registration holds."""
         if not self._free:
             self._free.append(len(self.streams))
             self.streams.append(None)
-        line = stream.line = self._free.pop()
-        self.streams[line] = stream
-        if line >= self.num_rows:
-            self.grow(line + 1)
+        worker_row = stream.worker_row = self._free.pop()
+        self.streams[worker_row] = stream
+        if worker_row >= self.num_rows:
+            self.grow(worker_row + 1)
             self.cells = self._new_cells()
-        self.tokens.open(line)
+        self.tokens.open(worker_row)
         outputs = u32(admit.output_ids)
         if len(outputs):
-            self.tokens.extend(line, outputs)
+            self.tokens.extend(worker_row, outputs)
         params = admit.params
         width = 0
         if params.logprobs is not None:
@@ -145,85 +145,87 @@ class StreamColumns(RowTable):
             # outputs that come without theirs were delivered by a server that is no more
             num_known = num_scored(admit)
             stream.logprobs_from = len(outputs) - num_known
-            self.logprobs.open(line, params.logprobs, stream.logprobs_from)
+            self.logprobs.open(worker_row, params.logprobs, stream.logprobs_from)
             if admit.logprobs is not None and num_known:
                 counts = np.array([num_known])
-                self.logprobs.append_columns(RowSet(np.array([line])), counts, admit.logprobs)
+                self.logprobs.append_columns(RowSet(np.array([worker_row])), counts, admit.logprobs)
         if params.prompt_logprobs is not None:
-            self.prompts.open(line, len(admit.prompt_ids) // 4, params.prompt_logprobs)
+            self.prompts.open(worker_row, len(admit.prompt_ids) // 4, params.prompt_logprobs)
             if admit.prompt_logprobs is not None:
-                self.prompts.add_columns(line, 0, admit.prompt_logprobs)
-        self.widths[line] = width
+                self.prompts.add_columns(worker_row, 0, admit.prompt_logprobs)
+        self.widths[worker_row] = width
         self.has_logprobs |= width > 0
         if width <= MAX_NARROW:
             self.max_width = max(self.max_width, width)
-        self.intervals[line] = stream.interval
-        self.is_dirty[line] = False
-        self.sent_tokens[line] = self.sent_chars[line] = 0
-        self.delivered_at[line] = 0.0
-        self._prompt_lens[line] = len(admit.prompt_ids) // 4
-        self._max_tokens[line] = admit.max_tokens
+        self.intervals[worker_row] = stream.interval
+        self.is_dirty[worker_row] = False
+        self.sent_tokens[worker_row] = self.sent_chars[worker_row] = 0
+        self.delivered_at[worker_row] = 0.0
+        self._prompt_lens[worker_row] = len(admit.prompt_ids) // 4
+        self._max_tokens[worker_row] = admit.max_tokens
         stops = stop_strings(params)
-        self._stop_low[line], self._stop_high[line] = self._plain.first_characters(stops)
+        self._stop_low[worker_row], self._stop_high[worker_row] = self._plain.first_characters(
+            stops
+        )
         self._num_with_stops += bool(stops)
         number, was_another = self._plain.set_of(_view(admit), stops)
         if was_another:
             self._sets[self._sets == number] = 0
-        self._sets[line] = number
+        self._sets[worker_row] = number
         self._plain.add_stops(admit.stop_token_ids)
-        self.is_fast[line] = False
+        self.is_fast[worker_row] = False
         if self.fast is not None:
-            self._firsts[line] = self.fast.first(_view(admit))
+            self._firsts[worker_row] = self.fast.first(_view(admit))
 
-    def close(self, stream: Stream) -> None:
-        """Take a stream's line back. Idempotent."""
-        line, stream.line = stream.line, _NOBODY
-        if line == _NOBODY:
+    def close(self, stream: WorkerStream) -> None:
+        """Take a stream's row back. Idempotent."""
+        worker_row, stream.worker_row = stream.worker_row, _NOBODY
+        if worker_row == _NOBODY:
             return
         assert stream.registration is not None
-        self.streams[line] = None
-        self._latest, self._sorted = NO_ROWS, None  # what is known of its lines is void
-        self._free.append(line)
-        self.tokens.drop(line)
-        self.logprobs.drop(line)
-        self.prompts.drop(line)
-        self.is_dirty[line] = self.is_fast[line] = False
+        self.streams[worker_row] = None
+        self._latest, self._sorted = NO_ROWS, None  # what is known of its rows is void
+        self._free.append(worker_row)
+        self.tokens.drop(worker_row)
+        self.logprobs.drop(worker_row)
+        self.prompts.drop(worker_row)
+        self.is_dirty[worker_row] = self.is_fast[worker_row] = False
         self._num_with_stops -= bool(stop_strings(stream.registration.params))
         self._plain.remove_stops(stream.registration.stop_token_ids)
 
     # ---- tokens --------------------------------------------------------------------------
 
-    def num_tokens(self, stream: Stream) -> int:
+    def num_tokens(self, stream: WorkerStream) -> int:
         """Tokens of a stream's history, those that its end cut included."""
-        return self.tokens.length(stream.line)
+        return self.tokens.length(stream.worker_row)
 
-    def token_ids(self, stream: Stream) -> UInt32s:
+    def token_ids(self, stream: WorkerStream) -> UInt32s:
         """A stream's history."""
-        ids: UInt32s = self.tokens.read(stream.line, 0, self.tokens.length(stream.line))
+        ids: UInt32s = self.tokens.read(stream.worker_row, 0, self.tokens.length(stream.worker_row))
         return ids
 
-    def append(self, line_set: RowSet, counts: Int64s | None, token_ids: UInt32s) -> Bools:
-        """Take in `counts[i]` (None: one) new tokens of each of these lines, all different.
+    def append(self, worker_row_set: RowSet, counts: Int64s | None, token_ids: UInt32s) -> Bools:
+        """Take in `counts[i]` (None: one) new tokens of each of these rows, all different.
 
-        Says which lines have to be looked at token by token.
+        Says which rows have to be looked at token by token.
         """
-        lines = line_set.array
-        before = self.tokens.lengths(line_set)
+        worker_rows = worker_row_set.array
+        before = self.tokens.lengths(worker_row_set)
         if counts is None:
-            self.tokens.append(line_set, token_ids)
+            self.tokens.append(worker_row_set, token_ids)
         else:
-            self.tokens.append_spans(lines, counts, token_ids)
-        self.is_dirty[lines] = True
-        if line_set.version != self._latest.version:
-            self._latest, self._sorted = line_set, None
-            self._rules = self._rules_of(lines)
+            self.tokens.append_spans(worker_rows, counts, token_ids)
+        self.is_dirty[worker_rows] = True
+        if worker_row_set.version != self._latest.version:
+            self._latest, self._sorted = worker_row_set, None
+            self._rules = self._rules_of(worker_rows)
         fast = self.fast
         if fast is None:
-            return np.ones(len(lines), np.bool_)
+            return np.ones(len(worker_rows), np.bool_)
         firsts, max_tokens, stop_low, stop_high = self._rules
-        of_token = lines
+        of_token = worker_rows
         if counts is not None:
-            of_token = np.repeat(lines, counts)
+            of_token = np.repeat(worker_rows, counts)
             firsts, _, stop_low, stop_high = self._rules_of(of_token)
         at = np.minimum(token_ids, fast.vocab_size) + firsts
         needs_care = ~self._plain.is_plain.take(at)
@@ -236,96 +238,98 @@ class StreamColumns(RowTable):
                 needs_care[some] |= ~self._plain.harmless[self._sets[of_token[some]], ids]
         if counts is not None:
             needs_care = np.logical_or.reduceat(needs_care, np.cumsum(counts) - counts)
-        needs_care |= ~self.is_fast.take(lines)
+        needs_care |= ~self.is_fast.take(worker_rows)
         needs_care |= before + (1 if counts is None else counts) >= max_tokens
         return needs_care
 
-    def append_few(self, lines: Sequence[int], token_ids: Sequence[int]) -> list[int]:
-        """As `append`, for one new token of each of a few lines: the scalar way.
+    def append_few(self, worker_rows: Sequence[int], token_ids: Sequence[int]) -> list[int]:
+        """As `append`, for one new token of each of a few rows: the scalar way.
 
         The indices of those that have to be looked at.
         """
-        lengths = self.tokens.append_few(lines, token_ids)
+        lengths = self.tokens.append_few(worker_rows, token_ids)
         cells, fast = self.cells, self.fast
         is_dirty, is_fast, max_tokens = cells.is_dirty, cells.is_fast, cells.max_tokens
         care = []
-        for index, line in enumerate(lines):
-            is_dirty[line] = True
+        for index, worker_row in enumerate(worker_rows):
+            is_dirty[worker_row] = True
             if (
                 fast is None
-                or not is_fast[line]
-                or lengths[index] >= max_tokens[line]
-                or not self.is_plain_for(fast, line, token_ids[index])
+                or not is_fast[worker_row]
+                or lengths[index] >= max_tokens[worker_row]
+                or not self.is_plain_for(fast, worker_row, token_ids[index])
             ):
                 care.append(index)
         return care
 
-    def settle(self) -> None:
+    def flush_deferred(self) -> None:
         """Do now what `append` has put off: nobody waits for it any more."""
-        self.tokens.settle()
-        self.logprobs.settle()
+        self.tokens.flush_deferred()
+        self.logprobs.flush_deferred()
 
-    def in_order(self, lines: RowSet) -> RowSet:
-        """These ascending lines, as `append` was given them last where they are the same: what was
+    def in_order(self, worker_rows: RowSet) -> RowSet:
+        """These ascending rows, as `append` was given them last where they are the same: what was
         appended together is found at once."""
         latest = self._latest
-        if len(lines) != len(latest):
-            return lines
+        if len(worker_rows) != len(latest):
+            return worker_rows
         if self._sorted is None:
             self._sorted = np.sort(latest.array)
-        return latest if (self._sorted == lines.array).all() else lines
+        return latest if (self._sorted == worker_rows.array).all() else worker_rows
 
-    def ends(self, lines: RowSet) -> Int64s:
-        """Where in their core histories, prompts included, these lines end."""
-        return self._prompt_lens[lines.array] + self.tokens.lengths(lines)
+    def ends(self, worker_rows: RowSet) -> Int64s:
+        """Where in their core histories, prompts included, these rows end."""
+        return self._prompt_lens[worker_rows.array] + self.tokens.lengths(worker_rows)
 
     # ---- the two ways --------------------------------------------------------------------
 
-    def slow_down(self, stream: Stream, num_tokens: int) -> None:
+    def slow_down(self, stream: WorkerStream, num_tokens: int) -> None:
         """From here on the stream's output sees every token; it has seen `num_tokens` by now."""
-        line, output = stream.line, stream.output
-        if not self.is_fast[line]:
+        worker_row, output = stream.worker_row, stream.output
+        if not self.is_fast[worker_row]:
             return
         assert self.fast is not None
         assert output is not None
-        self.is_fast[line] = False
-        sent = Cursor(0, int(self.sent_chars[line]), int(self.sent_tokens[line]))
+        self.is_fast[worker_row] = False
+        sent = TextCursor(0, int(self.sent_chars[worker_row]), int(self.sent_tokens[worker_row]))
         output.resume_at(sent)
         if num_tokens > sent.num_tokens:
-            ids = self.tokens.read(line, sent.num_tokens, num_tokens)
-            texts, first = self.fast.texts, int(self._firsts[line])
+            ids = self.tokens.read(worker_row, sent.num_tokens, num_tokens)
+            texts, first = self.fast.texts, int(self._firsts[worker_row])
             output.take_whole([texts[first + token_id] for token_id in ids.tolist()])
         if stream.reader is not None:
             stream.reader.cursor = sent
 
-    def learn(self, stream: Stream, token_id: int) -> None:
+    def learn(self, stream: WorkerStream, token_id: int) -> None:
         """This token was looked at behind a settled output; perhaps it need not have been."""
-        fast, number = self.fast, self.cells.sets[stream.line]
+        fast, number = self.fast, self.cells.sets[stream.worker_row]
         if fast is None or not number or token_id >= fast.vocab_size:
             return
         if not self._plain.is_known.item(number, token_id):
-            at = self.cells.firsts[stream.line] + token_id
+            at = self.cells.firsts[stream.worker_row] + token_id
             assert stream.output is not None
             is_harmless = fast.lens.item(at) >= 0 and stream.output.is_harmless(fast.texts[at])
             self._plain.learn(number, token_id, is_harmless=is_harmless)
 
-    def speed_up(self, stream: Stream, sent: Cursor) -> None:
-        """Make the line fast, if it can be: all that is released lies before `sent`, and read."""
-        line, output = stream.line, stream.output
+    def speed_up(self, stream: WorkerStream, sent: TextCursor) -> None:
+        """Make the row fast, if it can be: all that is released lies before `sent`, and read."""
+        worker_row, output = stream.worker_row, stream.output
         assert output is not None
         is_whole = output.end is None and sent.unit == output.log.num_units
-        if self.fast is None or not is_whole or self.widths[line] > MAX_NARROW:
+        if self.fast is None or not is_whole or self.widths[worker_row] > MAX_NARROW:
             return
         if is_settled(output):
-            self.is_fast[line] = True
-            self.sent_chars[line] = sent.num_chars
-            self.sent_tokens[line] = sent.num_tokens
+            self.is_fast[worker_row] = True
+            self.sent_chars[worker_row] = sent.num_chars
+            self.sent_tokens[worker_row] = sent.num_tokens
 
-    def texts(self, lines: Int64s, counts: Int64s, token_ids: UInt32s) -> tuple[list[str], Int64s]:
-        """The texts of `counts[i]` tokens of each of these fast lines, and their lengths."""
+    def texts(
+        self, worker_rows: Int64s, counts: Int64s, token_ids: UInt32s
+    ) -> tuple[list[str], Int64s]:
+        """The texts of `counts[i]` tokens of each of these fast rows, and their lengths."""
         assert self.fast is not None
-        each_one = len(token_ids) == len(lines)
-        at = token_ids + self._firsts[lines if each_one else np.repeat(lines, counts)]
+        each_one = len(token_ids) == len(worker_rows)
+        at = token_ids + self._firsts[worker_rows if each_one else np.repeat(worker_rows, counts)]
         texts = list(map(self.fast.texts.__getitem__, at.tolist()))
         lens = self.fast.lens[at]
         if each_one:
@@ -338,37 +342,40 @@ class StreamColumns(RowTable):
         ]
         return joined, np.add.reduceat(lens, begins)
 
-    def text(self, line: int, token_ids: Sequence[int]) -> str:
-        """The text of tokens of one fast line."""
+    def text(self, worker_row: int, token_ids: Sequence[int]) -> str:
+        """The text of tokens of one fast row."""
         assert self.fast is not None
-        texts, first = self.fast.texts, self.cells.firsts[line]
+        texts, first = self.fast.texts, self.cells.firsts[worker_row]
         if len(token_ids) == 1:
             return texts[first + token_ids[0]]
         return "".join([texts[first + token_id] for token_id in token_ids])
 
     # ---- inside --------------------------------------------------------------------------
 
-    def _rules_of(self, lines: Int64s) -> tuple[Int64s, Int64s, UInt64s, UInt64s]:
-        """What a line has as long as it is the same stream's, for each of these."""
+    def _rules_of(self, worker_rows: Int64s) -> tuple[Int64s, Int64s, UInt64s, UInt64s]:
+        """What a row has as long as it is the same stream's, for each of these."""
         return (
-            self._firsts.take(lines),
-            self._max_tokens.take(lines),
-            self._stop_low.take(lines),
-            self._stop_high.take(lines),
+            self._firsts.take(worker_rows),
+            self._max_tokens.take(worker_rows),
+            self._stop_low.take(worker_rows),
+            self._stop_high.take(worker_rows),
         )
 
-    def is_plain_for(self, fast: FastTable, line: int, token_id: int) -> bool:
-        """Whether the token is whole, ends no stream, and begins no stop string of this line."""
+    def is_plain_for(self, fast: TextColumns, worker_row: int, token_id: int) -> bool:
+        """Whether the token is whole, ends no stream, and begins no stop string of this row."""
         cells = self.cells
         if token_id > fast.vocab_size:
             token_id = fast.vocab_size
-        at = token_id + cells.firsts[line]
+        at = token_id + cells.firsts[worker_row]
         if not cells.is_plain[at]:
             return False
         if not self._num_with_stops:
             return True
-        if cells.lows[at] & cells.stop_low[line] or cells.highs[at] & cells.stop_high[line]:
-            return bool(self._plain.harmless[cells.sets[line], token_id])
+        if (
+            cells.lows[at] & cells.stop_low[worker_row]
+            or cells.highs[at] & cells.stop_high[worker_row]
+        ):
+            return bool(self._plain.harmless[cells.sets[worker_row], token_id])
         return True
 
     def _new_cells(self) -> Cells:
@@ -403,7 +410,7 @@ def is_settled(output: StreamOutput) -> bool:
         return False
 
 
-def _view(admit: Admit) -> View:
+def _view(admit: Admit) -> VocabularyView:
     if not admit.params.detokenize:
-        return View.SILENT
-    return View.SKIPPED if admit.params.skip_special_tokens else View.SHOWN
+        return VocabularyView.SILENT
+    return VocabularyView.SKIPPED if admit.params.skip_special_tokens else VocabularyView.SHOWN

@@ -29,7 +29,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from slipstream_ipc.backoff import Pauses
+from slipstream_ipc.backoff import RestartBackoff
 from slipstream_ipc.messages import (
     ErrorCode,
     Fault,
@@ -40,9 +40,9 @@ from slipstream_ipc.messages import (
     State,
 )
 from slipstream_ipc.process import PARENT_PID_VARIABLE, SILENT_S, STATUS_FD_VARIABLE
-from slipstream_worker.tokenizer.fair_order import ShorterFirst
+from slipstream_worker.tokenizer.fair_order import FairOrder
 from slipstream_worker.tokenizer.long_prompts import is_long, size_of
-from slipstream_worker.tokenizer.render_note import PromptNote
+from slipstream_worker.tokenizer.render_note import RenderNote
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ _STOP_WITHIN_S = 1.0
 _NO_PROCESS = "no prompt can be tokenised at the moment: the server's log says why"
 
 
-class PromptSource(Protocol):
+class RenderSource(Protocol):
     """Whoever turns prompts into token ids."""
 
     def ask(self, request: Render) -> int:
@@ -71,7 +71,7 @@ class PromptSource(Protocol):
         """Look for signs of life; the prompts that will not be answered any more."""
 
 
-class Prompts:
+class TokenizerClient:
     """Sends prompts to be rendered, brings their ids back."""
 
     def __init__(
@@ -99,11 +99,11 @@ class Prompts:
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoder = msgspec.msgpack.Decoder[FromPromptProcess](FromPromptProcess)
         self._waiting: dict[int, Render] = {}  # oldest first
-        self._long = ShorterFirst()  # those of them that are long, one at a time
+        self._long = FairOrder()  # those of them that are long, one at a time
         self._strikes: dict[int, int] = {}
         self._next_key = 0
-        self._note = PromptNote()
-        self._pauses = Pauses()
+        self._note = RenderNote()
+        self._pauses = RestartBackoff()
         self._first: PromptReady | None = None  # what every successor has to say too
         self._is_ready = False
         self._has_spoken = False  # since the last beat

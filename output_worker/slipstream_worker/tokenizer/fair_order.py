@@ -14,7 +14,7 @@ import heapq
 FAIRNESS = 8
 
 
-class ShorterFirst:
+class FairOrder:
     """Whose turn it is, by key. Pure."""
 
     def __init__(self) -> None:

@@ -69,7 +69,7 @@ def is_too_long(text: str, max_tokens: int, count: Callable[[str], int]) -> bool
     return False
 
 
-class LongLane:
+class LongPromptThread:
     """The thread. Where `work` raises, the process ends."""
 
     def __init__(self, work: Callable[[Render], Rendered]) -> None:
@@ -88,7 +88,7 @@ class LongLane:
         """Have it done."""
         self._asked.put(request)
 
-    def take(self) -> list[Rendered]:
+    def take_rendered(self) -> list[Rendered]:
         """What has been done since. To be called when the descriptor is readable."""
         os.eventfd_read(self._bell)
         return [self._done.popleft() for _ in range(len(self._done))]

@@ -26,7 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from slipstream_ipc.atomic_file import write_whole
+from slipstream_ipc.atomic_file import write_atomically
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest, brief
 from slipstream_ipc.messages import Fault, PromptBeat, PromptReady, Render, Rendered
@@ -37,8 +37,8 @@ from slipstream_worker.detokenizer.panics import is_panic
 from slipstream_worker.detokenizer.slow_compiler import compile_slow, slow_pieces
 from slipstream_worker.detokenizer.table import TableFileError, cache_path, load_table, save_table
 from slipstream_worker.tokenizer.bad_words import bad_word_ids
-from slipstream_worker.tokenizer.long_prompts import LongLane, is_long, is_too_long
-from slipstream_worker.tokenizer.render_note import PromptNote
+from slipstream_worker.tokenizer.long_prompts import LongPromptThread, is_long, is_too_long
+from slipstream_worker.tokenizer.render_note import RenderNote
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ _CONVERTERS = ("sentencepiece", "tiktoken")  # with which transformers reads oth
 _LAST_WORDS_MS = 1000  # to leave in
 
 
-class PromptConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TokenizerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of a prompt process."""
 
     tokenizer: str  # a folder or a hub id
@@ -59,7 +59,7 @@ class PromptConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 def main() -> int:
     """Answer until SIGTERM or the worker's death."""
-    config, stop = start_child("prompts", PromptConfig)
+    config, stop = start_child("prompts", TokenizerConfig)
     if not config.trust_remote_code:
         _do_without_torch()
     context = zmq.Context()
@@ -77,7 +77,7 @@ def main() -> int:
         socket.close(linger=_LAST_WORDS_MS)
         context.term()
         return 1
-    note = PromptNote(config.note_fd)
+    note = RenderNote(config.note_fd)
 
     def render_noted(request: Render, *, is_long: bool = True) -> Rendered:
         note.begin(request.key, is_long=is_long)
@@ -85,7 +85,7 @@ def main() -> int:
         note.end(is_long=is_long)  # not where it raises: that ends us, and it is to blame
         return answer
 
-    long_ones = LongLane(render_noted)
+    long_ones = LongPromptThread(render_noted)
     poller.register(long_ones.fileno(), zmq.POLLIN)
     beat_at = 0.0
     while not stop.is_set:
@@ -101,7 +101,7 @@ def main() -> int:
             else:
                 socket.send(encode(render_noted(request, is_long=False)))
         if arrived.get(long_ones.fileno()):
-            for answer in long_ones.take():
+            for answer in long_ones.take_rendered():
                 socket.send(encode(answer))
     socket.close()
     context.term()
@@ -116,7 +116,7 @@ def _do_without_torch() -> None:
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would warn that there is no torch
 
 
-def prepare(config: PromptConfig) -> tuple[Any, PromptReady]:
+def prepare(config: TokenizerConfig) -> tuple[Any, PromptReady]:
     """The tokenizer and what the worker is told of it: where its table lies, or what is wrong."""
     try:
         tokenizer = load_tokenizer(config)
@@ -140,7 +140,7 @@ def prepare(config: PromptConfig) -> tuple[Any, PromptReady]:
         return None, PromptReady("", "", error=why)
 
 
-def load_tokenizer(config: PromptConfig) -> Any:
+def load_tokenizer(config: TokenizerConfig) -> Any:
     """A transformers tokenizer. Raises whatever the libraries raise where there is none."""
     from transformers import AutoTokenizer
     from transformers.utils import logging as transformers_logging
@@ -173,7 +173,7 @@ def prepare_table(tokenizer: Any, cache_dir: Path) -> PromptReady:
         try:
             save_table(table_path, compile_table(backend))
         except UnsupportedDecoder as why_not:
-            write_whole(json_path, as_json)
+            write_atomically(json_path, as_json)
             return PromptReady(str(json_path), "", why_not=str(why_not))
     return PromptReady("", str(table_path))
 

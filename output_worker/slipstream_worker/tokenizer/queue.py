@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from slipstream_ipc.messages import Render
-from slipstream_worker.tokenizer.client import PromptSource
+from slipstream_worker.tokenizer.client import RenderSource
 from slipstream_worker.tokenizer.long_prompts import is_long, size_of
 
 Waiter = TypeVar("Waiter", bound=Hashable)  # a stream
@@ -31,7 +31,7 @@ MAX_RENDERING_CHARS = 2**27  # of these prompts together
 
 
 @dataclass(slots=True)
-class _Load:
+class _QueueLoad:
     num_streams: int = 0
     num_chars: int = 0
     streams: Counter[bytes] = field(default_factory=Counter)  # by tenant
@@ -52,20 +52,20 @@ class _Rendering(Generic[Waiter]):
     render: Render
     key: int  # the prompt process'
     size: int  # characters
-    load: _Load  # that it is a part of
+    load: _QueueLoad  # that it is a part of
     tenant: bytes  # whose characters it has
     streams: dict[Waiter, bytes] = field(default_factory=dict)  # oldest first, with their tenants
 
 
-class Renderings(Generic[Waiter]):
+class RenderQueue(Generic[Waiter]):
     """Prompts that are to be rendered, and who waits for them."""
 
-    def __init__(self, prompts: PromptSource) -> None:
+    def __init__(self, prompts: RenderSource) -> None:
         self._prompts = prompts
         self._by_key: dict[int, _Rendering[Waiter]] = {}
         self._by_prompt: dict[Render, _Rendering[Waiter]] = {}
         self._by_stream: dict[Waiter, _Rendering[Waiter]] = {}
-        self._loads = {False: _Load(), True: _Load()}  # by whether prompts are long
+        self._loads = {False: _QueueLoad(), True: _QueueLoad()}  # by whether prompts are long
 
     def why_full(self, render: Render, tenant: bytes = b"") -> str:
         """Why no stream of this tenant may wait for this prompt; empty where one may."""

@@ -13,7 +13,7 @@ import os
 _NUM_BYTES = 16  # two keys: of the short prompt and of the long one, 0 where none is rendered
 
 
-class PromptNote:
+class RenderNote:
     """Either end of it; the worker makes it, the prompt process is given its descriptor `fd`."""
 
     def __init__(self, fd: int | None = None) -> None:

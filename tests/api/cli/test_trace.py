@@ -25,12 +25,14 @@ from tests.helpers.patience import PATIENCE_S
 from slipstream import BadRequestError
 from slipstream.cli.main import main
 from slipstream.tracing.parts import checked_trace, discard_parts, merge_parts
-from slipstream.tracing.picture import Window, busy_ns, draw, window_of
-from slipstream.tracing.trace_events import Timeline, Track, read_timeline, write_timeline
-from slipstream_ipc.telemetry.trace import NO_STEP, Span, TracePart, Tracer
+from slipstream.tracing.picture import PictureWindow, busy_ns, draw, window_of
+from slipstream.tracing.trace_events import TraceTimeline, Track, read_timeline, write_timeline
+from slipstream_ipc.telemetry.trace import NO_STEP, SpanKind, TracePart, Tracer
 
 
-def leave_part(file: Path, process: str, *spans: tuple[Span, int, int, int], capacity: int = 99):
+def leave_part(
+    file: Path, process: str, *spans: tuple[SpanKind, int, int, int], capacity: int = 99
+):
     """What a process that has ended leaves beside `file`."""
     tracer = Tracer(Path(f"{file}.{process}-1.part"), process, capacity)
     for span in spans:
@@ -56,10 +58,14 @@ def rows_of(track: Track) -> list[tuple[str, int, int, int]]:
 
 def test_parts_become_one_timeline_on_one_clock(tmp_path):
     file = tmp_path / "t.json"
-    leave_part(file, "worker", (Span.STOP_CHECK, 5_500, 6_000, 1), (Span.EMIT, 6_000, 9_001, 1))
-    leave_part(file, "client", (Span.CLIENT, 9_500, 9_900, NO_STEP))
-    leave_part(file, "core", (Span.SCHEDULE, 1_000, 2_000, 1), (Span.LAUNCH, 2_000, 2_500, 1))
-    leave_part(file, "device", (Span.DEVICE, 2_500, 5_000, 1))
+    leave_part(
+        file, "worker", (SpanKind.STOP_CHECK, 5_500, 6_000, 1), (SpanKind.EMIT, 6_000, 9_001, 1)
+    )
+    leave_part(file, "client", (SpanKind.CLIENT, 9_500, 9_900, NO_STEP))
+    leave_part(
+        file, "core", (SpanKind.SCHEDULE, 1_000, 2_000, 1), (SpanKind.LAUNCH, 2_000, 2_500, 1)
+    )
+    leave_part(file, "device", (SpanKind.DEVICE, 2_500, 5_000, 1))
     assert merge_parts(str(file))
     assert list(tmp_path.iterdir()) == [file]
     timeline = read_timeline(file)
@@ -75,7 +81,9 @@ def test_parts_become_one_timeline_on_one_clock(tmp_path):
 
 def test_the_file_is_a_chrome_trace(tmp_path):
     file = tmp_path / "t.json"
-    leave_part(file, "core", (Span.SCHEDULE, 1_000, 2_500, 7), (Span.PUBLISH, 4_000, 5_000, 7))
+    leave_part(
+        file, "core", (SpanKind.SCHEDULE, 1_000, 2_500, 7), (SpanKind.PUBLISH, 4_000, 5_000, 7)
+    )
     merge_parts(str(file))
     told = json.loads(file.read_text())
     assert told["displayTimeUnit"] == "ms"
@@ -92,7 +100,7 @@ def test_the_file_is_a_chrome_trace(tmp_path):
 
 def test_a_name_that_ends_in_gz_is_compressed(tmp_path):
     file = tmp_path / "t.json.gz"
-    leave_part(file, "core", (Span.SCHEDULE, 1, 2, 7))
+    leave_part(file, "core", (SpanKind.SCHEDULE, 1, 2, 7))
     merge_parts(str(file))
     assert json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
     assert rows_of(read_timeline(file).tracks[0]) == [("schedule", 0, 1, 7)]
@@ -119,7 +127,7 @@ def test_what_is_written_is_read_again(tmp_path_factory, tracks, num_dropped):
         [(kind, begin, begin + length, step) for kind, begin, length, step in sorted(track)]
         for track in tracks
     ]
-    timeline = Timeline(
+    timeline = TraceTimeline(
         tuple(track_of(f"track {at}", *rows) for at, rows in enumerate(spans)), num_dropped
     )
     write_timeline(file, timeline)
@@ -131,7 +139,7 @@ def test_what_is_written_is_read_again(tmp_path_factory, tracks, num_dropped):
 
 def test_a_missing_or_broken_part_costs_its_own_track_and_a_warning(tmp_path, caplog):
     file = tmp_path / "t.json"
-    leave_part(file, "core", (Span.SCHEDULE, 1, 2, 1))
+    leave_part(file, "core", (SpanKind.SCHEDULE, 1, 2, 1))
     (tmp_path / "t.json.worker-7.part").touch()  # as a killed process leaves it
     (tmp_path / "t.json.http-7.part").write_bytes(b"\xc1 no msgpack")
     torn = TracePart(
@@ -148,7 +156,7 @@ def test_a_missing_or_broken_part_costs_its_own_track_and_a_warning(tmp_path, ca
 
 def test_spans_that_were_dropped_are_told(tmp_path, caplog, capsys):
     file = tmp_path / "t.json"
-    spans = [(Span.SCHEDULE, 10 * at, 10 * at + 1, at) for at in range(5)]
+    spans = [(SpanKind.SCHEDULE, 10 * at, 10 * at + 1, at) for at in range(5)]
     leave_part(file, "core", *spans, capacity=2)
     merge_parts(str(file))
     assert "core: the timeline lacks its 3 oldest spans" in caplog.text
@@ -159,9 +167,9 @@ def test_spans_that_were_dropped_are_told(tmp_path, caplog, capsys):
 
 def test_parts_of_a_stack_that_was_killed_are_gone_before_the_next(tmp_path):
     file = tmp_path / "t.json"
-    leave_part(file, "core", (Span.SCHEDULE, 1, 2, 1))
-    leave_part(tmp_path / ".t.json", "worker", (Span.EMIT, 1, 2, 1))  # as if it were unfinished
-    leave_part(tmp_path / "other.json", "core", (Span.SCHEDULE, 1, 2, 1))
+    leave_part(file, "core", (SpanKind.SCHEDULE, 1, 2, 1))
+    leave_part(tmp_path / ".t.json", "worker", (SpanKind.EMIT, 1, 2, 1))  # as if it were unfinished
+    leave_part(tmp_path / "other.json", "core", (SpanKind.SCHEDULE, 1, 2, 1))
     file.write_text("an older timeline")
     discard_parts(str(file))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.json.core-1.part", "t.json"]
@@ -193,7 +201,7 @@ def file(tmp_path: Path) -> Path:
     worker = [("emit", end + 1_000_000, end + 5_000_000, at) for _, _, end, at in device]
     path = tmp_path / "t.json"
     tracks = track_of("core", *core), track_of("device", *device), track_of("worker", *worker)
-    write_timeline(path, Timeline(tracks))
+    write_timeline(path, TraceTimeline(tracks))
     return path
 
 
@@ -217,7 +225,7 @@ def test_the_picture_has_a_row_for_each_track(file, tmp_path):
     png = tmp_path / "t.png"
     assert main(["trace", str(file), "--png", str(png)]) == 0
     three_tracks = size_of(png)
-    draw(Timeline(read_timeline(file).tracks[:1]), Window(0, 10**8), png, "one")
+    draw(TraceTimeline(read_timeline(file).tracks[:1]), PictureWindow(0, 10**8), png, "one")
     one_track = size_of(png)
     assert three_tracks[0] == one_track[0] == 1800
     assert three_tracks[1] - one_track[1] == pytest.approx(2 * 0.92 * 150, abs=2)
@@ -241,7 +249,7 @@ def test_the_window_is_eight_steps_from_where_half_of_the_work_is_done(file):
     assert found.end_ns == pytest.approx(180_000_000, abs=2_000_000)
     assert window_of(timeline, 50.0, None).begin_ns == 50_000_000
     assert window_of(timeline, 50.0, 7.0).end_ns == 57_000_000
-    without = Timeline(tuple(track for track in timeline.tracks if track.name != "device"))
+    without = TraceTimeline(tuple(track for track in timeline.tracks if track.name != "device"))
     found = window_of(without, None, None)
     assert found.end_ns - found.begin_ns == 40_000_000
 
@@ -271,14 +279,14 @@ def test_a_file_that_is_none_of_ours_is_refused(tmp_path, capsys, content):
 
 
 def test_a_trace_in_which_nothing_was_served_has_no_picture(tmp_path, capsys):
-    write_timeline(tmp_path / "t.json", Timeline((track_of("core"),)))
+    write_timeline(tmp_path / "t.json", TraceTimeline((track_of("core"),)))
     assert main(["trace", str(tmp_path / "t.json")]) == 0
     assert main(["trace", str(tmp_path / "t.json"), "--png", str(tmp_path / "t.png")]) == 2
     assert "a trace without spans" in capsys.readouterr().err
 
 
 def test_parts_that_nobody_put_together_are_put_together(tmp_path, capsys):
-    leave_part(tmp_path / "t.json", "core", (Span.SCHEDULE, 0, 10**6, 1))
+    leave_part(tmp_path / "t.json", "core", (SpanKind.SCHEDULE, 0, 10**6, 1))
     assert main(["trace", str(tmp_path / "t.json")]) == 0
     assert "schedule" in capsys.readouterr().out
 

@@ -27,7 +27,7 @@ from slipstream import (
     SupersededError,
     UnknownStreamError,
 )
-from slipstream.client.streams.stream_table import StreamTable
+from slipstream.client.streams.stream_table import ClientStreamTable
 from slipstream_ipc.messages import (
     Abort,
     Fault,
@@ -298,7 +298,7 @@ def test_a_closed_client_takes_nothing(worker: FakeWorker, run: Any) -> None:
 def test_a_fault_of_the_connection_ends_what_waits(
     worker: FakeWorker, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: StreamTable, message: Any) -> None:
+    def fail(self: ClientStreamTable, message: Any) -> None:
         raise ZeroDivisionError("ours")
 
     async def main() -> None:
@@ -307,7 +307,7 @@ def test_a_fault_of_the_connection_ends_what_waits(
         async with AsyncClient(worker.address) as client:
             stream = client.stream("x")
             handle = await away(worker.expect_and_accept)
-            monkeypatch.setattr(StreamTable, "deliver", fail)
+            monkeypatch.setattr(ClientStreamTable, "deliver", fail)
             worker.send(deltas(Entry(handle, "a")))
             with pytest.raises(EngineError, match="ZeroDivisionError: ours"):
                 await anext(stream)

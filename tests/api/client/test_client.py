@@ -861,7 +861,7 @@ def test_two_threads_cannot_read_one_stream(client: Client, worker: FakeWorker) 
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(lambda: [delta.text for delta in stream])
         patience = Patience()
-        while stream._state.bell is None:
+        while stream._state.wakeup is None:
             patience.check()
         with pytest.raises(RequestError, match="another thread reads"):
             next(stream)

@@ -1,4 +1,4 @@
-"""The connection that an event loop drives: bells are rung in the loop, nothing else wakes."""
+"""The connection that an event loop drives: wakeups are rung in the loop, nothing else wakes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from slipstream_ipc.messages import Abort, Fault, Goodbye, Resume, SamplingParam
 
 
 class Reader:
-    """A stream's bell: it reads in the call that rings it."""
+    """A stream's wakeup: it reads in the call that rings it."""
 
     def __init__(self, io: LoopIO, *, wants_whole: bool = False) -> None:
         self.text = ""
         self.num_rings = 0
         self.state = StreamState(new_submit("x", SamplingParams()), wants_whole)
-        self.state.bell = self
+        self.state.wakeup = self
         self._news = asyncio.Event()
         io.submit(self.state)
 

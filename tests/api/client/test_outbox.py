@@ -13,7 +13,7 @@ from tests.helpers.fake_worker import Entry, deltas
 
 from slipstream.client.connection.outbox import Outbox
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.client.streams.stream_table import StreamTable
+from slipstream.client.streams.stream_table import ClientStreamTable
 from slipstream.errors import StreamLostError
 from slipstream.requests import new_submit, new_submits, params_of_answers
 from slipstream_ipc.columns import pack_u32
@@ -51,14 +51,14 @@ class Hop:
         return True
 
 
-def submitted(table: StreamTable, outbox: Outbox) -> StreamState:
+def submitted(table: ClientStreamTable, outbox: Outbox) -> StreamState:
     state = StreamState(new_submit("x", SamplingParams()), wants_whole=False)
     table.add(state)
     outbox.ask(state)
     return state
 
 
-def attached(table: StreamTable) -> Outbox:
+def attached(table: ClientStreamTable) -> Outbox:
     outbox = Outbox(table)
     outbox.refill()
     return outbox
@@ -69,7 +69,7 @@ def kinds(hop: Hop) -> list[type[ClientToWorker]]:
 
 
 def test_messages_wait_for_credit_in_their_order() -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     outbox = attached(table)
     states = [submitted(table, outbox) for _ in range(5)]
     hop = Hop(credit=2)
@@ -86,7 +86,7 @@ def test_messages_wait_for_credit_in_their_order() -> None:
 
 def test_requests_that_are_given_up_while_no_server_is_there_are_not_kept() -> None:
     """Their prompts may be large, and a server may be away for long."""
-    table = StreamTable()
+    table = ClientStreamTable()
     for outbox in (Outbox(table), attached(table)):
         outbox.clear()
         state = submitted(table, outbox)
@@ -102,7 +102,7 @@ def test_requests_that_are_given_up_while_no_server_is_there_are_not_kept() -> N
 
 
 def test_refill_says_what_is_true_now_and_nothing_twice() -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     outbox = attached(table)
     running, waiting, aborted, abandoned = (submitted(table, outbox) for _ in range(4))
     outbox.flush(Hop().send)
@@ -127,7 +127,7 @@ def test_refill_says_what_is_true_now_and_nothing_twice() -> None:
 
 
 def test_what_an_end_has_made_idle_is_skipped() -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     outbox = attached(table)
     state = submitted(table, outbox)
     table.give_up(state, None)
@@ -139,7 +139,7 @@ def test_what_an_end_has_made_idle_is_skipped() -> None:
 
 
 def test_what_the_server_has_lost_is_asked_for_again_with_what_is_here() -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     outbox = attached(table)
     state = submitted(table, outbox)
     state.prompt_ids = b""
@@ -162,7 +162,7 @@ def test_what_the_server_has_lost_is_asked_for_again_with_what_is_here() -> None
 
 
 def test_what_is_too_large_to_be_asked_for_again_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     outbox = attached(table)
     state, other = submitted(table, outbox), submitted(table, outbox)
     outbox.flush(Hop().send)
@@ -180,7 +180,7 @@ def test_what_is_too_large_to_be_asked_for_again_is_lost(monkeypatch: pytest.Mon
 
 def test_a_resumed_stream_whose_submission_is_known_is_submitted_where_it_is_lost() -> None:
     """Its first ids are not here: their checksum is carried on."""
-    table = StreamTable()
+    table = ClientStreamTable()
     outbox = attached(table)
     submit = new_submit("x", SamplingParams(), stream_id=b"i".hex() * 16)
     before = history_checksum(pack_u32([1, 2, 3]))
@@ -213,7 +213,7 @@ def test_a_resumed_stream_whose_submission_is_known_is_submitted_where_it_is_los
 
 def test_what_was_computed_again_and_is_another_text_is_ended() -> None:
     """Nobody would read it to its end."""
-    table = StreamTable()
+    table = ClientStreamTable()
     outbox = attached(table)
     submit = new_submit("x", SamplingParams(), stream_id="0f" * 16)
     state = StreamState(
@@ -237,7 +237,7 @@ def test_what_was_computed_again_and_is_another_text_is_ended() -> None:
 
 
 def test_a_resumed_stream_is_resumed_again_and_never_submitted() -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     outbox = attached(table)
     state = StreamState(Resume(0, b"i" * 16, 7, 3), wants_whole=False)
     table.add(state)
@@ -255,7 +255,7 @@ def test_a_resumed_stream_is_resumed_again_and_never_submitted() -> None:
     assert hop.sent[-1] == Abort(b"i" * 16, state.handle)
 
 
-def answers(table: StreamTable, num: int, **params: Any) -> list[StreamState]:
+def answers(table: ClientStreamTable, num: int, **params: Any) -> list[StreamState]:
     submits = new_submits(
         "x" * 10_000, params_of_answers(SamplingParams(n=num, **params)), stream_ids=[None] * num
     )
@@ -266,7 +266,7 @@ def answers(table: StreamTable, num: int, **params: Any) -> list[StreamState]:
 
 
 def test_a_prompt_travels_once_for_all_of_its_answers() -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     outbox = attached(table)
     single = submitted(table, outbox)
     states = [*answers(table, 128, seed=7), *answers(table, 3)]
@@ -287,7 +287,7 @@ def test_a_prompt_travels_once_for_all_of_its_answers() -> None:
 
 def test_answers_are_asked_for_again_alone_where_they_were_accepted() -> None:
     """The others of them still travel together."""
-    table = StreamTable()
+    table = ClientStreamTable()
     outbox = attached(table)
     states = answers(table, 5)
     for state in states:
@@ -314,7 +314,7 @@ def test_answers_are_asked_for_again_alone_where_they_were_accepted() -> None:
 
 def test_answers_that_differ_in_more_than_their_seeds_travel_apart() -> None:
     """The first alone has its prompt's log-probabilities."""
-    table = StreamTable()
+    table = ClientStreamTable()
     outbox = attached(table)
     for state in answers(table, 4, prompt_logprobs=1):
         outbox.ask(state)

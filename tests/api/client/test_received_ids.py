@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.client.streams.received_ids import KeptIds
+from slipstream.client.streams.received_ids import ReceivedIds
 from slipstream_ipc.columns import pack_u32, u32
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=4)
@@ -27,7 +27,7 @@ def test_what_is_kept_is_what_came(
     expected: dict[int, list[int]] = {}
     handle = 0
     opened: set[int] = set()
-    kept = KeptIds()
+    kept = ReceivedIds()
     with (
         patch("slipstream.client.streams.received_ids._MOST_BYTES", most_bytes),
         patch("slipstream.client.streams.received_ids._MOST_MESSAGES", most_messages),
@@ -69,7 +69,7 @@ def test_what_is_kept_is_what_came(
 
 def test_what_was_put_aside_for_an_ended_stream_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.client.streams.received_ids._MOST_MESSAGES", 100)
-    kept = KeptIds()
+    kept = ReceivedIds()
     kept.open(7)
     for _ in range(1000):
         kept.add(pack_u32([7]), pack_u32([1]))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from slipstream.client.streams.received_positions import Received, ends_of
+from slipstream.client.streams.received_positions import ReceivedPositions, ends_of
 from slipstream_ipc.columns import pack_u32
 
 HANDLES = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300, unique=True)
@@ -21,7 +21,7 @@ def column(*values: int) -> bytes:
 
 @given(HANDLES, st.data())
 def test_positions_stay_with_their_handles(handles: list[int], data: st.DataObject) -> None:
-    received: Received[str] = Received()
+    received: ReceivedPositions[str] = ReceivedPositions()
     expected: dict[int, tuple[int, int]] = {}
     for handle in handles:
         if not received.is_free(handle):
@@ -56,7 +56,7 @@ def test_positions_stay_with_their_handles(handles: list[int], data: st.DataObje
 
 
 def test_what_is_not_exactly_so_is_not_found() -> None:
-    received: Received[str] = Received()
+    received: ReceivedPositions[str] = ReceivedPositions()
     for handle in (1, 2, 3):
         received.open(handle, "x", 10, 4)
     both = pack_u32([1, 2])
@@ -75,14 +75,14 @@ class AgainstDict(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.received: Received[int] = Received()
+        self.received: ReceivedPositions[int] = ReceivedPositions()
         self.at: dict[int, tuple[int, int]] = {}
         self.last: list[int] = []
 
     @rule(handle=st.integers(0, 130), position=st.tuples(st.integers(0, 9), st.integers(0, 9)))
     def open(self, handle: int, position: tuple[int, int]) -> None:
         if handle not in self.at and self.received.is_free(handle):
-            self.received.open(handle, handle, *position, party=1 + handle % 2, number=handle)
+            self.received.open(handle, handle, *position, group_id=1 + handle % 2, number=handle)
             self.at[handle] = position
 
     @precondition(lambda self: self.at)
@@ -120,11 +120,11 @@ class AgainstDict(RuleBasedStateMachine):
             assert found is None
             return
         assert found is not None
-        parties = {1 + handle % 2 for handle in handles}
-        if len(parties) == 1:
-            assert (found.party, found.numbers) == (*parties, handles)
+        group_ids = {1 + handle % 2 for handle in handles}
+        if len(group_ids) == 1:
+            assert (found.group_id, found.numbers) == (*group_ids, handles)
         else:
-            assert (found.party, found.items) == (0, handles)
+            assert (found.group_id, found.items) == (0, handles)
         ends = [(at + 2, num + 1) for at, num in positions]
         self.at.update(zip(handles, ends, strict=True))
         self.received.advance(

@@ -17,9 +17,9 @@ from tests.helpers.fake_worker import Entry, FakeWorker, deltas, end_of
 from tests.helpers.played_answers import away, echo
 
 from slipstream import AsyncClient, BadRequestError, Client, OverloadedError
-from slipstream.client.streams.stream_group import Group
+from slipstream.client.streams.stream_group import StreamGroup
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.client.streams.stream_table import StreamTable
+from slipstream.client.streams.stream_table import ClientStreamTable
 from slipstream.errors import EngineError
 from slipstream.requests import new_submit
 from slipstream_ipc.messages import Abort, Fault, SamplingParams, Submit
@@ -31,10 +31,10 @@ def client(worker: FakeWorker) -> Iterator[Client]:
         yield client
 
 
-def new_states(table: StreamTable, num: int, *, is_group: bool) -> list[StreamState]:
+def new_states(table: ClientStreamTable, num: int, *, is_group: bool) -> list[StreamState]:
     states = [StreamState(new_submit("x", SamplingParams()), wants_whole=False) for _ in range(num)]
     if is_group:
-        Group(states)
+        StreamGroup(states)
     for state in states:
         table.add(state)
     return states
@@ -57,7 +57,7 @@ def test_a_group_reads_what_its_streams_would(
 ) -> None:
     """Whatever a message repeats, skips or ends, and whoever else is in it."""
     text = "".join(chr(97 + at) for at in range(26)) * 4
-    alone, together = StreamTable(), StreamTable()
+    alone, together = ClientStreamTable(), ClientStreamTable()
     oracles = new_states(alone, 4 + num_others, is_group=False)
     states = new_states(together, 4, is_group=True) + new_states(
         together, num_others, is_group=False

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.helpers.fake_worker import Entry, deltas, end_of
 
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.client.streams.stream_table import StreamTable
+from slipstream.client.streams.stream_table import ClientStreamTable
 from slipstream.errors import StreamLostError, SupersededError, UnknownStreamError
 from slipstream.requests import new_submit
 from slipstream_ipc.columns import u32
@@ -26,13 +26,13 @@ from slipstream_ipc.messages import (
 )
 
 
-def new_state(table: StreamTable) -> StreamState:
+def new_state(table: ClientStreamTable) -> StreamState:
     state = StreamState(new_submit("x", SamplingParams()), wants_whole=False)
     table.add(state)
     return state
 
 
-def resumed(table: StreamTable, num_chars: int = 0, num_tokens: int = 0) -> StreamState:
+def resumed(table: ClientStreamTable, num_chars: int = 0, num_tokens: int = 0) -> StreamState:
     state = StreamState(Resume(0, bytes(16), num_chars, num_tokens), wants_whole=False)
     table.add(state)
     return state
@@ -53,7 +53,7 @@ def ids_of(state: StreamState) -> list[int]:
 def test_any_slices_make_the_prefix_they_cover(
     texts: list[str], slices: list[tuple[int, int, int]]
 ) -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     states = [new_state(table) for _ in texts]
     covered = [0] * len(texts)
     for which, begin, end in slices:
@@ -71,7 +71,7 @@ def test_tokens_without_text_and_text_without_tokens(
     parts: list[list[int]], data: st.DataObject
 ) -> None:
     """Characters and tokens are cut apart: one may be known where the other is not."""
-    table = StreamTable()
+    table = ClientStreamTable()
     state = new_state(table)
     text, ids = "", []
     for part in parts:
@@ -91,7 +91,7 @@ def test_tokens_without_text_and_text_without_tokens(
 
 
 def test_gap_takes_nothing_and_ends_nothing() -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     state, other = new_state(table), new_state(table)
     late = Entry(state.handle, "b", 1, end=end_of("ab"))
     assert not table.deliver(deltas(late, Entry(other.handle, "x", end=end_of("x"))))
@@ -100,7 +100,7 @@ def test_gap_takes_nothing_and_ends_nothing() -> None:
 
 
 def test_missing_tokens_are_a_gap_where_no_text_is_missing() -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     state = new_state(table)
     assert not table.deliver(deltas(Entry(state.handle, "a", chars=0, tokens=1)))
     assert not table.deliver(deltas(Entry(state.handle, "", chars=0, tokens=2, ids=[5])))
@@ -108,7 +108,7 @@ def test_missing_tokens_are_a_gap_where_no_text_is_missing() -> None:
 
 
 def test_gaps_count_at_one_position_only() -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     state = new_state(table)
     for position in range(10):
         table.deliver(deltas(Entry(state.handle, "y", position + 1)))
@@ -119,7 +119,7 @@ def test_gaps_count_at_one_position_only() -> None:
 
 
 def test_handles_are_free_again_only_when_the_server_knows() -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     first, second = new_state(table), new_state(table)
     first.was_sent = True
     table.give_up(first, None)
@@ -132,13 +132,13 @@ def test_handles_are_free_again_only_when_the_server_knows() -> None:
 
 
 def test_handles_wrap() -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     table._next_handle = 2**32 - 1
     assert [new_state(table).handle for _ in range(2)] == [2**32 - 1, 0]
 
 
 def test_late_deltas_of_ended_streams_are_no_news() -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     state = new_state(table)
     table.deliver(deltas(Entry(state.handle, "a", end=end_of("a"))))
     assert table.deliver(deltas(Entry(state.handle, "b", 1, end=end_of("ab"))))
@@ -206,7 +206,7 @@ def test_whatever_comes_the_copy_is_exact_and_can_be_asked_for_again(
     data: st.DataObject,
 ) -> None:
     """Entries begin before, at or behind the reader's position; several may be of one stream."""
-    table = StreamTable()
+    table = ClientStreamTable()
     streams = [
         Told(new_state(table), "".join(chr(97 + at) for at in range(len(each))), each)
         for each in counts
@@ -268,7 +268,7 @@ def test_whatever_comes_the_copy_is_exact_and_can_be_asked_for_again(
 
 @pytest.mark.parametrize("num", [1, 100])
 def test_columns_that_do_not_fit_are_refused(num: int) -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     states = [new_state(table) for _ in range(num)]
     good = deltas(*[Entry(state.handle, "a") for state in states])
     bad = [
@@ -290,7 +290,7 @@ def test_columns_that_do_not_fit_are_refused(num: int) -> None:
 
 
 def test_what_is_unknown_is_asked_for_again_once_over_an_attach() -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     ours, theirs, aborted = new_state(table), resumed(table), new_state(table)
     for state in (ours, theirs, aborted):
         table.accept(Accepted(state.handle, b""))
@@ -305,14 +305,14 @@ def test_what_is_unknown_is_asked_for_again_once_over_an_attach() -> None:
 
 
 def test_what_never_was_is_unknown() -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     state = resumed(table)
     assert table.lose(UnknownStreams((state.handle,))) == []
     assert isinstance(state.error, UnknownStreamError)
 
 
 def test_who_is_superseded_keeps_what_came_and_is_told() -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     state, other = new_state(table), new_state(table)
     state.was_sent = True
     table.deliver(deltas(Entry(state.handle, "abc")))
@@ -325,7 +325,7 @@ def test_who_is_superseded_keeps_what_came_and_is_told() -> None:
 
 
 def test_to_who_wants_the_end_being_superseded_is_the_end() -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     state = new_state(table)
     state.is_abort_wanted = True
     table.supersede(Superseded(state.handle))
@@ -333,7 +333,7 @@ def test_to_who_wants_the_end_being_superseded_is_the_end() -> None:
 
 
 def test_a_stream_resumed_in_its_middle_goes_on_there() -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     state = resumed(table, num_chars=7, num_tokens=3)
     assert table.position(state) == (7, 3)
     assert table.token_ids(state) is None
@@ -345,7 +345,7 @@ def test_a_stream_resumed_in_its_middle_goes_on_there() -> None:
 
 
 def test_a_stream_resumed_at_its_beginning_has_all_its_ids() -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     state = resumed(table)
     table.deliver(deltas(Entry(state.handle, "ab")))
     assert table.token_ids(state) == b"a\0\0\0b\0\0\0"

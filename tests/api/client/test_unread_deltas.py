@@ -18,9 +18,9 @@ from tests.helpers.patience import PATIENCE_S
 
 from slipstream.client.client import Client, Stream
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.client.streams.stream_table import StreamTable
-from slipstream.client.streams.unread_deltas import merge
-from slipstream.delta_batch import Batch
+from slipstream.client.streams.stream_table import ClientStreamTable
+from slipstream.client.streams.unread_deltas import merge_unread
+from slipstream.delta_batch import DeltaBatch
 from slipstream.outputs import Delta, begin_of, is_alone
 from slipstream.outputs import end_of as where_it_ends
 from slipstream.requests import new_submit
@@ -38,7 +38,7 @@ def one_of_two(text: str, chars: int, tokens: int, ids: list[int], width: int) -
         pack_u32([1, width]),
     )
     entries = (Entry(9, "abc"), Entry(0, text, chars, tokens, ids))
-    return Delta(text, Batch(deltas(*entries, logprobs=columns if width else None), {}), 1)
+    return Delta(text, DeltaBatch(deltas(*entries, logprobs=columns if width else None), {}), 1)
 
 
 @given(
@@ -58,7 +58,7 @@ def test_merged_deltas_say_the_same(
         unread.append(delta)
         chars, tokens = chars + len(text), tokens + count
         if index in merges:
-            merge(unread)
+            merge_unread(unread)
             assert len(unread) == 1
     assert "".join(delta.text for delta in unread) == "".join(text for text, _ in parts)
     assert [i for delta in unread for i in delta.token_ids] == list(range(5, tokens))
@@ -74,11 +74,11 @@ def test_full_deltas_are_left_alone() -> None:
     for position in range(40):
         ids = [1] * 100
         unread.append(one_of_two("x", position, 100 * position, ids, 0))
-        merge(unread)
+        merge_unread(unread)
         sizes = [delta.num_tokens for delta in unread]
     assert sizes == [1100, 1100, 1100, 700]
     assert all(map(is_alone, unread))
-    merge(deque())  # the reader was quicker
+    merge_unread(deque())  # the reader was quicker
 
 
 # ---- in the table ------------------------------------------------------------------------------
@@ -90,7 +90,9 @@ def entries_to_a_message(request: pytest.FixtureRequest) -> int:
     return cast(int, request.param)
 
 
-def new_states(table: StreamTable, num: int, *, wants_whole: bool = False) -> list[StreamState]:
+def new_states(
+    table: ClientStreamTable, num: int, *, wants_whole: bool = False
+) -> list[StreamState]:
     states = [StreamState(new_submit("x", SamplingParams()), wants_whole) for _ in range(num)]
     for state in states:
         table.add(state)
@@ -101,9 +103,9 @@ def new_states(table: StreamTable, num: int, *, wants_whole: bool = False) -> li
 def test_who_does_not_read_holds_what_was_said_to_it_alone(
     entries_to_a_message: int, wants_whole: bool
 ) -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     states = new_states(table, entries_to_a_message, wants_whole=wants_whole)
-    batches: list[weakref.ref[Batch]] = []
+    batches: list[weakref.ref[DeltaBatch]] = []
     num = 3000
     for position in range(num):
         ends = end_of("x" * num) if position == num - 1 else None
@@ -123,7 +125,7 @@ def test_who_does_not_read_holds_what_was_said_to_it_alone(
 
 
 def test_an_end_that_is_an_error_keeps_what_came_before() -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     [state] = new_states(table, 1)
     for position in range(100):
         table.deliver(deltas(Entry(state.handle, "x", position)))
@@ -146,25 +148,27 @@ class Bell:
 def test_who_looks_while_deltas_are_being_merged_is_rung_for(
     entries_to_a_message: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = StreamTable()
+    table = ClientStreamTable()
     states = new_states(table, entries_to_a_message)
-    state, bell = states[0], Bell()
+    state, wakeup = states[0], Bell()
 
     def merge_while_somebody_looks(unread: deque[Delta]) -> None:
         if unread is state.deltas:
             held = list(unread)
             unread.clear()
-            state.bell = bell  # it found nothing, and waits
+            state.wakeup = wakeup  # it found nothing, and waits
             unread.extend(held)
 
-    monkeypatch.setattr("slipstream.client.streams.stream_table.merge", merge_while_somebody_looks)
+    monkeypatch.setattr(
+        "slipstream.client.streams.stream_table.merge_unread", merge_while_somebody_looks
+    )
     monkeypatch.setattr("slipstream.client.streams.stream_table.MOST_UNREAD", 2)
     monkeypatch.setattr("slipstream.client.streams.stream_table.LOOK_EVERY", 1)
     for position in range(3):
-        assert bell.num_rings == 0
+        assert wakeup.num_rings == 0
         table.deliver(deltas(*[Entry(each.handle, "x", position) for each in states]))
         table.wake()
-    assert bell.num_rings == 1
+    assert wakeup.num_rings == 1
 
 
 class NoIO:
@@ -191,7 +195,7 @@ def test_a_reader_and_merging_get_along(
     monkeypatch.setattr("slipstream.client.streams.stream_table.MOST_UNREAD", 1 + trial % 4)
     monkeypatch.setattr("slipstream.client.streams.stream_table.LOOK_EVERY", 2)
     monkeypatch.setattr("slipstream.client.streams.stream_table.MOST_UNREAD_AT_END", trial % 3)
-    table = StreamTable()
+    table = ClientStreamTable()
     states = new_states(table, entries_to_a_message)
     stream = Stream(cast(Client, None), cast(Any, NoIO()), states[0], "delta")
     found: list[Delta] = []

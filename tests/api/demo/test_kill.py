@@ -7,7 +7,7 @@ import re
 import pytest
 
 from slipstream.cli.main import main
-from slipstream.demo.screen import BOLD, MARK, Pane, View, columns_of, frame, wrapped
+from slipstream.demo.screen import BOLD, MARK, Pane, ScreenView, columns_of, frame, wrapped
 
 
 def plain(line: str) -> str:
@@ -38,7 +38,9 @@ def test_a_frame_fits_the_terminal(width, height, num_panes):
         Pane(f"stream {number}", "7 tokens", [("漢字 and words " * 90, ""), ("[gone]", MARK)])
         for number in range(num_panes)
     ]
-    view = View("title", panes, [("worker 12", BOLD)], [(f"event {at}", "") for at in range(9)])
+    view = ScreenView(
+        "title", panes, [("worker 12", BOLD)], [(f"event {at}", "") for at in range(9)]
+    )
     lines = frame(view, width, height)
     assert len(lines) <= height
     for line in lines:

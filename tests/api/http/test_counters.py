@@ -13,8 +13,8 @@ import pytest
 from slipstream.http.app import App
 from slipstream.http.auth import Keys
 from slipstream.http.config import Limits
-from slipstream.http.counters import GONE, Counters
-from slipstream.http.exchange import Exchange, Request
+from slipstream.http.counters import GONE, HttpCounters
+from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.responses import Version
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.wire import json_response
@@ -26,8 +26,8 @@ SINK: Any = SimpleNamespace(
 )
 
 
-def exchange(counters: Counters) -> Exchange:
-    return Exchange(Request(path="/p"), SINK, counters)
+def exchange(counters: HttpCounters) -> Exchange:
+    return Exchange(HttpRequest(path="/p"), SINK, counters)
 
 
 def numbers(num_open: int, num_chunks: int, **answers: int) -> FrontNumbers:
@@ -37,14 +37,14 @@ def numbers(num_open: int, num_chunks: int, **answers: int) -> FrontNumbers:
 
 
 def test_a_whole_answer() -> None:
-    counters = Counters()
+    counters = HttpCounters()
     for status in (200, 404, 200):
         exchange(counters).respond(json_response(status, Version("x")))
     assert counters.numbers(1) == numbers(0, 0, _200=2, _404=1)
 
 
 def test_a_streamed_answer() -> None:
-    counters = Counters()
+    counters = HttpCounters()
     streamed = exchange(counters)
     streamed.begin_stream()
     streamed.write(b"data: 1\n\n")
@@ -55,7 +55,7 @@ def test_a_streamed_answer() -> None:
 
 
 def test_a_client_that_leaves() -> None:
-    counters = Counters()
+    counters = HttpCounters()
     early, late, after = exchange(counters), exchange(counters), exchange(counters)
     early.leave()
     late.begin_stream()
@@ -87,7 +87,7 @@ def test_whatever_clients_do_the_numbers_fit_into_a_beat() -> None:
     """Every path with every status, all often: what does not fit would never be told again."""
     io: Any = SimpleNamespace(model=None)
     app = App(io, Keys(()), TokenTexts("nowhere"), Limits())
-    counters = Counters(app.pattern_of)
+    counters = HttpCounters(app.pattern_of)
     paths = [*app.endpoints, *app._pages, "/nonsense"]
     statuses = [each.value for each in HTTPStatus if each >= 200] + [GONE]
     for status in sorted(statuses, reverse=True):

@@ -14,7 +14,12 @@ import pytest
 from tests.helpers.patience import PATIENCE_S
 
 from slipstream.stack.children import listeners
-from slipstream.stack.children.listeners import LISTENERS_VARIABLE, Listeners, Shares, Taker
+from slipstream.stack.children.listeners import (
+    LISTENERS_VARIABLE,
+    ConnectionShares,
+    Listeners,
+    Taker,
+)
 
 
 def connected(port: int) -> socket.socket:
@@ -75,9 +80,9 @@ def test_no_sockets_are_handed_down_once_they_are_closed(monkeypatch):
         assert found.sockets == []
 
 
-def shares_of(*counts: int) -> list[Shares]:
-    fd = Shares.new_file()
-    found = [Shares(fd, place) for place in range(len(counts))]
+def shares_of(*counts: int) -> list[ConnectionShares]:
+    fd = ConnectionShares.new_file()
+    found = [ConnectionShares(fd, place) for place in range(len(counts))]
     os.close(fd)
     for one, count in zip(found, counts, strict=True):
         one.tell(count)
@@ -224,7 +229,7 @@ def test_where_there_is_no_room_it_takes_more_after_a_while(monkeypatch, caplog)
             one.listen()
             one.setblocking(False)
             taken: list[Kept] = []
-            taker = Taker(Listeners([one], Shares.new_file()), lambda: Kept(taken), 1000)
+            taker = Taker(Listeners([one], ConnectionShares.new_file()), lambda: Kept(taken), 1000)
             with connected(listeners.port_of(one)):
                 await until(lambda: len(taken) == 1)
                 taken[0].transport.abort()

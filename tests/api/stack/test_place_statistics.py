@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from slipstream.stack.children.process import Child, ChildSpec
-from slipstream.stack.children.process_usage import use_of
+from slipstream.stack.children.process_usage import usage_of
 from slipstream.stack.children.roles import Role
-from slipstream.stack.place_statistics import NEWS_S, STATISTICS_S, Accounts
+from slipstream.stack.place_statistics import NEWS_S, STATISTICS_S, PlaceStatistics
 from slipstream_ipc.process import Condition
 from slipstream_ipc.telemetry.statistics import (
     CoreCounters,
@@ -47,12 +47,12 @@ def role() -> Role:
     return Role(ChildSpec("core", ("nothing",), msgspec.Raw(b"{}")), 10, 300.0)
 
 
-def of_core(accounts: Accounts) -> ProcessStatistics:
+def of_core(accounts: PlaceStatistics) -> ProcessStatistics:
     return accounts.statistics(1.0).processes["core"]
 
 
 def test_counters_of_a_place_add_up(role: Role) -> None:
-    accounts = Accounts({"core": role})
+    accounts = PlaceStatistics({"core": role})
     first: Any = Played(core(5, num_running=3), os.getpid())
     role.fill(first)
     found = of_core(accounts)
@@ -80,7 +80,7 @@ def test_counters_of_a_place_add_up(role: Role) -> None:
 
 def test_what_is_told_can_be_read_whatever_a_place_has_told(role: Role) -> None:
     """Sums that no count can be, and a process that tells another kind's numbers."""
-    accounts = Accounts({"core": role})
+    accounts = PlaceStatistics({"core": role})
     most = CoreCounters(
         num_steps=2**63 - 1, device_busy_s=1e12, step_s=Histogram((2**63 - 1,) * 28, 1e12)
     )
@@ -99,7 +99,7 @@ def test_what_is_told_can_be_read_whatever_a_place_has_told(role: Role) -> None:
 
 
 def test_a_spare_that_dies_changes_nothing(role: Role) -> None:
-    accounts = Accounts({"core": role})
+    accounts = PlaceStatistics({"core": role})
     active: Any = Played(core(5))
     role.fill(active)
     spare: Any = Played(core(99))
@@ -109,7 +109,7 @@ def test_a_spare_that_dies_changes_nothing(role: Role) -> None:
 
 
 def test_statistics_are_due_now_and_then(role: Role) -> None:
-    accounts = Accounts({"core": role})
+    accounts = PlaceStatistics({"core": role})
     line = accounts.due(100.0)
     told = msgspec.json.decode(line, type=Statistics)
     assert told.at_s == 100.0
@@ -130,7 +130,7 @@ def test_cpu_use_includes_children_and_outlives_the_process() -> None:
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()  # the child has worked
-        both, alone = use_of(process.pid), use_of(process.pid, with_children=False)
+        both, alone = usage_of(process.pid), usage_of(process.pid, with_children=False)
         assert both is not None
         assert alone is not None
         assert both.cpu_s > alone.cpu_s
@@ -138,10 +138,10 @@ def test_cpu_use_includes_children_and_outlives_the_process() -> None:
         assert process.stdin is not None
         process.stdin.close()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        dead = use_of(process.pid)
+        dead = usage_of(process.pid)
         assert dead is not None
         assert dead.cpu_s >= both.cpu_s
-    assert use_of(process.pid) is None
+    assert usage_of(process.pid) is None
 
 
 def test_who_does_not_read_is_offered_one_line_and_told_the_rest_later() -> None:
@@ -163,7 +163,7 @@ def test_who_does_not_read_is_offered_one_line_and_told_the_rest_later() -> None
 
 def test_statistics_are_due_sooner_where_another_number_of_requests_runs(role: Role) -> None:
     """Else a burst's first instant, with one of them in the first step, is told for long."""
-    accounts = Accounts({"core": role})
+    accounts = PlaceStatistics({"core": role})
     played: Any = Played(core(1, num_running=1))
     role.fill(played)
     assert accounts.due(100.0)

@@ -13,7 +13,7 @@ import pytest
 from tests.helpers.patience import PATIENCE_S
 
 from slipstream.stack.children import process_usage
-from slipstream.stack.children.process import Child, ChildSpec, Exit
+from slipstream.stack.children.process import Child, ChildExit, ChildSpec
 from slipstream.stack.children.process_usage import num_oom_kills
 
 BEATS = """
@@ -65,4 +65,4 @@ def test_a_kill_is_from_within_where_the_kernel_counts_one(events: Path, is_coun
     finally:
         exit_ = child.reap()
     how = "signal SIGKILL, the kernel's: out of memory" if is_counted else "signal SIGKILL"
-    assert exit_ == Exit(how, within=is_counted)
+    assert exit_ == ChildExit(how, within=is_counted)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipstream.stack.children.process import ChildSpec, Exit
+from slipstream.stack.children.process import ChildExit, ChildSpec
 from slipstream.stack.children.restarts import RestartPolicy
 from slipstream.stack.children.roles import Role
 from slipstream_ipc.backoff import STEADY_S
@@ -54,7 +54,7 @@ def test_spares_have_a_budget_too_and_whoever_used_it_up_is_told_so() -> None:
     for now in (1.0, 2.0):
         spare: Any = SimpleNamespace(settled_at=0.0)
         role.spare = spare
-        told.append(role.lost(spare, Exit("signal SIGKILL", within=False), now))
+        told.append(role.lost(spare, ChildExit("signal SIGKILL", within=False), now))
         assert role.spare is None
     assert told == [True, False]
     assert role.spare_due_at is None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream_bench.common.measures import Timeline, median_row, summary
+from slipstream_bench.common.measures import RequestTimeline, median_row, summary
 
 
 def test_a_row_of_two_requests():
-    first = Timeline(10.0)
+    first = RequestTimeline(10.0)
     for time_s, num_tokens in ((10.5, 1), (10.6, 1), (10.8, 2)):
         first.note(time_s, num_tokens)
-    second = Timeline(10.1)
+    second = RequestTimeline(10.1)
     for time_s, num_tokens in ((10.2, 1), (12.0, 5)):
         second.note(time_s, num_tokens)
     row = summary([first, second])
@@ -26,7 +26,7 @@ def test_a_row_of_two_requests():
 
 
 def test_single_tokens_have_nothing_between_them():
-    timeline = Timeline(1.0)
+    timeline = RequestTimeline(1.0)
     timeline.note(1.5, 1)
     row = summary([timeline])
     assert row["ttft_median_ms"] == 500
@@ -35,9 +35,9 @@ def test_single_tokens_have_nothing_between_them():
 
 
 def test_failures_are_counted_and_nothing_else():
-    done = Timeline(5.0, prompt_len=30)
+    done = RequestTimeline(5.0, prompt_len=30)
     done.note(6.0, 10)
-    failed = [Timeline(4.0, failure="timeout"), Timeline(4.5, failure="http_503")]
+    failed = [RequestTimeline(4.0, failure="timeout"), RequestTimeline(4.5, failure="http_503")]
     for timeline in failed:
         timeline.note(9.0, 1000)
     row = summary([done, *failed])
@@ -51,7 +51,7 @@ def test_failures_are_counted_and_nothing_else():
 
 
 def test_a_row_of_nothing_but_failures():
-    row = summary([Timeline(4.0, failure="connect")])
+    row = summary([RequestTimeline(4.0, failure="connect")])
     assert (row["completed_requests"], row["failed_connect"], row["output_tokens"]) == (0, 1, 0)
     numbers = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s", "tokens_counted_by")
     latencies = ("ttft_mean_ms", "tpot_median_ms", "itl_p99_ms", "e2e_mean_s", "chunks_per_token")
@@ -59,7 +59,7 @@ def test_a_row_of_nothing_but_failures():
 
 
 def test_prompts_of_unknown_length_have_no_total():
-    timelines = [Timeline(0.0, prompt_len=30), Timeline(0.0)]
+    timelines = [RequestTimeline(0.0, prompt_len=30), RequestTimeline(0.0)]
     for timeline in timelines:
         timeline.note(1.0, 1)
     row = summary(timelines)
@@ -68,7 +68,7 @@ def test_prompts_of_unknown_length_have_no_total():
 
 
 def test_tpot_reaches_to_the_end_of_the_answer_itl_to_its_last_content():
-    timeline = Timeline(0.0)
+    timeline = RequestTimeline(0.0)
     timeline.note(1.0, 1)
     timeline.note(1.5, 1)
     timeline.num_tokens = 5  # as the server counts

@@ -22,11 +22,11 @@ from slipstream_core.grammar.llguidance_backend import (
     ids_as_mask,
     num_words,
 )
-from slipstream_core.grammar.manager import GrammarRows
-from slipstream_core.grammar.matcher import GrammarBroken, GrammarState, SharedGrammar
+from slipstream_core.grammar.manager import GrammarManager
+from slipstream_core.grammar.matcher import GrammarBroken, GrammarMatcher, SharedGrammar
 from slipstream_core.runner.tokenizer_file import find_tokenizer
 from slipstream_core.step.limits import NO_ROW
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import StructuredOutputs
 from slipstream_ipc.validation.structured_output import MAX_CHOICES
 
@@ -36,13 +36,13 @@ TOKENIZER = Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
 VOCABULARY = Vocabulary(MODEL_PATH / "tokenizer.json", VOCAB_SIZE, EOS)
 
 
-def start(outputs: StructuredOutputs, ends: tuple[int, ...] = EOS) -> GrammarState:
+def start(outputs: StructuredOutputs, ends: tuple[int, ...] = EOS) -> GrammarMatcher:
     end_mask = ids_as_mask(ends, VOCAB_SIZE)
     grammar = SharedGrammar(lambda: VOCABULARY.compile(outputs))
-    return GrammarState(grammar, frozenset(ends), end_mask, VOCABULARY.ends)
+    return GrammarMatcher(grammar, frozenset(ends), end_mask, VOCABULARY.ends)
 
 
-def allowed(state: GrammarState) -> set[int]:
+def allowed(state: GrammarMatcher) -> set[int]:
     masks = np.zeros((1, num_words(VOCAB_SIZE)), np.int32)
     fill_masks([(state.matcher, 0)] if state.matcher is not None else [], masks)
     state.finish(masks[0])
@@ -66,7 +66,7 @@ def walk(outputs: StructuredOutputs, seed: int, most: int = 300) -> tuple[list[i
         token = rng.choice(sorted(closing if closing and rng.random() < 0.5 else may))
         if token in EOS:
             return ids, True
-        state.take([token])
+        state.accept_tokens([token])
         ids.append(token)
     return ids, False
 
@@ -110,7 +110,7 @@ def test_a_choice_allows_what_goes_on_in_one_of_its_texts(texts: list[str], rng:
         own = start(StructuredOutputs(choice=tuple(texts)))
         for token in TOKENIZER.encode(text).ids:
             assert token in allowed(own)
-            own.take([token])
+            own.accept_tokens([token])
         assert allowed(own) >= set(EOS)
     state = start(StructuredOutputs(choice=tuple(texts)))
     rest = {text.encode() for text in texts}
@@ -121,7 +121,7 @@ def test_a_choice_allows_what_goes_on_in_one_of_its_texts(texts: list[str], rng:
         assert may <= continuations(rest)
         assert may >= set(EOS) or b"" not in rest
         token = rng.choice(sorted(may))
-        state.take([token])
+        state.accept_tokens([token])
         if token in EOS:
             break
         written += PIECES[token]
@@ -214,10 +214,10 @@ def test_any_object_is_an_object(seed: int) -> None:
 def test_white_space_between_jsons_tokens_is_bounded() -> None:
     schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 1}
     state = start(StructuredOutputs(json=schema))
-    state.take(TOKENIZER.encode("[\n    true, false").ids)
+    state.accept_tokens(TOKENIZER.encode("[\n    true, false").ids)
     state = start(StructuredOutputs(json=schema))
     with pytest.raises(GrammarBroken):
-        state.take(TOKENIZER.encode("[\n\n\n\n\n\n\n\n").ids)
+        state.accept_tokens(TOKENIZER.encode("[\n\n\n\n\n\n\n\n").ids)
 
 
 REGEXES = [
@@ -245,7 +245,7 @@ def test_what_a_regex_allows_matches_it(regex: str, seed: int) -> None:
 def test_a_grammar_goes_where_no_regex_does(grammar: str, seed: int) -> None:
     state, rng, text = start(StructuredOutputs(grammar=grammar)), random.Random(seed), ""
     while (token := rng.choice(sorted(allowed(state)))) not in EOS:
-        state.take([token])
+        state.accept_tokens([token])
         text += TOKENIZER.decode([token])
     depth = text.index("a")
     assert text == "b" * depth + "a" + "c" * depth
@@ -287,10 +287,10 @@ def test_a_state_is_a_function_of_the_outputs(
     for i, token in enumerate(ids):
         if data.draw(st.booleans()):
             cut, other = data.draw(st.integers(0, i)), start(outputs)
-            other.take(ids[:cut])
-            other.take(ids[cut:i])
+            other.accept_tokens(ids[:cut])
+            other.accept_tokens(ids[cut:i])
             assert allowed(other) == allowed(one)
-        one.take([token])
+        one.accept_tokens([token])
     assert one.num_taken == len(ids)
 
 
@@ -299,23 +299,23 @@ def test_the_streams_own_ends_are_what_ends_it() -> None:
     for ends in ((1, 0), (1,), (3, 500), (4099,)):
         state = start(StructuredOutputs(regex="yes"), ends)
         assert not allowed(state) & {*EOS, 3, 4099}
-        state.take(yes)
+        state.accept_tokens(yes)
         assert allowed(state) == set(ends)
-        state.take([ends[-1]])
+        state.accept_tokens([ends[-1]])
         assert allowed(state) == set(ends)
 
 
 def test_a_named_end_that_is_text_may_be_written_where_the_grammar_wants_it() -> None:
     (brace,) = TOKENIZER.encode("}").ids
     state = start(StructuredOutputs(regex="x}y"), (brace,))
-    state.take(TOKENIZER.encode("x").ids)
+    state.accept_tokens(TOKENIZER.encode("x").ids)
     assert brace in allowed(state)
 
 
 def test_what_the_grammar_does_not_allow_is_said_without_quoting_it() -> None:
     state = start(StructuredOutputs(regex="yes"))
     with pytest.raises(GrammarBroken, match="output token 1 ") as caught:
-        state.take([*TOKENIZER.encode("y").ids, *TOKENIZER.encode("secret").ids])
+        state.accept_tokens([*TOKENIZER.encode("y").ids, *TOKENIZER.encode("secret").ids])
     assert "secret" not in str(caught.value)
 
 
@@ -323,7 +323,7 @@ def test_a_grammar_beyond_the_librarys_limits_is_named_as_such() -> None:
     fields = {f"f{i}": {"type": "integer"} for i in range(3000)}  # any of them may come first
     state = start(StructuredOutputs(json={"type": "object", "properties": fields}))
     with pytest.raises(GrammarBroken, match=r"too complex to follow: .* items"):
-        state.take(TOKENIZER.encode("{").ids)
+        state.accept_tokens(TOKENIZER.encode("{").ids)
 
 
 AMBIGUOUS = {
@@ -351,7 +351,7 @@ def first_tokens(outputs: StructuredOutputs, most: int) -> tuple[list[int], str]
     try:
         while len(ids) < most:
             token = min(allowed(state) - {*EOS})
-            state.take([token])
+            state.accept_tokens([token])
             ids.append(token)
     except GrammarBroken as error:
         return ids, str(error)
@@ -430,7 +430,7 @@ def test_threads_fill_the_same_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     words = StructuredOutputs(regex="([a-z]{1,9} )*")
     states = [start(words) for _ in range(9)]
     for i, state in enumerate(states):
-        state.take(TOKENIZER.encode("a word or two " * i).ids[: 2 * i])
+        state.accept_tokens(TOKENIZER.encode("a word or two " * i).ids[: 2 * i])
     masks = [np.zeros((len(states), num_words(VOCAB_SIZE)), np.int32) for _ in range(2)]
     for executor, filled in zip((None, llguidance.LLExecutor(2)), masks, strict=True):
         monkeypatch.setattr(llguidance_backend, "_executor", lambda executor=executor: executor)
@@ -440,8 +440,8 @@ def test_threads_fill_the_same_masks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_follow_their_histories_and_fail_alone() -> None:
-    tokens = PagedLog(np.uint32)
-    rows = GrammarRows(tokens, VOCAB_SIZE)
+    tokens = TokenLog(np.uint32)
+    rows = GrammarManager(tokens, VOCAB_SIZE)
     yes, no = TOKENIZER.encode("yes").ids, TOKENIZER.encode("no").ids
     prompt = [7, 8, 9]
     for row, outputs in ((2, yes[:1]), (5, yes), (6, no)):
@@ -455,7 +455,7 @@ def test_rows_follow_their_histories_and_fail_alone() -> None:
     assert bits[1].all()
     assert bits[2].all()
     expected = start(StructuredOutputs(regex="yes"))
-    expected.take(yes[:1])
+    expected.accept_tokens(yes[:1])
     assert set(np.flatnonzero(bits[3]).tolist()) == allowed(expected)
     rows.drop(5)
     rows.drop(5)
@@ -470,11 +470,11 @@ def test_a_full_lexer_is_no_other_streams_end(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(llguidance_backend, "_MAX_LEXER_STATES", 3000)
     grammar = SharedGrammar(lambda: VOCABULARY.compile(WIDE_LEXER))
     end_mask = ids_as_mask(EOS, VOCAB_SIZE)
-    tokens, generations = PagedLog(np.uint32), set()
-    rows = GrammarRows(tokens, VOCAB_SIZE)
+    tokens, generations = TokenLog(np.uint32), set()
+    rows = GrammarManager(tokens, VOCAB_SIZE)
     for row in range(8):
         rng = random.Random(row)
-        state = GrammarState(grammar, frozenset(EOS), end_mask, VOCABULARY.ends)
+        state = GrammarMatcher(grammar, frozenset(EOS), end_mask, VOCABULARY.ends)
         tokens.open(row)
         tokens.extend(row, np.array([7, 8, 9], np.uint32))
         rows.add(row, state, 3)
@@ -490,8 +490,8 @@ def test_a_full_lexer_is_no_other_streams_end(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_answer_that_fills_lexers_by_itself_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llguidance_backend, "_MAX_LEXER_STATES", 300)
-    tokens = PagedLog(np.uint32)
-    rows = GrammarRows(tokens, VOCAB_SIZE)
+    tokens = TokenLog(np.uint32)
+    rows = GrammarManager(tokens, VOCAB_SIZE)
     tokens.open(0)
     rows.add(0, start(WIDE_LEXER), 0)
     broken: list[tuple[int, str]] = []

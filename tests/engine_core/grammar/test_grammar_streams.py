@@ -152,7 +152,7 @@ def test_what_does_not_compile_is_refused_before_admission(make_core) -> None:
     assert bad.fault.field == "structured_outputs"
     assert "structured_outputs.regex" in bad.fault.message
     assert "unclosed group" in bad.fault.message
-    assert box.core.desk.num_streams == 1
+    assert box.core.handler.num_streams == 1
 
 
 def test_a_grammar_that_would_end_the_core_ends_its_own_request(make_core, alone) -> None:
@@ -222,7 +222,7 @@ def test_who_leaves_while_his_grammar_compiles_is_gone(make_core) -> None:
     worker.send(Withdraw(left.admit.stream_id, End("abort", 0)))
     box.until(lambda: is_done(stays))
     assert left.num_admitted == 0
-    assert box.core.desk.num_streams == 1
+    assert box.core.handler.num_streams == 1
 
 
 def test_the_same_again_while_it_compiles_is_one_stream_other_content_a_conflict(
@@ -262,7 +262,7 @@ def test_a_grammar_that_breaks_ends_its_stream_alone(make_core, alone, monkeypat
     broken = held[3]
     # not for the others, whose grammars may take longer to compile than this answer to end
     box.until(lambda: len(broken.token_ids) >= 3)
-    grammars = box.core.desk._lives._grammars
+    grammars = box.core.handler._manager._grammars
     state, _ = grammars._states[broken.row]
     monkeypatch.setattr(state, "_matcher", None, raising=False)
     box.until(lambda: broken.is_over and all(is_done(it) for it in held if it is not broken))
@@ -279,8 +279,8 @@ def test_nothing_is_kept_of_streams_that_are_over(make_core) -> None:
     box.until(lambda: all(is_done(it) for it in held))
     for it in held:
         worker.forget(it)
-    box.until(lambda: box.core.desk.num_streams == 0)
-    assert len(box.core.desk._lives._grammars) == 0
+    box.until(lambda: box.core.handler.num_streams == 0)
+    assert len(box.core.handler._manager._grammars) == 0
     assert not np.any(box.core.scheduler._requests.has_grammar)
     assert box.core.scheduler._requests._num_grammars == 0
 

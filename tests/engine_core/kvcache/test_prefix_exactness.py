@@ -15,7 +15,7 @@ from slipstream_core.runner.model.loader import load_model
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
 from slipstream_core.step.plan import StepPlan
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 
 VOCAB = 199
 NUM_OUTPUTS = 12
@@ -59,7 +59,7 @@ class Served:
 
     def __init__(self, runner: TorchRunner, *, budget: int) -> None:
         self.runner = runner
-        self.log = PagedLog(np.uint32)
+        self.log = TokenLog(np.uint32)
         self.scheduler = Scheduler(
             tokens=self.log,
             num_blocks=runner.num_blocks,
@@ -99,7 +99,7 @@ class Served:
             if plan is None or len(in_flight) > 1:
                 done = in_flight.popleft()
                 self.scheduler.complete(done, self.runner.collect().token_ids)
-                self.scheduler.settle()
+                self.scheduler.flush_deferred()
         return [
             self.log.read(row, len(prompt), self.log.length(row)).tolist()
             for row, prompt in zip(rows, prompts, strict=True)

@@ -26,7 +26,7 @@ from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.scheduler.request_table import NewRequest
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.plan import StepFailed, StepPlan
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 
 NUM_TOKENS = 24
 SLOTS = 6
@@ -55,7 +55,7 @@ class Served:
 
     def __init__(self, runner: TorchRunner, *, budget: int, num_blocks: int = 400) -> None:
         self.runner = runner
-        self.tokens = PagedLog(np.uint32)
+        self.tokens = TokenLog(np.uint32)
         self.scheduler = Scheduler(
             tokens=self.tokens,
             num_blocks=num_blocks,

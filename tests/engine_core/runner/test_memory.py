@@ -16,7 +16,7 @@ from slipstream_core.config import CoreConfig
 from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.memory import (
     PROFILE_BLOCKS,
-    CardUse,
+    DeviceMemoryUse,
     Meter,
     block_bytes,
     blocks_on_card,
@@ -39,11 +39,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 def test_the_cache_gets_what_is_left_of_the_share() -> None:
-    use = CardUse(total=100 * GIB, free_before=98 * GIB, free=68 * GIB, step=5 * GIB, graphs=GIB)
+    use = DeviceMemoryUse(
+        total=100 * GIB, free_before=98 * GIB, free=68 * GIB, step=5 * GIB, graphs=GIB
+    )
     assert use.own == 30 * GIB
     assert cache_bytes(use, 0.5) == (50 - 30 - 5 - 1) * GIB - SLACK
     # of what others use nothing can be had, whatever the share
-    busy = CardUse(total=100 * GIB, free_before=40 * GIB, free=10 * GIB, step=5 * GIB, graphs=GIB)
+    busy = DeviceMemoryUse(
+        total=100 * GIB, free_before=40 * GIB, free=10 * GIB, step=5 * GIB, graphs=GIB
+    )
     assert cache_bytes(busy, 0.9) == (10 - 5 - 1) * GIB - SLACK
 
 
@@ -58,7 +62,7 @@ def test_everything_together_stays_within_the_share(
 ) -> None:
     utilization, not_busy, not_taken = shares
     free_before = int(total * not_busy)
-    use = CardUse(total, free_before, int(free_before * not_taken), step, graphs)
+    use = DeviceMemoryUse(total, free_before, int(free_before * not_taken), step, graphs)
     given = cache_bytes(use, utilization)
     rest = step + graphs + SLACK
     assert given + rest + use.own <= total * utilization + 1
@@ -67,7 +71,9 @@ def test_everything_together_stays_within_the_share(
 
 
 def test_the_error_says_what_takes_the_room() -> None:
-    use = CardUse(total=80 * GIB, free_before=79 * GIB, free=19 * GIB, step=9 * GIB, graphs=4 * GIB)
+    use = DeviceMemoryUse(
+        total=80 * GIB, free_before=79 * GIB, free=19 * GIB, step=9 * GIB, graphs=4 * GIB
+    )
     said = too_small(use, 0.9, 2 << 20)
     assert "the card's 80.00 GiB others and this process's CUDA context use 1.00, the model" in said
     assert "the model takes 60.00, its largest step 9.00 and recorded steps 4.00" in said

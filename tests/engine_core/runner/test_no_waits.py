@@ -28,14 +28,14 @@ from transformers import LlamaConfig
 
 from slipstream_bench.models.tiny_models import ARCHITECTURES
 from slipstream_core.runner.cuda.decode_graphs import KINDS
-from slipstream_core.runner.cuda.readback import Ended, Landing
+from slipstream_core.runner.cuda.readback import EndedStep, StepReadback
 from slipstream_core.runner.memory import dearest, largest_plan
 from slipstream_core.runner.model.loader import LoadedModel
-from slipstream_core.runner.sampling.logprobs import Coming
+from slipstream_core.runner.sampling.logprobs import PendingLogprobs
 from slipstream_core.runner.torch_runner import TorchRunner
-from slipstream_core.scheduler.constraint_columns import RuleColumns
+from slipstream_core.scheduler.constraint_columns import ConstraintColumns
 from slipstream_core.step.plan import ListedLogprobs, PromptPlan, StepPlan
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 
 SERVED = [each for each in ARCHITECTURES if each.refused is None]
 VOCAB = 600  # more than there are candidates
@@ -61,7 +61,7 @@ def test_a_models_steps_are_enqueued_and_recorded(architecture: Any) -> None:
                 block_size=BLOCK,
                 vocab_size=model.vocab_size,
             )
-            assert isinstance(step(runner, plan), Landing)
+            assert isinstance(step(runner, plan), StepReadback)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def decoding(num: int, **columns: Any) -> StepPlan:
 
 def rules_of(num: int) -> Any:
     """All kinds, on all of `num` rows."""
-    columns, tokens = RuleColumns(), PagedLog(np.uint32)
+    columns, tokens = ConstraintColumns(), TokenLog(np.uint32)
     params: dict[str, Any] = {
         "logit_bias": {5: 1.5},
         "presence_penalty": 0.5,
@@ -159,32 +159,32 @@ STEPS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", STEPS)
 def test_sampling_is_enqueued(runner: TorchRunner, name: str) -> None:
-    assert isinstance(step(runner, decoding(3, **STEPS[name])), Landing)
+    assert isinstance(step(runner, decoding(3, **STEPS[name])), StepReadback)
 
 
 def test_a_grammars_masks_are_enqueued(runner: TorchRunner) -> None:
     plan = decoding(3, grammar_rows=np.array([0, 2]))
     runner.sample(plan, np.full((2, -(-VOCAB // 32)), -1, np.int32))
-    assert isinstance(step(runner, plan), Landing)
+    assert isinstance(step(runner, plan), StepReadback)
 
 
 def test_very_many_log_probabilities_are_enqueued(runner: TorchRunner) -> None:
     plan = decoding(3, any_wide=True, num_logprobs=np.array([VOCAB, 2, -1], np.int32))
     landing = step(runner, replace(plan, max_logprobs=2))
-    assert isinstance(landing, Landing)
+    assert isinstance(landing, StepReadback)
     ((row, coming),) = landing.wide
     assert row == 0
-    assert isinstance(coming, Coming)
+    assert isinstance(coming, PendingLogprobs)
 
 
 def test_very_many_listed_ids_are_enqueued(runner: TorchRunner) -> None:
     listed = ListedLogprobs(rows=np.array([0]), ids=np.arange(100)[None], max_unlisted=2)
     plan = decoding(3, any_wide=True, num_logprobs=np.array([100, 2, -1], np.int32))
     landing = step(runner, replace(plan, max_logprobs=2, listed=listed))
-    assert isinstance(landing, Landing)
+    assert isinstance(landing, StepReadback)
     ((row, coming),) = landing.wide
     assert row == 0
-    assert isinstance(coming, Coming)
+    assert isinstance(coming, PendingLogprobs)
 
 
 @pytest.mark.parametrize("sampled", [True, False])
@@ -200,9 +200,9 @@ def test_a_prompts_log_probabilities_are_enqueued(runner: TorchRunner, sampled: 
     )
     plan = replace(plan if sampled else chunks_alone(plan), prompt=prompt)
     outcome = step(runner, plan)
-    assert isinstance(outcome, Landing if sampled else Ended)
+    assert isinstance(outcome, StepReadback if sampled else EndedStep)
     (coming,) = outcome.prompt
-    assert isinstance(coming, Coming)
+    assert isinstance(coming, PendingLogprobs)
     (found,) = outcome.wait().prompt
     assert found.values.shape == (5, 4)
 
@@ -225,14 +225,14 @@ def chunks_alone(plan: StepPlan) -> StepPlan:
 
 def test_a_step_of_chunks_alone_is_enqueued(runner: TorchRunner) -> None:
     plan = largest_plan(2, 40, max_model_len=MAX_MODEL_LEN, block_size=BLOCK, vocab_size=VOCAB)
-    assert isinstance(step(runner, chunks_alone(plan)), Ended)
+    assert isinstance(step(runner, chunks_alone(plan)), EndedStep)
 
 
 def test_the_dearest_step_is_enqueued(runner: TorchRunner) -> None:
     plan = largest_plan(3, 40, max_model_len=MAX_MODEL_LEN, block_size=BLOCK, vocab_size=VOCAB)
     plan = dearest(plan, VOCAB)
     runner.sample(plan, np.full((3, -(-VOCAB // 32)), -1, np.int32))
-    assert isinstance(step(runner, plan), Landing)
+    assert isinstance(step(runner, plan), StepReadback)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_core.runner.staging import Field, HostCopies, Layout, Mark, Staging
+from slipstream_core.runner.staging import CopyMark, Field, HostCopies, Layout, Staging
 
 CPU = torch.device("cpu")
 DTYPES = [np.int64, np.int32, np.float32]
@@ -39,7 +39,7 @@ class Lagging:
     def host(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)
 
-    def upload(self, source: torch.Tensor, target: torch.Tensor) -> Mark:
+    def upload(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
         def copy() -> None:
             self.arrived.append(source.view(torch.int64).tolist())
             target.copy_(source)
@@ -50,10 +50,10 @@ class Lagging:
 
     fetch = upload
 
-    def before_reuse(self, mark: Mark) -> None:
+    def before_reuse(self, mark: CopyMark) -> None:
         mark.synchronize()
 
-    def here(self) -> Mark:
+    def here(self) -> CopyMark:
         return self.waiting[-1]
 
 

@@ -21,7 +21,7 @@ from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.scheduler.request_table import NewRequest
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.plan import StepFailed, StepPlan
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 
 VOCAB = 199
 NUM_TOKENS = 12
@@ -87,7 +87,7 @@ class Loop:
 
     def __init__(self, runner: TorchRunner, depth: int, budget: int = 16) -> None:
         self.runner, self.depth = runner, depth
-        self.tokens = PagedLog(np.uint32)
+        self.tokens = TokenLog(np.uint32)
         self.scheduler = Scheduler(
             tokens=self.tokens,
             num_blocks=runner.num_blocks,

@@ -1,7 +1,7 @@
 """Rules of single tokens against loops over lists, and against the exact distribution.
 
-`Course` plays a scheduler: rows come and go, lose their slots and get others, and the tokens of a
-step are in the history only when the next one is planned already.
+`DecodeStreak` plays a scheduler: rows come and go, lose their slots and get others, and the tokens
+of a step are in the history only when the next one is planned already.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tests.helpers.token_constraints import Asked, asked, expected_logits
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream_core.runner.sampling import penalties
-from slipstream_core.runner.sampling.logits_processors import RuleKeeper
+from slipstream_core.runner.sampling.logits_processors import LogitsProcessors
 from slipstream_core.runner.sampling.penalties import Penalties, most_bytes
 from slipstream_core.runner.sampling.sampler import sample
-from slipstream_core.scheduler.constraint_columns import RuleColumns, token_rules
-from slipstream_core.step.constraint_plan import RulePlan
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_core.scheduler.constraint_columns import ConstraintColumns, token_constraints
+from slipstream_core.step.constraint_plan import ConstraintPlan
+from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import SamplingParams
 
 torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
@@ -37,16 +37,16 @@ class Course:
     """Requests on their way through one runner's memory."""
 
     def __init__(self) -> None:
-        self.columns = RuleColumns()
-        self.keeper = RuleKeeper(VOCAB, CPU, num_lanes=64, max_model_len=128)
-        self.tokens = PagedLog(np.uint32)
+        self.columns = ConstraintColumns()
+        self.keeper = LogitsProcessors(VOCAB, CPU, num_state_slots=64, max_model_len=128)
+        self.tokens = TokenLog(np.uint32)
         self.prompt_lens = np.zeros(64, np.int64)
         self.asked: dict[int, Asked] = {}
         self.outputs: dict[int, list[int]] = {}
         self._in_flight: list[tuple[int, int]] = []
 
     def add(self, row: int, it: Asked, outputs: Sequence[int] = ()) -> None:
-        self.settle()
+        self.flush_deferred()
         self.tokens.open(row)
         self.tokens.extend(row, np.array([*it.prompt, *outputs], np.uint32))
         self.prompt_lens[row] = len(it.prompt)
@@ -55,17 +55,17 @@ class Course:
             self.columns.add(row, it.rules)
 
     def preempt(self, row: int) -> None:
-        self.settle()  # it is admitted again when nothing of it is in flight
+        self.flush_deferred()  # it is admitted again when nothing of it is in flight
         self.columns.leave([row])
 
     def remove(self, row: int) -> None:
-        self.settle()
+        self.flush_deferred()
         self.columns.leave([row])
         self.columns.remove([row])
         self.tokens.drop(row)
         del self.asked[row], self.outputs[row]
 
-    def plan(self, rows: Sequence[int]) -> RulePlan | None:
+    def plan(self, rows: Sequence[int]) -> ConstraintPlan | None:
         places = np.array([i for i, r in enumerate(rows) if self.asked[r].rules], np.int64)
         if not len(places):
             return None
@@ -84,7 +84,7 @@ class Course:
              for i, r in enumerate(rows)]
         )  # fmt: skip
         torch.testing.assert_close(changed, expected, rtol=1e-5, atol=1e-5)
-        self.settle()
+        self.flush_deferred()
         token_ids = []
         for i, choice in enumerate(chosen):
             left = torch.isfinite(expected[i]).nonzero()[:, 0].tolist() or [0]
@@ -95,7 +95,7 @@ class Course:
             self.outputs[row].append(token_id)
             self._in_flight.append((row, token_id))
 
-    def settle(self) -> None:
+    def flush_deferred(self) -> None:
         """What is in flight comes to the host."""
         for row, token_id in self._in_flight:
             self.tokens.extend(row, np.array([token_id], np.uint32))
@@ -230,8 +230,8 @@ def test_a_batch_that_stays_the_same_is_told_the_same() -> None:
 
 def test_requests_without_rules_have_none() -> None:
     neutral = {"logit_bias": {}, "bad_words": (), "repetition_penalty": 1.0}
-    assert token_rules(SamplingParams(), ()) is None
-    assert token_rules(SamplingParams(**neutral), ()) is None
+    assert token_constraints(SamplingParams(), ()) is None
+    assert token_constraints(SamplingParams(**neutral), ()) is None
     course = Course()
     course.add(0, asked())
     assert course.plan([0]) is None
@@ -259,7 +259,7 @@ def test_tables_of_penalties_never_take_more_than_was_said(
 ) -> None:
     """What is copied when one grows included."""
     most_lanes, most_seen = most
-    it = Penalties(VOCAB, CPU, num_lanes=most_lanes, max_model_len=most_seen)
+    it = Penalties(VOCAB, CPU, num_state_slots=most_lanes, max_model_len=most_seen)
     limit = most_bytes(most_lanes, VOCAB, most_seen)
     for lanes, width in asked_for:
         before = it._counts, it._seen
@@ -271,7 +271,7 @@ def test_tables_of_penalties_never_take_more_than_was_said(
 
 
 def test_a_table_that_could_not_grow_grows_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    it = Penalties(VOCAB, CPU, num_lanes=8, max_model_len=100)
+    it = Penalties(VOCAB, CPU, num_state_slots=8, max_model_len=100)
     padded = penalties._padded
 
     def has_room_for_one(table: torch.Tensor, num_lanes: int) -> torch.Tensor:
@@ -298,7 +298,7 @@ def test_lanes_that_a_failed_step_was_to_fill_are_not_looked_for() -> None:
     assert failed.refill is not None
     assert behind is not None
     assert behind.refill is None
-    with pytest.raises(RuntimeError, match="lane 19 of 16"):
+    with pytest.raises(RuntimeError, match="state slot 19 of 16"):
         course.keeper.apply(torch.zeros(20, VOCAB), behind)
     course.columns.leave(range(20))  # all of them compute their tokens anew
     course.step(range(20), torch.randn(20, VOCAB), range(20))
@@ -337,19 +337,19 @@ def test_answers_of_a_request_share_what_is_allowed() -> None:
     plan = course.plan(range(6))
     assert plan is not None
     assert plan.refill is not None
-    assert plan.rules.allowed_lanes.tolist() == [0, 0, 0, 0, 0, 1]
-    assert plan.refill.allowed_lanes.tolist() == [0, 1]
+    assert plan.rules.allowed_state_slots.tolist() == [0, 0, 0, 0, 0, 1]
+    assert plan.refill.allowed_state_slots.tolist() == [0, 1]
     course.keeper.apply(torch.zeros(6, VOCAB), plan)
     course.step(range(6), torch.randn(6, VOCAB), range(6))
     course.remove(0)
     course.remove(5)
-    course.add(6, asked(allowed_token_ids=(7,)))  # gets the lane of 5
+    course.add(6, asked(allowed_token_ids=(7,)))  # gets the slot of 5
     course.add(7, asked(allowed_token_ids=(5, 4)))  # brings the bits that others have brought
     plan = course.plan([1, 6, 7])
     assert plan is not None
     assert plan.refill is not None
-    assert plan.rules.allowed_lanes.tolist() == [0, 1, 0]
-    assert plan.refill.allowed_lanes.tolist() == [1, 0]
+    assert plan.rules.allowed_state_slots.tolist() == [0, 1, 0]
+    assert plan.refill.allowed_state_slots.tolist() == [1, 0]
     course.keeper.apply(torch.zeros(3, VOCAB), plan)
     course.step([1, 6, 7], torch.randn(3, VOCAB), range(3))
     for row in (1, 2, 3, 4, 6, 7):

@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream_core.scheduler.decode_batch import Course
+from slipstream_core.scheduler.decode_batch import DecodeStreak
 from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
 from slipstream_core.step.plan import StepPlan
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 
 MAX_ROWS = 16
 
@@ -24,7 +24,7 @@ class Twin:
 
     def __init__(self, *, anew: bool, **limits: Any) -> None:
         self.anew = anew
-        self.log = PagedLog(np.uint32, rows=2)
+        self.log = TokenLog(np.uint32, rows=2)
         self.scheduler = Scheduler(
             tokens=self.log, max_num_batched_tokens=200, max_model_len=40, **limits
         )
@@ -66,13 +66,13 @@ class Twin:
         plan = self.in_flight.popleft()
         assert np.array_equal(plan.block_tables, self.tables.popleft()), "written under the device"
         if self.anew:
-            self.scheduler._course = Course()
+            self.scheduler._course = DecodeStreak()
         ids = (np.arange(int(plan.samples.sum())) * 7 + plan.step) % 11
         it = self.scheduler.complete(plan, ids)
         sampled = tuple(each.tolist() for each in (it.rows, it.token_ids, it.index, it.ended))
         for row in sampled[-1]:
             self.log.drop(row)
-        self.scheduler.settle()
+        self.scheduler.flush_deferred()
         return sampled
 
 

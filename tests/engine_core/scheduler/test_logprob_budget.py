@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.helpers.scheduler_harness import Harness, Limits, prompt_of
 
 from slipstream_core import logprob_budget
-from slipstream_core.logprob_budget import LogprobRoom, outputs_bytes, step_len
+from slipstream_core.logprob_budget import LogprobBudget, outputs_bytes, step_len
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 
 STEP = 4  # outputs; the length of a page would be more than the model of the tests takes
@@ -20,8 +20,8 @@ class RoomyHarness(Harness):
 
     def __init__(self, limits: Limits, num_bytes: int) -> None:
         super().__init__(limits)
-        self.room = LogprobRoom(num_bytes)
-        self.scheduler._room = self.scheduler._places._room = self.room
+        self.room = LogprobBudget(num_bytes)
+        self.scheduler._room = self.scheduler._running_set._room = self.room
         self.num_bytes = num_bytes
         self.ended: list[int] = []  # rows that still hold what is there
         self.largest = 0  # bytes that a stream may take alone
@@ -132,7 +132,7 @@ def test_the_first_goes_on_when_all_that_hold_room_wait_for_more() -> None:
 
 
 def test_who_grows_comes_before_who_asks_to_be_taken() -> None:
-    room = LogprobRoom(100)
+    room = LogprobBudget(100)
     for row in (1, 2):
         assert room.promise(40)
         room.open(row, 40)

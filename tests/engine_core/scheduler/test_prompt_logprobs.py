@@ -12,7 +12,7 @@ from slipstream_core.scheduler.request_table import NewRequest
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.limits import MAX_POSITIONS, NO_ROW
 from slipstream_core.step.plan import StepPlan
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 
 BLOCK = 4
 
@@ -31,7 +31,7 @@ BLOCK = 4
 def test_every_position_is_looked_at(
     prompts: list[tuple[int, int, int]], budget: int, num_blocks: int, depth: int
 ) -> None:
-    tokens = PagedLog(np.uint32)
+    tokens = TokenLog(np.uint32)
     scheduler = Scheduler(
         tokens=tokens,
         num_blocks=num_blocks,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipstream_core.scheduler.request_table import NO_SLOT, NewRequest, RequestColumns
+from slipstream_core.scheduler.request_table import NO_SLOT, NewRequest, RequestTable
 
 
 def test_a_row_that_no_request_has_holds_no_slot_however_the_columns_grew() -> None:
-    requests = RequestColumns(rows=1)
+    requests = RequestTable(rows=1)
     requests.add(
         NewRequest(
             row=4, prompt_len=1, max_tokens=1, temperature=0, top_k=0, top_p=1, min_p=0, seed=0

@@ -536,7 +536,7 @@ class AnyOrder(RuleBasedStateMachine):
         scheduler = self.harness.scheduler
         num_free = scheduler.num_free_blocks
         if scheduler._batch is not None:
-            scheduler._batch.settle()
+            scheduler._batch.flush_deferred()
         assert scheduler.num_free_blocks == num_free
         slots = scheduler._slots
         owned: list[int] = []

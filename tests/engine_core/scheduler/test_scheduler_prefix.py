@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from slipstream_core.kvcache.prefix_cache import next_digest, root_digest
 from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
 from slipstream_core.step.plan import StepPlan
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 
 VOCAB_SIZE = 5
 MAX_ROWS = 64
@@ -110,7 +110,7 @@ class Harness:
             "enable_prefix_caching": True,
         } | limits
         self.block_size: int = self.limits["block_size"]
-        self.log = PagedLog(np.uint32, rows=2)
+        self.log = TokenLog(np.uint32, rows=2)
         self.scheduler = Scheduler(tokens=self.log, **self.limits)
         self.blocks = self.scheduler._blocks
         self.num_looked_up = 0  # requests, from their beginnings
@@ -201,7 +201,7 @@ class Harness:
             ids.append(token_ids[at])
         for row in sampled.ended.tolist():
             self.forget(row)
-        self.scheduler.settle()
+        self.scheduler.flush_deferred()
         return sampled.rows.tolist()
 
     def run(self, steps: int = 1, ahead: int = 0) -> list[list[int]]:
@@ -243,7 +243,7 @@ class Harness:
     def check(self) -> None:
         """Whatever the scheduler believes of the blocks is so."""
         if self.scheduler._batch is not None:
-            self.scheduler._batch.settle()
+            self.scheduler._batch.flush_deferred()
         requests, slots, pool = self.scheduler._requests, self.scheduler._slots, self.blocks._pool
         held: Counter[int] = Counter()
         for slot, row in enumerate(slots.row.tolist()):

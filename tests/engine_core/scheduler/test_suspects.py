@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream_ipc.messages import Suspects, Unknown
+from slipstream_ipc.messages import Suspects, UnknownToCore
 
 PROMPTS = [[n + 1, 5, 9 * n + 2, 7] for n in range(6)]
 
@@ -108,13 +108,13 @@ def test_what_was_computed_when_the_core_died_is_told(make_core) -> None:
     box.runner.dies = lambda ids: True
     assert not box.survives_until(lambda: False)
     box.start(died_within=True)
-    box.until(lambda: bool(worker.heard(Unknown)))
+    box.until(lambda: bool(worker.heard(UnknownToCore)))
     [suspects] = worker.heard(Suspects)
     assert suspects.incarnation == 2
     computed = {i for ids in box.runner.launched for i in ids}
     assert 1 <= len(suspects.stream_ids) <= 4
     kinds = [type(body) for body in worker.received]
-    assert kinds.index(Suspects) < kinds.index(Unknown)
+    assert kinds.index(Suspects) < kinds.index(UnknownToCore)
     assert computed <= set(ids_of(held))
     assert {it.strikes for it in held if it.admit.stream_id in suspects.stream_ids} == {1}
     assert {it.strikes for it in held if it.admit.stream_id not in suspects.stream_ids} == {0}
@@ -142,7 +142,7 @@ def test_suspects_are_told_until_they_are_here_again(make_core) -> None:
     box.runner.dies = lambda ids: True
     assert not box.survives_until(lambda: False)
     box.start(died_within=True)
-    box.until(lambda: box.core.desk.num_streams == len(held))
+    box.until(lambda: box.core.handler.num_streams == len(held))
     assert len(worker.heard(Suspects)) == 1
     box.kill_worker(worker)
     fresh = box.worker()

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream_core.scheduler.request_table import NewRequest, RequestColumns
+from slipstream_core.scheduler.request_table import NewRequest, RequestTable
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.scheduler.waiting_queue import WaitingQueue
-from slipstream_core.workers.admission import Admission, Waiting
+from slipstream_core.workers.admission import Admission, WaitingLoad
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import Admit, ModelCard, SamplingParams
 
 TENANTS = st.sampled_from([b"a", b"b", b"c"])
@@ -42,7 +42,7 @@ def request(row: int, tenant: bytes, prompt_len: int, priority: int = 0) -> NewR
 class Line:
     """A queue, and what a plain list says of it."""
 
-    requests: RequestColumns = field(default_factory=RequestColumns)
+    requests: RequestTable = field(default_factory=RequestTable)
     waiting: dict[int, NewRequest] = field(default_factory=dict)
     began: list[NewRequest] = field(default_factory=list)
     num: int = 0
@@ -192,7 +192,7 @@ def test_newcomers_without_end_keep_nobody_from_his_next_turn() -> None:
 
 
 def test_ten_thousand_of_one_tenant_delay_anothers_by_a_few_steps() -> None:
-    tokens = PagedLog(np.uint32)
+    tokens = TokenLog(np.uint32)
     scheduler = Scheduler(
         tokens=tokens,
         num_blocks=400,
@@ -252,7 +252,7 @@ def registration(num_tokens: int, *, was_accepted: bool = False) -> Admit:
 
 
 def taken(
-    limits: Admission, num_tokens: int, waiting: Callable[[int, int], Waiting]
+    limits: Admission, num_tokens: int, waiting: Callable[[int, int], WaitingLoad]
 ) -> tuple[int, str]:
     """How many are taken one after another, and why no more."""
     for num in range(1000):
@@ -264,8 +264,8 @@ def taken(
 
 
 def test_a_tenant_alone_may_have_all_that_may_wait() -> None:
-    def alone(num: int, num_tokens: int) -> Waiting:
-        return Waiting(num, num_tokens, num, num_tokens)
+    def alone(num: int, num_tokens: int) -> WaitingLoad:
+        return WaitingLoad(num, num_tokens, num, num_tokens)
 
     assert taken(admission(), 1, alone) == (10, "10 requests wait already")
     assert taken(admission(), 300, alone) == (3, "900 tokens wait already")
@@ -273,8 +273,8 @@ def test_a_tenant_alone_may_have_all_that_may_wait() -> None:
 
 
 def test_there_is_room_for_others_where_one_has_all_it_may() -> None:
-    def beside(num: int, num_tokens: int) -> Waiting:
-        return Waiting(10 + num, 1000 + num_tokens, num, num_tokens)
+    def beside(num: int, num_tokens: int) -> WaitingLoad:
+        return WaitingLoad(10 + num, 1000 + num_tokens, num, num_tokens)
 
     assert taken(admission(), 1, beside) == (5, "5 requests of this tenant wait already, 15 in all")
     message = "500 tokens of this tenant wait already, 1500 in all"
@@ -282,9 +282,9 @@ def test_there_is_room_for_others_where_one_has_all_it_may() -> None:
 
 
 def test_what_was_accepted_once_passes_these_bounds() -> None:
-    full = Waiting(20, 2000, 20, 2000)
+    full = WaitingLoad(20, 2000, 20, 2000)
     again = registration(100, was_accepted=True)
     assert admission().objection(registration(100), full) is not None
     assert admission().objection(again, full) is None
-    assert admission().objection(again, Waiting(100, 0, 50, 0)) is not None
-    assert admission().objection(again, Waiting(0, 9999, 0, 2)) is not None
+    assert admission().objection(again, WaitingLoad(100, 0, 50, 0)) is not None
+    assert admission().objection(again, WaitingLoad(0, 9999, 0, 2)) is not None

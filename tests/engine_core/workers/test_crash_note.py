@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.helpers.patience import PATIENCE_S
 
-from slipstream_core.workers.crash_note import InFlightNote, begin_note, read_note
+from slipstream_core.workers.crash_note import CrashNote, begin_note, read_note
 
 MAX_NUM_SEQS = 8
 
@@ -27,7 +27,7 @@ def names(*rows: int) -> tuple[bytes, ...]:
 
 
 def test_what_is_in_flight_is_read(tmp_path: Path) -> None:
-    note = InFlightNote(tmp_path, MAX_NUM_SEQS)
+    note = CrashNote(tmp_path, MAX_NUM_SEQS)
     assert read_note(tmp_path) == ()
     note.launch(1, IDS, np.array([30, 2]))
     assert read_note(tmp_path) == names(30, 2)
@@ -49,8 +49,8 @@ def test_it_outlives_its_process(tmp_path: Path) -> None:
 import os, signal
 from pathlib import Path
 import numpy as np
-from slipstream_core.workers.crash_note import InFlightNote
-note = InFlightNote(Path({str(tmp_path)!r}), {MAX_NUM_SEQS})
+from slipstream_core.workers.crash_note import CrashNote
+note = CrashNote(Path({str(tmp_path)!r}), {MAX_NUM_SEQS})
 note.launch(5, np.array({IDS.tolist()!r}, np.uint64), np.array([3, 4]))
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -60,18 +60,18 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_new_note_begins_empty(tmp_path: Path) -> None:
-    before = InFlightNote(tmp_path, MAX_NUM_SEQS)
+    before = CrashNote(tmp_path, MAX_NUM_SEQS)
     before.launch(1, IDS, np.array([1]))
     before.close()
     assert read_note(tmp_path) == names(1)
-    after = InFlightNote(tmp_path, 2)
+    after = CrashNote(tmp_path, 2)
     assert read_note(tmp_path) == ()
     after.close()
 
 
 @pytest.mark.parametrize("damage", ["absent", "empty", "short", "long", "foreign", "wild"])
 def test_what_is_no_note_is_passed_over(tmp_path: Path, damage: str) -> None:
-    note = InFlightNote(tmp_path, MAX_NUM_SEQS)
+    note = CrashNote(tmp_path, MAX_NUM_SEQS)
     note.launch(1, IDS, np.array([1]))
     note.close()
     [path] = tmp_path.iterdir()
@@ -87,7 +87,7 @@ def test_what_is_no_note_is_passed_over(tmp_path: Path, damage: str) -> None:
 
 
 def test_a_count_beyond_its_page_is_cut(tmp_path: Path) -> None:
-    note = InFlightNote(tmp_path, 2)
+    note = CrashNote(tmp_path, 2)
     note.launch(2, IDS, np.array([1, 2]))
     note.close()
     [path] = tmp_path.iterdir()
@@ -138,7 +138,7 @@ def test_a_full_file_system_costs_the_note_alone(tmp_path: Path) -> None:
 def test_where_there_is_no_room_no_others_note_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = InFlightNote(tmp_path, MAX_NUM_SEQS)
+    before = CrashNote(tmp_path, MAX_NUM_SEQS)
     before.launch(1, IDS, np.array([1]))
     before.close()
 

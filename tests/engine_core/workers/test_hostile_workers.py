@@ -12,25 +12,25 @@ from msgspec import structs
 
 from slipstream_ipc.columns import pack_u32, pack_u64
 from slipstream_ipc.messages import (
+    AdmissionRefused,
     Admit,
     Admitted,
+    AttachRefused,
     CoreToWorker,
     End,
     Forget,
     Positions,
-    Refusal,
-    Refused,
     Report,
     SamplingParams,
     Step,
     SyncDone,
-    Unknown,
+    UnknownToCore,
     Welcome,
     Withdraw,
     WorkerToCore,
 )
 from slipstream_ipc.transport.codec import worker_codec
-from slipstream_ipc.transport.dealer import Attacher
+from slipstream_ipc.transport.dealer import Dealer
 
 PROMPT = [3, 5, 7]
 
@@ -41,7 +41,7 @@ class Hostile:
     def __init__(self, box: Any, *, fresh: bool = True) -> None:
         self._waiting: list[WorkerToCore] = []
         self.answers: list[CoreToWorker] = []
-        self.hop: Attacher[WorkerToCore, CoreToWorker, None] = Attacher(
+        self.hop: Dealer[WorkerToCore, CoreToWorker, None] = Dealer(
             box.context,
             box.address,
             worker_codec(),
@@ -96,13 +96,13 @@ def test_anothers_streams_are_none_of_its_business(make_core, undisturbed) -> No
         Positions((stream_id,), pack_u32([2**32 - 1]), nothing, last=True),
         structs.replace(it.admit, max_tokens=5),
     )
-    box.until(lambda: hostile.has_said_all and hostile.of(Refused))
+    box.until(lambda: hostile.has_said_all and hostile.of(AdmissionRefused))
     hostile.say(Report(1, pack_u32([it.row]), pack_u32([1])))
     box.until(lambda: hostile.hop.epoch > 1)  # which costs it its link
     box.until(lambda: it.is_over)
     assert it.token_ids == undisturbed(it.admit).token_ids
-    assert hostile.of(Unknown)[0].stream_ids == (stream_id,)
-    assert hostile.of(Refused)[0].fault.code == "conflict"
+    assert hostile.of(UnknownToCore)[0].stream_ids == (stream_id,)
+    assert hostile.of(AdmissionRefused)[0].fault.code == "conflict"
     assert hostile.of(Step) == []
 
 
@@ -120,7 +120,7 @@ def test_a_diverging_statement_about_a_stream_that_has_ended(make_core) -> None:
     box.until(lambda: again.hop.is_attached)
     again.say(Positions((given.stream_id,), pack_u32([0]), pack_u64([1]), last=True))
     box.until(lambda: again.of(SyncDone))
-    assert [refused.fault.code for refused in again.of(Refused)] == ["diverged"]
+    assert [refused.fault.code for refused in again.of(AdmissionRefused)] == ["diverged"]
     assert again.of(Admitted) == []
 
 
@@ -134,8 +134,8 @@ def test_an_admission_with_fewer_outputs_than_before(make_core) -> None:
     hostile.hop.attach(time.monotonic())
     box.until(lambda: len(hostile.of(Welcome)) == 2)
     hostile.say(structs.replace(given, output_ids=b""))
-    box.until(lambda: hostile.of(Refused))
-    assert hostile.of(Refused)[0].fault.code == "diverged"
+    box.until(lambda: hostile.of(AdmissionRefused))
+    assert hostile.of(AdmissionRefused)[0].fault.code == "diverged"
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def test_a_wrong_registration_is_refused_by_its_field(make_core, fields, named) 
     worker, hostile = box.worker(), Hostile(box)
     it = worker.admit(PROMPT, 20)
     hostile.say(admit(**fields))
-    box.until(lambda: hostile.of(Refusal))
-    assert hostile.of(Refusal)[0].fault.field == named
+    box.until(lambda: hostile.of(AttachRefused))
+    assert hostile.of(AttachRefused)[0].fault.field == named
     box.until(lambda: it.is_over)
     assert it.is_whole
 
@@ -192,7 +192,7 @@ def test_tokens_that_the_model_lacks_or_has_none_of_left(make_core, fields, name
     box = make_core()
     hostile = Hostile(box)
     hostile.say(admit(**fields))
-    box.until(lambda: hostile.of(Refused))
-    fault = hostile.of(Refused)[0].fault
+    box.until(lambda: hostile.of(AdmissionRefused))
+    fault = hostile.of(AdmissionRefused)[0].fault
     assert (fault.code, fault.field) == ("bad_request", named)
     assert not box.core.scheduler.has_work

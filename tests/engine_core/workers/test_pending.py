@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from slipstream_core.logprob_budget import LogprobRoom, first_bytes, outputs_bytes
-from slipstream_core.workers.pending import OnHold
+from slipstream_core.logprob_budget import LogprobBudget, first_bytes, outputs_bytes
+from slipstream_core.workers.pending import PendingAdmissions
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, LogprobColumns, SamplingParams
 
@@ -23,7 +23,7 @@ def gib(num_bytes: int) -> float:
 
 
 class NoGrammars:
-    def take(self) -> list[object]:
+    def take_compiled(self) -> list[object]:
         return []
 
 
@@ -48,8 +48,8 @@ def test_never_more_is_promised_and_everybody_gets_his_turn(
 ) -> None:
     """Each action: a request comes that wants so many, or (-1) one that runs is forgotten, or given
     up while it waits."""
-    room = LogprobRoom(most)
-    held = OnHold(NoGrammars(), room)  # type: ignore[arg-type]
+    room = LogprobBudget(most)
+    held = PendingAdmissions(NoGrammars(), room)  # type: ignore[arg-type]
     asking: deque[Admit] = deque()
     running: deque[tuple[int, Admit]] = deque()
 
@@ -110,7 +110,7 @@ def test_who_finds_no_room_waits_until_others_are_forgotten(make_core, undisturb
     box.until(lambda: all(it.is_over for it in (*first, plain)))
     assert all(it.is_whole for it in (*first, plain))
     assert [it.row for it in (late, narrow)] == [None, None]
-    assert box.core.desk.num_streams == 3
+    assert box.core.handler.num_streams == 3
     worker.forget(first[0])
     box.until(lambda: late.is_over)
     assert late.logprobs == first[0].logprobs
@@ -172,8 +172,8 @@ def test_who_was_accepted_once_waits_for_nobody(make_core) -> None:
 
 
 def test_who_is_taken_when_it_asks_again_is_not_held_any_longer() -> None:
-    room = LogprobRoom(1)
-    held = OnHold(NoGrammars(), room)  # type: ignore[arg-type]
+    room = LogprobBudget(1)
+    held = PendingAdmissions(NoGrammars(), room)  # type: ignore[arg-type]
     first, second = registration(1, 0), structs.replace(registration(2, 0), was_accepted=True)
     assert held.promise(first)
     room.open(0, first_bytes(first))
@@ -193,7 +193,7 @@ def test_short_answers_leave_room_for_many_though_they_might_have_been_long(make
     box.until(lambda: all(len(it.token_ids) > 4 for it in held))
     for it in held:
         worker.forget(it)
-    box.until(lambda: box.core.desk.num_streams == 0)
+    box.until(lambda: box.core.handler.num_streams == 0)
 
 
 def test_who_grows_where_there_is_no_room_waits_and_misses_nothing(make_core, undisturbed) -> None:

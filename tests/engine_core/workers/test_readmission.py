@@ -168,7 +168,7 @@ def test_the_same_admission_twice_is_one_stream(make_core, undisturbed) -> None:
     box.until(lambda: it.num_admitted == 2)
     assert finished(box, [it])
     assert it.token_ids == undisturbed(it.admit).token_ids
-    assert box.core.desk.num_streams == 1
+    assert box.core.handler.num_streams == 1
 
 
 def test_a_stream_that_is_admitted_again_over_a_new_link(make_core, undisturbed) -> None:

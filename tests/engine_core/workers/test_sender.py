@@ -12,11 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from slipstream_core.workers.sender import Port
+from slipstream_core.workers.sender import WorkerSender
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.history.cursors import Cursors
 from slipstream_ipc.history.logprob_log import LogprobLog
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import Step, SyncDone
 from slipstream_ipc.row_set import RowSet
 
@@ -25,14 +25,14 @@ class Side:
     """A port with its histories, and the worker's end of it."""
 
     def __init__(self, num_rows: int = 4) -> None:
-        self.tokens, self.logprobs, self.cursors = PagedLog(np.uint32), LogprobLog(), Cursors()
+        self.tokens, self.logprobs, self.cursors = TokenLog(np.uint32), LogprobLog(), Cursors()
         self.credit = 16
         self.takes = True
         self.sent: list[Any] = []
         self.sets: dict[tuple[int, ...], RowSet] = {}
         self.receipts: list[Any] = []
         acceptor: Any = SimpleNamespace(send=self._send)
-        self.port = Port(acceptor, self.tokens, self.logprobs, self.cursors)
+        self.port = WorkerSender(acceptor, self.tokens, self.logprobs, self.cursors)
         self.session: Any = SimpleNamespace(
             is_open=True,
             fresh=True,
@@ -61,7 +61,7 @@ class Side:
         """A step gives each of `rows` a token."""
         same = self.sets.setdefault(rows, RowSet(np.array(rows)))  # the same rows are the same set
         self.tokens.append(same, (100 * same.array + self.tokens.lengths(same)).astype(np.uint32))
-        self.port.mark(same)
+        self.port.mark_dirty(same)
 
     def received(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
@@ -137,7 +137,7 @@ def test_without_credit_tokens_gather_and_leave_as_one() -> None:
 def test_states_leave_before_tokens() -> None:
     side = Side()
     side.sample(0)
-    side.port.state(SyncDone())
+    side.port.enqueue(SyncDone())
     side.port.publish()
     assert [type(body) for body in side.sent] == [SyncDone, Step]
 
@@ -151,7 +151,7 @@ def test_what_is_over_budget_follows_by_turns(
     rows = np.arange(num_rows)
     for row in rows.tolist():
         side.tokens.extend(row, np.arange(25, dtype=np.uint32))
-    side.port.mark(RowSet(rows))
+    side.port.mark_dirty(RowSet(rows))
     side.port.completed_step = 7
     turns = 1
     while side.port.publish():

@@ -38,12 +38,12 @@ def test_a_portion_lies_between_cursor_and_end() -> None:
     cursors.open(3, 2)
     rows, lengths = ints(0, 3, 5), ints(1, 4, 0)
     assert cursors.lags(rows, lengths).tolist() == [True, True, False]
-    portion = cursors.take(RowSet(rows), lengths, 100)
+    portion = cursors.next_portion(RowSet(rows), lengths, 100)
     assert as_dict(portion) == {0: (0, 1), 3: (2, 2)}
     assert not cursors.lags(rows, lengths).any()
-    assert not len(cursors.take(RowSet(rows), lengths, 100).rows)
+    assert not len(cursors.next_portion(RowSet(rows), lengths, 100).rows)
     cursors.untake(portion)
-    assert as_dict(cursors.take(RowSet(rows), lengths, 100)) == {0: (0, 1), 3: (2, 2)}
+    assert as_dict(cursors.next_portion(RowSet(rows), lengths, 100)) == {0: (0, 1), 3: (2, 2)}
 
 
 def test_a_closed_row_is_not_sent() -> None:
@@ -51,31 +51,31 @@ def test_a_closed_row_is_not_sent() -> None:
     cursors.close(0)
     assert (cursors.is_open(0), cursors.is_open(1), cursors.is_open(1000)) == (False, True, False)
     assert not cursors.lags(ints(0), ints(5)).any()
-    assert as_dict(cursors.take(row_set(0, 1), ints(5, 5), 100)) == {1: (0, 5)}
+    assert as_dict(cursors.next_portion(row_set(0, 1), ints(5, 5), 100)) == {1: (0, 5)}
 
 
 def test_nothing_to_take() -> None:
     cursors = opened(0)
-    assert not len(cursors.take(row_set(), ints(), 10).rows)
-    assert not len(cursors.take(row_set(0), ints(0), 0).rows)
+    assert not len(cursors.next_portion(row_set(), ints(), 10).rows)
+    assert not len(cursors.next_portion(row_set(0), ints(0), 0).rows)
 
 
 def test_a_budget_of_nothing_is_one_position() -> None:
     cursors = opened(0, 1)
     for budget in (0, -3):
-        assert cursors.take(row_set(0, 1), ints(9, 9), budget).counts.tolist() == [1]
+        assert cursors.next_portion(row_set(0, 1), ints(9, 9), budget).counts.tolist() == [1]
 
 
 def test_short_rows_leave_their_share_to_long_ones() -> None:
     cursors = opened(0, 1, 2)
-    portion = cursors.take(row_set(0, 1, 2), ints(2, 50, 100), 42)
+    portion = cursors.next_portion(row_set(0, 1, 2), ints(2, 50, 100), 42)
     assert as_dict(portion) == {0: (0, 2), 1: (0, 20), 2: (0, 20)}
 
 
 def test_acknowledged_is_the_furthest_end() -> None:
     cursors = opened(4)
-    first = cursors.take(row_set(4), ints(3), 100)
-    second = cursors.take(row_set(4), ints(8), 100)
+    first = cursors.next_portion(row_set(4), ints(3), 100)
+    second = cursors.next_portion(row_set(4), ints(8), 100)
     cursors.acknowledge(second)
     cursors.acknowledge(first)
     assert cursors.acked[4] == 8
@@ -83,7 +83,7 @@ def test_acknowledged_is_the_furthest_end() -> None:
 
 def test_acknowledgement_of_an_earlier_life_is_void() -> None:
     cursors = opened(0, 1)
-    portion = cursors.take(row_set(0, 1), ints(7, 7), 100)
+    portion = cursors.next_portion(row_set(0, 1), ints(7, 7), 100)
     cursors.close(0)
     cursors.open(0, 1)  # another stream's now
     cursors.acknowledge(portion)
@@ -93,7 +93,7 @@ def test_acknowledgement_of_an_earlier_life_is_void() -> None:
 def test_what_goes_on_is_not_looked_up() -> None:
     cursors, rows = opened(0, 1), row_set(0, 1)
     assert cursors.take_next(rows, 100) is None, "nothing is known of them"
-    first = cursors.take(rows, ints(1, 1), 100)
+    first = cursors.next_portion(rows, ints(1, 1), 100)
     for start in (1, 2):
         portion = cursors.take_next(rows, 2)
         assert portion is not None
@@ -105,13 +105,13 @@ def test_what_goes_on_is_not_looked_up() -> None:
     assert cursors.acked[:2].tolist() == [3, 3]
     cursors.untake(portion)
     assert cursors.take_next(rows, 2) is None, "they have two positions to be sent"
-    assert as_dict(cursors.take(rows, ints(4, 4), 100)) == {0: (2, 2), 1: (2, 2)}
+    assert as_dict(cursors.next_portion(rows, ints(4, 4), 100)) == {0: (2, 2), 1: (2, 2)}
 
 
 @pytest.mark.parametrize("what", ["open", "close"])
 def test_who_comes_or_goes_ends_what_goes_on(what: str) -> None:
     cursors, rows = opened(0, 1, 2), row_set(0, 1)
-    cursors.take(rows, ints(1, 1), 100)
+    cursors.next_portion(rows, ints(1, 1), 100)
     assert cursors.take_next(rows, 2) is not None
     if what == "open":
         cursors.open(1, 0)
@@ -119,14 +119,14 @@ def test_who_comes_or_goes_ends_what_goes_on(what: str) -> None:
         cursors.close(1)
     assert cursors.take_next(rows, 2) is None
     expected = {0: (2, 1), 1: (0, 3)} if what == "open" else {0: (2, 1)}
-    assert as_dict(cursors.take(rows, ints(3, 3), 100)) == expected
+    assert as_dict(cursors.next_portion(rows, ints(3, 3), 100)) == expected
 
 
 def test_positions_beyond_32_bits() -> None:
     cursors = opened(0)
     far = 2**40
     cursors.open(0, far)
-    portion = cursors.take(row_set(0), ints(far + 2**33), 2**32)
+    portion = cursors.next_portion(row_set(0), ints(far + 2**33), 2**32)
     assert as_dict(portion) == {0: (far, 2**32)}
 
 
@@ -148,7 +148,7 @@ def test_fair_sharing(lengths: list[int], budget: int, random: object) -> None:
     left = sum(lengths)
     while left:
         waiting = set(rows[cursors.lags(rows, ends)].tolist())
-        portion = cursors.take(RowSet(rows), ends, budget)
+        portion = cursors.next_portion(RowSet(rows), ends, budget)
         assert 0 < portion.counts.sum() <= budget
         assert portion.counts.min() > 0
         for row, (start, count) in as_dict(portion).items():
@@ -180,13 +180,13 @@ def test_a_short_row_is_served_among_long_ones_that_never_end() -> None:
     lengths = np.full(8, 10**6)
     lengths[5] = 1
     for _ in range(4):  # 8 rows, 2 to a message
-        cursors.take(rows, lengths, 2)
+        cursors.next_portion(rows, lengths, 2)
     assert cursors.sent(5) == 1
 
 
 def test_an_acknowledgement_that_comes_late_takes_nothing_back() -> None:
     cursors, rows = opened(0), row_set(0)
-    first = cursors.take(rows, np.array([1]), 9)
+    first = cursors.next_portion(rows, np.array([1]), 9)
     second = cursors.take_next(rows, 9)
     assert second is not None
     cursors.acknowledge(second)
@@ -252,7 +252,7 @@ class AgainstDicts(RuleBasedStateMachine):
         lengths = self.lengths[rows.array]
         portion = self.cursors.take_next(rows, budget) if is_steady else None
         if portion is None:
-            portion = self.cursors.take(rows, lengths, budget)
+            portion = self.cursors.next_portion(rows, lengths, budget)
         else:
             assert as_dict(portion) == {row: (self.sent[row], 1) for row in rows.tolist()}
             assert lengths.tolist() == [self.sent[row] + 1 for row in rows.tolist()]

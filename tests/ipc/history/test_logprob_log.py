@@ -213,7 +213,7 @@ class AgainstDict(RuleBasedStateMachine):
         """By the very array it was appended with, whatever has become of its rows since."""
         assert self.latest is not None
         if settled:
-            self.log.settle()
+            self.log.flush_deferred()
         rows = self.latest.tolist()
         ends = [self.bases.get(row, 0) + len(self.oracle.get(row, ())) for row in rows]
         starts = np.array([end - back for end in ends])

@@ -7,14 +7,14 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_ipc.history.text_log import START, Cursor, TextLog
+from slipstream_ipc.history.text_log import START, TextCursor, TextLog
 
 # of each unit: its text, and its tokens (none where it is text alone)
 Units = list[tuple[str, int]]
 units_strategy = st.lists(st.tuples(st.text("ab", max_size=4), st.integers(0, 3)), max_size=12)
 
 
-def filled(units: Units) -> tuple[TextLog, list[Cursor]]:
+def filled(units: Units) -> tuple[TextLog, list[TextCursor]]:
     """The log, and the cursors behind each of its units and before the first."""
     log = TextLog()
     cursors = [START]
@@ -22,7 +22,7 @@ def filled(units: Units) -> tuple[TextLog, list[Cursor]]:
         last = cursors[-1]
         log.append(text, last.num_tokens + num_tokens)
         cursors.append(
-            Cursor(last.unit + 1, last.num_chars + len(text), last.num_tokens + num_tokens)
+            TextCursor(last.unit + 1, last.num_chars + len(text), last.num_tokens + num_tokens)
         )
     return log, cursors
 
@@ -60,19 +60,19 @@ def test_find_before_any_token() -> None:
     log.append("text before its token", 0)
     log.append("x", 1)
     assert log.find(0, 0) == START
-    assert log.find(21, 0) == Cursor(1, 21, 0)
+    assert log.find(21, 0) == TextCursor(1, 21, 0)
     assert log.find(0, -1) is None
-    assert log.find(22, 1) == Cursor(2, 22, 1)
+    assert log.find(22, 1) == TextCursor(2, 22, 1)
     assert log.find(21, 1) is None
 
 
 def test_find_tells_text_alone_apart() -> None:
     log, _ = filled([("a", 1), ("b", 0), ("", 0), ("c", 0), ("d", 2)])
     assert [log.find(chars, 1) for chars in (0, 1, 2, 3, 4)] == [
-        None, Cursor(1, 1, 1), Cursor(2, 2, 1), Cursor(4, 3, 1), None,
+        None, TextCursor(1, 1, 1), TextCursor(2, 2, 1), TextCursor(4, 3, 1), None,
     ]  # fmt: skip
     assert log.find(4, 2) is None
-    assert log.find(4, 3) == Cursor(5, 4, 3)
+    assert log.find(4, 3) == TextCursor(5, 4, 3)
 
 
 @given(units_strategy, st.integers(0, 12), st.integers(0, 10), st.integers(0, 10))
@@ -100,4 +100,4 @@ def test_advance_without_text_is_bounded_by_tokens() -> None:
     """Streams that are not detokenised have tokens, and logprobs, but never a character."""
     log, _ = filled([("", 1)] * 1000)
     assert log.advance(START, 10) == log.end
-    assert log.advance(START, 10, 300) == Cursor(300, 0, 300)
+    assert log.advance(START, 10, 300) == TextCursor(300, 0, 300)

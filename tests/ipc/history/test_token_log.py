@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.history.pages import PAGE_LEN
-from slipstream_ipc.history.token_log import PagedLog, history_checksum, history_digest
+from slipstream_ipc.history.token_log import TokenLog, history_checksum, history_digest
 from slipstream_ipc.row_set import RowSet
 
 ROWS = 7
@@ -22,7 +22,7 @@ class AgainstLists(RuleBasedStateMachine):
     @initialize(width=st.integers(1, 3), rows=st.integers(1, 9))
     def begin(self, width: int, rows: int) -> None:
         self.width = width
-        self.log = PagedLog(np.uint32, width, rows=rows)
+        self.log = TokenLog(np.uint32, width, rows=rows)
         self.lists: dict[int, list[list[int]]] = {}
         self.next_value = 0
         self.latest: RowSet | None = None  # rows appended to last
@@ -70,7 +70,7 @@ class AgainstLists(RuleBasedStateMachine):
             for row, value in zip(some, values, strict=True):
                 self.lists[row].append(value)
             if settles:
-                self.log.settle()
+                self.log.flush_deferred()
 
     @rule(row=st.integers(0, ROWS), num=st.sampled_from([0, 1, 3, 63, 64, 65, 200, 1500]))
     def extend(self, row: int, num: int) -> None:
@@ -85,7 +85,7 @@ class AgainstLists(RuleBasedStateMachine):
         """By the very array it was appended with, whatever has become of its rows since."""
         assert self.latest is not None
         if settled:
-            self.log.settle()
+            self.log.flush_deferred()
         rows = self.latest.tolist()
         starts = np.array([len(self.lists[row]) - back for row in rows], np.int64)
         counts = np.ones(len(rows), np.int64) if counted else None
@@ -154,7 +154,7 @@ TestAgainstLists.settings = settings(max_examples=60, stateful_step_count=25, de
 
 
 def test_what_was_read_is_a_copy() -> None:
-    log = PagedLog(np.uint32)
+    log = TokenLog(np.uint32)
     log.open(0)
     log.extend(0, np.arange(3))
     read = log.read(0, 0, 3)
@@ -164,7 +164,7 @@ def test_what_was_read_is_a_copy() -> None:
 
 
 def test_what_came_last_goes_with_its_row() -> None:
-    log = PagedLog(np.uint32)
+    log = TokenLog(np.uint32)
     rows = RowSet(np.array([0]))
     log.open(0)
     log.append(rows, np.array([7], np.uint32))
@@ -178,7 +178,7 @@ def test_what_came_last_goes_with_its_row() -> None:
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 1), (0, 4), (2, 1), (4, 4)])
 def test_positions_outside_of_the_history(start: int, stop: int) -> None:
-    log = PagedLog(np.uint32)
+    log = TokenLog(np.uint32)
     log.open(0)
     log.extend(0, np.arange(3))
     with pytest.raises(IndexError, match="outside"):
@@ -186,7 +186,7 @@ def test_positions_outside_of_the_history(start: int, stop: int) -> None:
 
 
 def test_memory_is_used_again() -> None:
-    log = PagedLog(np.float32, 2, rows=1)
+    log = TokenLog(np.float32, 2, rows=1)
     for _ in range(50):
         log.open(0)
         log.extend(0, np.ones((5 * PAGE_LEN, 2)))

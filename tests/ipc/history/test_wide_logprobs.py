@@ -13,7 +13,7 @@ from slipstream_ipc.columns import f32, u32
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.history import prompt_logprob_log
 from slipstream_ipc.history.logprob_log import LogprobLog, Logprobs
-from slipstream_ipc.history.prompt_logprob_log import PromptLog
+from slipstream_ipc.history.prompt_logprob_log import PromptLogprobLog
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW, Candidates
 from slipstream_ipc.messages import LogprobColumns
 from slipstream_ipc.row_set import RowSet
@@ -113,7 +113,7 @@ def test_a_prompt_in_pieces_is_the_prompt(
     whole = candidates(0, prompt_len - 1, 1 + k)
     ends = sorted({min(cut, prompt_len - 1) for cut in cuts} | {0, prompt_len - 1})
     spans = list(pairwise(ends))
-    sender, receiver = PromptLog(), PromptLog()
+    sender, receiver = PromptLogprobLog(), PromptLogprobLog()
     for log in (sender, receiver):
         log.open(5, prompt_len, k)
     for start, stop in spans[:restart_at]:  # some of it, then all of it anew
@@ -141,13 +141,13 @@ def test_a_prompt_in_pieces_is_the_prompt(
 
 
 def test_a_piece_that_fits_nowhere_breaks_the_protocol() -> None:
-    log = PromptLog()
+    log = PromptLogprobLog()
     log.open(0, 10, 1)
     log.add(0, 0, candidates(0, 4, 2))
     for start, num in ((3, 1), (5, 1), (4, 6)):
         with pytest.raises(ProtocolError, match="of which 4 are here"):
             log.add(0, start, candidates(0, num, 2))
-    other = PromptLog()
+    other = PromptLogprobLog()
     other.open(0, 5, 2)
     other.add(0, 0, candidates(0, 4, 3))
     [(start, columns)] = other.pieces(0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import STATUS_FD_VARIABLE, report
-from slipstream_ipc.telemetry.histogram import Observed
+from slipstream_ipc.telemetry.histogram import HistogramBuilder
 from slipstream_ipc.telemetry.statistics import (
     BOUNDS_S,
     NOTHING,
@@ -30,7 +30,7 @@ from slipstream_ipc.telemetry.statistics import (
     added,
     without_gauges,
 )
-from slipstream_ipc.telemetry.timeline import CAPACITY, Recent, Spans
+from slipstream_ipc.telemetry.timeline import CAPACITY, RecentSpans, Spans
 
 SECONDS = st.one_of(st.sampled_from(BOUNDS_S), st.floats(0, 1000), st.just(0.0))
 
@@ -42,7 +42,7 @@ def bucket_of(seconds: float) -> int:
 
 @given(st.lists(st.tuples(st.lists(SECONDS, max_size=40), st.integers(0, 3))))
 def test_observed_is_a_count_by_bucket(parts: list[tuple[list[float], int]]) -> None:
-    observed, values = Observed(), list[float]()
+    observed, values = HistogramBuilder(), list[float]()
     for seconds, repeat in parts:
         observed.add_all(np.array(seconds, np.float64))
         values += seconds
@@ -63,7 +63,7 @@ def test_observed_is_a_count_by_bucket(parts: list[tuple[list[float], int]]) -> 
 
 
 def test_observed_tells_what_was_there_when_it_was_asked():
-    observed = Observed()
+    observed = HistogramBuilder()
     observed.add(0.5)
     before = observed.histogram()
     observed.add(0.5)
@@ -116,7 +116,7 @@ def huge(kind: type, number: int) -> object:
 
 def full(**options: bool) -> Spans:
     """As many as there may be."""
-    recent = Recent(**options)
+    recent = RecentSpans(**options)
     for index in range(2 * CAPACITY):
         recent.add(2**40 - 1.0, 2**40 - 0.001 * (index % 7), 2**16)
     return recent.spans(2**40)

@@ -13,7 +13,7 @@ from slipstream_ipc.telemetry.timeline import (
     SPAN_US,
     TICK_US,
     TOLD_US,
-    Recent,
+    RecentSpans,
     Spans,
     since,
 )
@@ -25,7 +25,7 @@ moments = st.lists(st.floats(NOW - 3, NOW), max_size=3 * CAPACITY).map(sorted)
 @given(moments, st.integers(0, 70_000))
 def test_the_newest_spans_of_a_second_arrive(times, num):
     spans = [(begin, end, num) for begin, end in zip(times[::2], times[1::2], strict=False)]
-    recent = Recent(has_nums=True)
+    recent = RecentSpans(has_nums=True)
     for span in spans:
         recent.add(*span)
     told = msgspec.json.decode(msgspec.json.encode(recent.spans(NOW)), type=Spans)
@@ -47,14 +47,14 @@ def test_the_newest_spans_of_a_second_arrive(times, num):
 
 
 def test_a_full_ring_leaves_room_in_a_beat():
-    recent = Recent(has_nums=True)
+    recent = RecentSpans(has_nums=True)
     for index in range(2 * CAPACITY):
         recent.add(NOW - 0.9, NOW - 0.001 * (index % 7), 65_535)
     assert len(msgspec.json.encode(recent.spans(NOW))) < 2200
 
 
 def test_what_has_no_numbers_sends_none():
-    recent = Recent()
+    recent = RecentSpans()
     recent.add(NOW - 0.5, NOW - 0.25)
     told = recent.spans(NOW)
     assert told.nums == b""
@@ -62,7 +62,7 @@ def test_what_has_no_numbers_sends_none():
 
 
 def test_a_process_tells_of_itself_alone():
-    recent = Recent()
+    recent = RecentSpans()
     recent.add(NOW - 0.5, NOW - 0.25)
     now = WorkerNumbers(recent=recent.spans(NOW))
     assert added(WorkerNumbers(recent=recent.spans(NOW - 0.25)), now).recent == now.recent
@@ -70,7 +70,7 @@ def test_a_process_tells_of_itself_alone():
 
 
 def test_nothing_was_done():
-    assert since(Recent().spans(NOW), 0) == []
+    assert since(RecentSpans().spans(NOW), 0) == []
 
 
 def test_columns_that_do_not_fit_together_are_refused():

@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_ipc.telemetry.trace import NO_STEP, Span, TracePart, Tracer, open_tracer
+from slipstream_ipc.telemetry.trace import NO_STEP, SpanKind, TracePart, Tracer, open_tracer
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
-SPANS = st.tuples(st.sampled_from(Span), INT64, INT64, INT64)
+SPANS = st.tuples(st.sampled_from(SpanKind), INT64, INT64, INT64)
 
 
 def spans_of(part: TracePart) -> list[tuple[int, int, int, int]]:
@@ -45,24 +45,24 @@ def test_the_latest_spans_are_kept_in_order_and_the_others_counted(
 
 def test_a_span_may_belong_to_no_step(tmp_path):
     tracer = Tracer(tmp_path / "one.part", "client")
-    tracer.add(Span.CLIENT, 1, 2)
-    assert spans_of(tracer.part()) == [(Span.CLIENT, 1, 2, NO_STEP)]
+    tracer.add(SpanKind.CLIENT, 1, 2)
+    assert spans_of(tracer.part()) == [(SpanKind.CLIENT, 1, 2, NO_STEP)]
 
 
 def test_the_part_file_is_empty_until_the_tracer_is_closed(tmp_path):
     tracer = open_tracer(tmp_path / "trace.json", "worker")
     assert tracer is not None
-    tracer.add(Span.DECODE, 1, 2, 3)
+    tracer.add(SpanKind.DECODE, 1, 2, 3)
     (path,) = tmp_path.iterdir()
     assert path.name.startswith("trace.json.worker-")
     assert path.name.endswith(".part")
     assert path.read_bytes() == b""
-    tracer.add(Span.EMIT, 10, 20, 3)
+    tracer.add(SpanKind.EMIT, 10, 20, 3)
     tracer.close()
     (path,) = tmp_path.iterdir()
     part = msgspec.msgpack.decode(path.read_bytes(), type=TracePart)
     assert (part.process, part.num_dropped) == ("worker", 0)
-    assert spans_of(part) == [(Span.DECODE, 1, 2, 3), (Span.EMIT, 10, 20, 3)]
+    assert spans_of(part) == [(SpanKind.DECODE, 1, 2, 3), (SpanKind.EMIT, 10, 20, 3)]
     path.unlink()
     tracer.close()
     assert not list(tmp_path.iterdir())
@@ -72,7 +72,7 @@ def test_two_tracers_of_a_process_have_files_of_their_own(tmp_path):
     tracers = [open_tracer(str(tmp_path / "t"), "client") for _ in range(5)]
     for tracer in tracers:
         assert tracer is not None
-        tracer.add(Span.CLIENT, 1, 2)
+        tracer.add(SpanKind.CLIENT, 1, 2)
         tracer.close()
     assert len(list(tmp_path.iterdir())) == 5
 
@@ -86,10 +86,10 @@ def test_who_recorded_nothing_leaves_nothing(tmp_path):
 
 def test_recording_keeps_no_objects(tmp_path):
     tracer = Tracer(tmp_path / "t.part", "core")
-    tracer.add(Span.DEVICE, 10**18, 10**18, 10**18)
+    tracer.add(SpanKind.DEVICE, 10**18, 10**18, 10**18)
     before = sys.getallocatedblocks()
     for number in range(10**18, 10**18 + 10_000):
-        tracer.add(Span.DEVICE, number, number + 1, number + 2)
+        tracer.add(SpanKind.DEVICE, number, number + 1, number + 2)
     assert sys.getallocatedblocks() - before < 1000
 
 
@@ -99,6 +99,6 @@ def test_a_part_that_cannot_be_written_is_a_warning(tmp_path, caplog):
     tracer = open_tracer(folder / "t.json", "core")
     assert tracer is not None
     folder.rmdir()
-    tracer.add(Span.LAUNCH, 1, 2, 3)
+    tracer.add(SpanKind.LAUNCH, 1, 2, 3)
     tracer.close()
     assert "what was traced is lost" in caplog.text

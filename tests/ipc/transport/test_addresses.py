@@ -16,7 +16,7 @@ from tests.helpers.ports import free_port
 from zmq.utils import z85
 
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.messages import Abort, Goodbye, Hello, ModelCard, Ping, Refusal, Welcome
+from slipstream_ipc.messages import Abort, AttachRefused, Goodbye, Hello, ModelCard, Ping, Welcome
 from slipstream_ipc.transport.addresses import (
     check_listen_address,
     check_private,
@@ -36,8 +36,8 @@ from slipstream_ipc.transport.curve import (
     open_gate,
     secure_server,
 )
-from slipstream_ipc.transport.dealer import Attacher
-from slipstream_ipc.transport.router import Acceptor
+from slipstream_ipc.transport.dealer import Dealer
+from slipstream_ipc.transport.router import Router
 from slipstream_ipc.transport.sockets import Listener, bind_router, new_dealer
 
 POLL_MS = int(PATIENCE_S * 1e3)
@@ -123,7 +123,7 @@ def test_a_server_that_appears_in_an_open_folder_is_told_nothing_but_a_hello(hop
     folder.chmod(0o755)
     hop.until(lambda: hop.answers[attacher])
     (refusal,) = hop.answers[attacher]
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, AttachRefused)
     assert "0755" in refusal.fault.message
     assert not attacher.send(Goodbye(), None)
     folder.chmod(0o700)
@@ -486,8 +486,8 @@ class Attach:
     ) -> None:
         self.now = 1000.0
         self.poller = zmq.Poller()
-        self.acceptor: Acceptor[Any, Any, Any] = Acceptor(router, front_codec(), window=4)
-        self.attacher: Attacher[Any, Any, Any] = Attacher(
+        self.acceptor: Router[Any, Any, Any] = Router(router, front_codec(), window=4)
+        self.attacher: Dealer[Any, Any, Any] = Dealer(
             context, tcp, client_codec(), self.poller, identity=b"me", now=1000.0, access=access
         )
         self.poller.register(router, zmq.POLLIN)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from slipstream_ipc import messages
 from slipstream_ipc.errors import BadRequest, ProtocolError
 from slipstream_ipc.messages import (
+    AttachRefused,
     ClientToWorker,
     CoreToWorker,
     Frame,
     Ping,
-    Refusal,
     SamplingParams,
     Submit,
     Welcome,
@@ -214,7 +214,7 @@ def test_no_frame(data: bytes) -> None:
 
 def test_tags_of_the_other_direction_are_unknown() -> None:
     for sender, receiver, body in (
-        (front_codec(), front_codec(), Refusal(messages.Fault("engine", ""))),
+        (front_codec(), front_codec(), AttachRefused(messages.Fault("engine", ""))),
         (client_codec(), client_codec(), messages.Abort(b"")),
         (client_codec(), core_codec(), messages.Goodbye()),
     ):

@@ -14,6 +14,7 @@ from slipstream_bench.fuzz.mutation import flipped, noise, restructured, truncat
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
     Admit,
+    ComputedPromptLogprobs,
     Deltas,
     End,
     Fault,
@@ -21,7 +22,6 @@ from slipstream_ipc.messages import (
     LogprobColumns,
     ModelCard,
     PromptLogprobs,
-    PromptScores,
     Registered,
     Report,
     SamplingParams,
@@ -52,7 +52,7 @@ BODIES: list[Any] = [
     Withdraw(bytes(16), End("abort", 3)),
     Step(9, bytes(8), bytes(8), logprobs=COLUMNS),
     PromptLogprobs(1, 2, COLUMNS),
-    PromptScores(bytes(16), 2, COLUMNS),
+    ComputedPromptLogprobs(bytes(16), 2, COLUMNS),
 ]
 MESSAGES = [msgspec.msgpack.encode(Frame(1, 1, 1, body)) for body in BODIES]
 

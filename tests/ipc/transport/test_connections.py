@@ -25,8 +25,8 @@ from slipstream_ipc.transport.connections import (
     raise_file_limit,
 )
 from slipstream_ipc.transport.curve import Access
-from slipstream_ipc.transport.dealer import Attacher
-from slipstream_ipc.transport.router import Acceptor
+from slipstream_ipc.transport.dealer import Dealer
+from slipstream_ipc.transport.router import Router
 from slipstream_ipc.transport.sockets import Listener, bind_router, new_dealer
 
 POLL_MS = int(PATIENCE_S * 1e3)
@@ -130,9 +130,9 @@ def test_strangers_make_room_for_strangers_and_harm_nobody_else(
     address, port = f"ipc://{tmp_path}/s", free_port()
     tcp = f"tcp://127.0.0.1:{port}"
     router = bind_router(context, address, Listener(tcp, insecure=True), connections=few)
-    acceptor: Acceptor = Acceptor(router, front_codec(), window=4, connections=few)
+    acceptor: Router = Router(router, front_codec(), window=4, connections=few)
     hops = [
-        Attacher(
+        Dealer(
             context,
             where,
             client_codec(),
@@ -164,7 +164,7 @@ def test_strangers_make_room_for_strangers_and_harm_nobody_else(
     for hop in hops:  # each of those who had said Hello is there still, over the same socket
         assert not hop.socket.poll(0)
         assert not hop._watch.look().is_broken
-    late = Attacher(
+    late = Dealer(
         context,
         address,
         client_codec(),

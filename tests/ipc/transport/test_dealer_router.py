@@ -16,6 +16,7 @@ import slipstream_ipc.transport.router
 from slipstream_ipc.messages import (
     PROTOCOL_VERSION,
     Abort,
+    AttachRefused,
     Deltas,
     Detokenize,
     Detokenized,
@@ -26,12 +27,11 @@ from slipstream_ipc.messages import (
     ModelCard,
     Ping,
     Reattach,
-    Refusal,
     UnknownStreams,
     Welcome,
 )
 from slipstream_ipc.transport.codec import client_codec, front_codec
-from slipstream_ipc.transport.router import Acceptor
+from slipstream_ipc.transport.router import Router
 from slipstream_ipc.transport.sockets import MAX_READ_AT_ONCE, MAX_READ_BYTES_AT_ONCE, new_dealer
 
 POLL_MS = int(PATIENCE_S * 1e3)
@@ -103,7 +103,7 @@ def test_what_a_dying_peer_sent_last_is_read_first(hop: Any) -> None:
     poller.register(attacher.socket, zmq.POLLIN)
     assert poller.poll(POLL_MS)
     hop.accept()
-    hop.until(lambda: any(isinstance(a, Refusal) for a in hop.answers[attacher]))
+    hop.until(lambda: any(isinstance(a, AttachRefused) for a in hop.answers[attacher]))
 
 
 def test_who_cannot_serve_yet_says_so_and_keeps_the_newest_hello(hop: Any) -> None:
@@ -128,7 +128,7 @@ def test_who_cannot_serve_yet_says_so_and_keeps_the_newest_hello(hop: Any) -> No
     assert isinstance(client_codec().decode(raw.socket.recv()).body, Reattach)
     raw.say(Hello(PROTOCOL_VERSION + 1, b"raw"))
     hop.until(lambda: raw.socket.poll(0), hold)
-    assert isinstance(client_codec().decode(raw.socket.recv()).body, Refusal)
+    assert isinstance(client_codec().decode(raw.socket.recv()).body, AttachRefused)
     assert hop.acceptor.sessions == []
     hop.serve()
     assert {(s.identity, s.link.epoch) for s in hop.acceptor.sessions} == {
@@ -270,7 +270,7 @@ def test_version_mismatch_reaches_the_other_side(hop: Any, monkeypatch: Any) -> 
     attacher = hop.attacher()
     hop.until(lambda: hop.answers[attacher])
     (refusal,) = hop.answers[attacher]
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, AttachRefused)
     assert "999" in refusal.fault.message
     assert str(PROTOCOL_VERSION) in refusal.fault.message
     assert not attacher.is_attached
@@ -285,7 +285,7 @@ def test_a_server_of_another_version_is_refused_here(hop: Any, monkeypatch: Any)
     monkeypatch.setattr(slipstream_ipc.transport.dealer, "PROTOCOL_VERSION", 1)
     hop.until(lambda: hop.answers[attacher])
     (refusal,) = hop.answers[attacher]
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, AttachRefused)
     assert "999" in refusal.fault.message
     assert not attacher.is_attached
 
@@ -325,7 +325,7 @@ def test_garbage_is_refused_and_nobody_else_disturbed(hop: Any, parts: list[byte
     for raw in (stranger, peer):
         raw.socket.send_multipart(parts)
         answer = raw.hear()
-        assert isinstance(answer.body, Refusal)
+        assert isinstance(answer.body, AttachRefused)
         assert answer.body.fault.code == "bad_request"
     assert other.send(Abort(b"fine"), "receipt")
     peer.say(Abort(b"fine too"), seq=1)
@@ -350,7 +350,7 @@ def test_a_message_is_read_by_three_calls(hop: Any, knows_connections: bool) -> 
 
     heard: list[int] = []
     connections: Any = SimpleNamespace(heard=heard.append) if knows_connections else None
-    hop.acceptor = Acceptor(
+    hop.acceptor = Router(
         Counting.shadow(hop.router), front_codec(), window=4, connections=connections
     )
     peer = Raw(hop, b"peer")
@@ -374,7 +374,7 @@ def test_a_refusal_of_what_could_not_be_read_is_delivered(hop: Any) -> None:
     hop.acceptor.close(hop.session())
     attacher.socket.send(b"garbage")
     hop.until(lambda: hop.answers[attacher])
-    assert isinstance(hop.answers[attacher][0], Refusal)
+    assert isinstance(hop.answers[attacher][0], AttachRefused)
 
 
 def test_garbage_from_the_accepting_end_is_reported(hop: Any) -> None:
@@ -382,7 +382,7 @@ def test_garbage_from_the_accepting_end_is_reported(hop: Any) -> None:
     hop.router.send_multipart([hop.session().route, b"\xc1"])
     hop.until(lambda: len(hop.answers[attacher]) > 1)
     refusal = hop.answers[attacher][1]
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, AttachRefused)
     assert refusal.fault.code == "engine"
     assert attacher.is_attached
 
@@ -829,10 +829,10 @@ def test_numbers_at_the_end_of_64_bits(hop: Any) -> None:
     assert isinstance(raw.hear().body, Reattach)
     raw.socket.send(msgspec.msgpack.encode([-(2**63), -(2**63), -(2**63), [12, b"x"]]))
     refusal = raw.hear().body
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, AttachRefused)
     assert refusal.fault.field == "epoch"
     raw.socket.send(b"\x93" + (b"\xc7\x09\x00" + bytes(9)) * 3)
-    assert isinstance(raw.hear().body, Refusal)
+    assert isinstance(raw.hear().body, AttachRefused)
 
 
 def test_refusals_to_who_is_gone_raise_nothing(hop: Any) -> None:
@@ -847,6 +847,6 @@ def test_refusals_to_who_is_gone_raise_nothing(hop: Any) -> None:
 def test_faults_travel(hop: Any) -> None:
     attacher = hop.attached()
     fault = Fault("overloaded", "busy", "prompt")
-    hop.acceptor._send_control(hop.session(), Refusal(fault))
+    hop.acceptor._send_control(hop.session(), AttachRefused(fault))
     hop.until(lambda: len(hop.answers[attacher]) == 2)
-    assert hop.answers[attacher][1] == Refusal(fault)
+    assert hop.answers[attacher][1] == AttachRefused(fault)

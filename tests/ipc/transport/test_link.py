@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_ipc.transport.link import Beat, Header, Link, Verdict
+from slipstream_ipc.transport.link import Beat, Header, Link, LinkVerdict
 
 
 def pair(window: int = 4) -> tuple[Link[int], Link[int]]:
@@ -23,7 +23,7 @@ def send(link: Link[int], receipt: int = 0) -> Header:
 
 def ack(link: Link[int]) -> Header:
     header = link.control_header()
-    link.told()
+    link.ack_sent()
     return header
 
 
@@ -31,23 +31,23 @@ def test_numbers_begin_at_one_and_are_delivered_in_order() -> None:
     a, b = pair()
     headers = [send(a), send(a)]
     assert [header.seq for header in headers] == [1, 2]
-    assert [b.receive(header, True, 0.0) for header in headers] == [Verdict.DELIVER] * 2
+    assert [b.receive(header, True, 0.0) for header in headers] == [LinkVerdict.DELIVER] * 2
 
 
 def test_a_frame_seen_before_and_one_of_another_life_are_ignored() -> None:
     a, b = pair()
     header = send(a)
-    assert b.receive(header, True, 0.0) is Verdict.DELIVER
-    assert b.receive(header, True, 0.0) is Verdict.IGNORE
-    assert b.receive(send(a)._replace(epoch=6), True, 0.0) is Verdict.IGNORE
-    assert b.receive(Header(8, 0, 0), False, 0.0) is Verdict.IGNORE
+    assert b.receive(header, True, 0.0) is LinkVerdict.DELIVER
+    assert b.receive(header, True, 0.0) is LinkVerdict.IGNORE
+    assert b.receive(send(a)._replace(epoch=6), True, 0.0) is LinkVerdict.IGNORE
+    assert b.receive(Header(8, 0, 0), False, 0.0) is LinkVerdict.IGNORE
 
 
 def test_a_lost_frame_is_a_gap_and_a_lost_tail_shows_in_the_next_control_frame() -> None:
     a, b = pair()
     send(a)
-    assert b.receive(send(a), True, 0.0) is Verdict.GAP
-    assert b.receive(ack(a), False, 0.0) is Verdict.GAP
+    assert b.receive(send(a), True, 0.0) is LinkVerdict.GAP
+    assert b.receive(ack(a), False, 0.0) is LinkVerdict.GAP
 
 
 def test_credit_runs_out_and_comes_back() -> None:
@@ -71,8 +71,8 @@ def test_acknowledgements_never_go_back() -> None:
     b.receive(send(a, 1), True, 0.0)
     early = Header(7, 0, 0)
     a.receive(ack(b), False, 0.0)
-    assert a.receive(early, False, 0.0) is Verdict.DELIVER
-    assert a.receive(Header(7, 0, -5), False, 0.0) is Verdict.DELIVER
+    assert a.receive(early, False, 0.0) is LinkVerdict.DELIVER
+    assert a.receive(Header(7, 0, -5), False, 0.0) is LinkVerdict.DELIVER
     assert a.num_unacked == 0
 
 
@@ -80,7 +80,7 @@ def test_acknowledgements_never_go_back() -> None:
 def test_an_acknowledgement_of_what_was_never_sent_counts_for_nothing(ahead: int) -> None:
     a, _ = pair()
     send(a, 1)
-    assert a.receive(Header(7, 1, 1 + ahead), True, 0.0) is Verdict.IGNORE
+    assert a.receive(Header(7, 1, 1 + ahead), True, 0.0) is LinkVerdict.IGNORE
     assert (a.num_unacked, a.take_receipts(), a.owes_ack) == (1, [], False)
 
 
@@ -90,7 +90,7 @@ def test_an_acknowledgement_is_owed_until_it_has_left() -> None:
     b.receive(send(a), True, 0.0)
     b.control_header()
     assert b.owes_ack
-    b.told()
+    b.ack_sent()
     assert not b.owes_ack
 
 
@@ -157,7 +157,7 @@ def test_in_order_delivery_over_a_fifo(actions: list[str]) -> None:
         other = "b" if name == "a" else "a"
         while wires[name]:
             header, numbered = wires[name].popleft()
-            assert ends[other].receive(header, numbered, 0.0) is Verdict.DELIVER
+            assert ends[other].receive(header, numbered, 0.0) is LinkVerdict.DELIVER
             num_read[name] += numbered
         receipts[other] += ends[other].take_receipts()
 
@@ -189,7 +189,7 @@ def stalling() -> tuple[Link[int], Link[int]]:
 def lives_on(a: Link[int], b: Link[int], now: float) -> Beat:
     """`b` gives a sign of life that acknowledges nothing new; `a` has its beat."""
     header = Header(7, 0, a._acked)
-    assert a.receive(header, False, now) is Verdict.DELIVER
+    assert a.receive(header, False, now) is LinkVerdict.DELIVER
     return a.beat(now)
 
 

@@ -1,6 +1,6 @@
 """The whole of a hop, in artificial time, over a network that does what it likes.
 
-The code under test is the real one: `Attacher` and `Acceptor` with their links and codecs, both
+The code under test is the real one: `Dealer` and `Router` with their links and codecs, both
 logs and the cursors. What is artificial are the sockets under them (each attach a FIFO of its own
 whose messages may be dropped, doubled, delayed and overtaken by those of other attaches), the
 clock, and the smallest users that keep the rules: a sender that has histories and a receiver that
@@ -37,10 +37,11 @@ from slipstream_ipc.columns import (
     u64,
 )
 from slipstream_ipc.history.cursors import Cursors, Portion
-from slipstream_ipc.history.text_log import START, Cursor, TextLog
-from slipstream_ipc.history.token_log import PagedLog, history_digest
+from slipstream_ipc.history.text_log import START, TextCursor, TextLog
+from slipstream_ipc.history.token_log import TokenLog, history_digest
 from slipstream_ipc.messages import (
     Admitted,
+    AttachRefused,
     Deltas,
     Frame,
     Hello,
@@ -48,7 +49,6 @@ from slipstream_ipc.messages import (
     Ping,
     Positions,
     Reattach,
-    Refusal,
     Report,
     Resume,
     Step,
@@ -57,8 +57,8 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.transport.codec import Codec
-from slipstream_ipc.transport.dealer import Attacher
-from slipstream_ipc.transport.router import Acceptor, Session
+from slipstream_ipc.transport.dealer import Dealer
+from slipstream_ipc.transport.router import Router, Session
 
 WINDOW = 3
 TOKEN_BUDGET = 5
@@ -66,7 +66,7 @@ CHAR_BUDGET = 7
 CARD = ModelCard("m", "p", 1000, 1000, ())
 
 Up = Hello | Ping | Report | Positions | Resume
-Down = Welcome | Reattach | Refusal | Ping | Admitted | Step | SyncDone | Deltas
+Down = Welcome | Reattach | AttachRefused | Ping | Admitted | Step | SyncDone | Deltas
 
 # ---- the network ---------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class Stream:
     row: int
     text: TextLog = field(default_factory=TextLog)
     full_text: str = ""
-    cursor: Cursor | None = None  # of the text; None while it is not being sent
+    cursor: TextCursor | None = None  # of the text; None while it is not being sent
 
     @property
     def stream_id(self) -> bytes:
@@ -211,7 +211,7 @@ class Stream:
 class TextReceipt:
     """That a stream's text was acknowledged up to some cursor."""
 
-    def __init__(self, stream: Stream, cursor: Cursor) -> None:
+    def __init__(self, stream: Stream, cursor: TextCursor) -> None:
         self.stream, self.cursor = stream, cursor
 
 
@@ -220,7 +220,7 @@ class Sender:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self.tokens = PagedLog(np.uint32, rows=1)
+        self.tokens = TokenLog(np.uint32, rows=1)
         self.cursors = Cursors(rows=1)
         self.streams: dict[bytes, Stream] = {}
         self.free_rows: list[int] = []
@@ -230,7 +230,7 @@ class Sender:
 
     def rebirth(self) -> None:
         """A new socket and no sessions; the histories have come back from elsewhere."""
-        self.acceptor: Acceptor[Any, Any, Any] = Acceptor(
+        self.acceptor: Router[Any, Any, Any] = Router(
             FakeRouter(self._network), Codec(Frame[Up]), window=WINDOW
         )
         self.session: Session[Any] | None = None
@@ -308,7 +308,7 @@ class Sender:
         self.is_told = True
         self.states.append(SyncDone())
 
-    def _send_from(self, stream: Stream, position: int, cursor: Cursor) -> None:
+    def _send_from(self, stream: Stream, position: int, cursor: TextCursor) -> None:
         self.states.append(Admitted(stream.stream_id, stream.row))
         self.cursors.open(stream.row, position)
         stream.cursor = cursor
@@ -336,7 +336,7 @@ class Sender:
         rows = RowSet(np.array([stream.row for stream in self.streams.values()], np.int64))
         if not session.link.has_credit or not len(rows):
             return False
-        portion = self.cursors.take(rows, self.tokens.lengths(rows), TOKEN_BUDGET)
+        portion = self.cursors.next_portion(rows, self.tokens.lengths(rows), TOKEN_BUDGET)
         if not len(portion.rows):
             return False
         values = self.tokens.gather(portion.rows, portion.starts, portion.counts)
@@ -383,7 +383,7 @@ class Receiver:
         self.is_synced = False
         self.num_reports = 0
         self.poller = FakePoller()
-        self.attacher: Attacher[Any, Any, None] = Attacher(
+        self.attacher: Dealer[Any, Any, None] = Dealer(
             network,
             "ipc:///model/s",
             Codec(Frame[Down]),

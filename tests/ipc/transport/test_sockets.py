@@ -13,13 +13,13 @@ from tests.helpers.patience import PATIENCE_S
 
 from slipstream_ipc.messages import (
     Abort,
+    AttachRefused,
     Fault,
     Goodbye,
     Hello,
     ModelCard,
     Ping,
     Reattach,
-    Refusal,
     Report,
     Step,
     SyncDone,
@@ -46,7 +46,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 def test_control_messages_take_no_number() -> None:
     fault = Fault("engine", "")
     card = ModelCard("m", "p", 1, 1, ())
-    for body in (None, Hello(1, b""), Welcome(1, card), Reattach(), Refusal(fault), Ping()):
+    for body in (None, Hello(1, b""), Welcome(1, card), Reattach(), AttachRefused(fault), Ping()):
         assert not is_numbered(body)
     for body in (Abort(b""), Goodbye(), Report(1), Step(1, b"", b""), SyncDone()):
         assert is_numbered(body)

@@ -13,7 +13,7 @@ from slipstream_worker.clients import deltas
 from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
 from slipstream_worker.detokenizer.table import TokenTable
 from slipstream_worker.streams.registration import open_output
-from slipstream_worker.streams.stream import Reader, Stage, Stream
+from slipstream_worker.streams.stream import Reader, Stage, WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns
 
 LONG = "y" * 1000
@@ -28,52 +28,52 @@ def columns() -> StreamColumns:
     return StreamColumns(FACTORY.fast_table)
 
 
-def new(columns: StreamColumns, *, interval: int = 1, logprobs: int | None = None) -> Stream:
+def new(columns: StreamColumns, *, interval: int = 1, logprobs: int | None = None) -> WorkerStream:
     """A running stream that reader 7 reads from the start."""
     params = SamplingParams(logprobs=logprobs, stream_interval=interval)
     admit = Admit(b"", pack_u32([1]), params, (), 0, 100_000)
-    stream = Stream(b"s", Stage.RUNNING, registration=admit, interval=interval)
+    stream = WorkerStream(b"s", Stage.RUNNING, registration=admit, interval=interval)
     stream.output = open_output(admit, FACTORY)
     stream.reader = Reader(b"client", 7)
     columns.open(stream, admit)
-    columns.handles[stream.line] = 7
+    columns.handles[stream.worker_row] = 7
     return stream
 
 
-def push(columns: StreamColumns, stream: Stream, *token_ids: int) -> None:
-    line, ids = RowSet(np.array([stream.line])), np.array(token_ids, np.uint32)
+def push(columns: StreamColumns, stream: WorkerStream, *token_ids: int) -> None:
+    worker_row, ids = RowSet(np.array([stream.worker_row])), np.array(token_ids, np.uint32)
     counts = np.array([len(ids)])
-    width = int(columns.widths[stream.line])
+    width = int(columns.widths[stream.worker_row])
     if width:
         some = bytes(4 * width * len(ids))
         columns.logprobs.append_columns(
-            line, counts, LogprobColumns(width, some, some, pack_u32(ids))
+            worker_row, counts, LogprobColumns(width, some, some, pack_u32(ids))
         )
-    if columns.append(line, counts, ids).any():
+    if columns.append(worker_row, counts, ids).any():
         columns.slow_down(stream, columns.num_tokens(stream) - len(ids))
         stream.output.push(list(token_ids))
 
 
-def fast(columns: StreamColumns, *streams: Stream) -> RowSet:
+def fast(columns: StreamColumns, *streams: WorkerStream) -> RowSet:
     """The lines of streams, made fast."""
     for stream in streams:
         columns.speed_up(stream, stream.reader.cursor)
-        assert columns.is_fast[stream.line]
-    return RowSet(np.array([stream.line for stream in streams]))
+        assert columns.is_fast[stream.worker_row]
+    return RowSet(np.array([stream.worker_row for stream in streams]))
 
 
 @pytest.mark.parametrize("way", ["fast", "slow"])
 def test_first_token_and_end_are_due_at_once_the_rest_by_interval(columns, way: str) -> None:
     it = new(columns, interval=4)
-    lines = fast(columns, it) if way == "fast" else NONE
+    worker_rows = fast(columns, it) if way == "fast" else NONE
 
     def is_due() -> bool:
         if way == "fast":
-            return len(deltas.due_fast(columns, lines, urgent=False)) > 0
+            return len(deltas.due_fast(columns, worker_rows, urgent=False)) > 0
         return deltas.is_due(it)
 
     def send() -> None:
-        built = deltas.build(columns, lines, [] if way == "fast" else [it])
+        built = deltas.build(columns, worker_rows, [] if way == "fast" else [it])
         built.commit(columns)
         if way == "slow":
             columns.slow_down(it, columns.num_tokens(it))
@@ -94,15 +94,15 @@ def test_first_token_and_end_are_due_at_once_the_rest_by_interval(columns, way: 
 
 def test_an_entry_carries_what_lies_behind_the_cursor(columns) -> None:
     it, other = new(columns, logprobs=1), new(columns)
-    lines = fast(columns, other)
+    worker_rows = fast(columns, other)
     push(columns, it, 1)
     push(columns, other, 2)
-    deltas.build(columns, lines, [it]).commit(columns)
+    deltas.build(columns, worker_rows, [it]).commit(columns)
     columns.slow_down(it, 1)
     push(columns, it, 0, 2)
     push(columns, other, 1, 2, 1)
     it.output.finish("abort")
-    built = deltas.build(columns, lines, [it])
+    built = deltas.build(columns, worker_rows, [it])
     message = built.message
     check_deltas(message)
     assert message.texts == ["bc", "abca"]
@@ -120,10 +120,10 @@ def test_an_entry_carries_what_lies_behind_the_cursor(columns) -> None:
 
 def test_one_wide_request_does_not_widen_all(columns) -> None:
     streams = [new(columns), new(columns, logprobs=2), new(columns, logprobs=0)]
-    lines = fast(columns, *streams)
+    worker_rows = fast(columns, *streams)
     for stream in streams:
         push(columns, stream, 1)
-    message = deltas.build(columns, lines, []).message
+    message = deltas.build(columns, worker_rows, []).message
     check_deltas(message)
     assert message.logprobs is not None
     assert u32(message.logprobs.widths).tolist() == [0, 3, 1]
@@ -142,16 +142,16 @@ def test_without_logprobs_there_are_no_columns(columns) -> None:
 @pytest.mark.parametrize("way", ["fast", "slow"])
 def test_a_message_keeps_to_its_budget_and_the_end_comes_last(columns, way: str) -> None:
     it = new(columns, logprobs=20)
-    lines = fast(columns, it) if way == "fast" else NONE
+    worker_rows = fast(columns, it) if way == "fast" else NONE
     push(columns, it, *[3] * 20_000)
     texts, num_messages, ended = [], 0, []
     while not ended:
-        if way == "fast" and columns.sent_tokens[it.line] == 20_000:
+        if way == "fast" and columns.sent_tokens[it.worker_row] == 20_000:
             columns.slow_down(it, 20_000)
-        is_fast = columns.is_fast[it.line]
+        is_fast = columns.is_fast[it.worker_row]
         if not is_fast and it.output.end is None:
             it.output.finish("abort")
-        built = deltas.build(columns, lines if is_fast else NONE, [] if is_fast else [it])
+        built = deltas.build(columns, worker_rows if is_fast else NONE, [] if is_fast else [it])
         check_deltas(built.message)
         num_messages += 1
         texts += built.message.texts
@@ -170,36 +170,36 @@ def test_what_is_behind_the_budget_is_left_for_the_next_message(columns) -> None
     built = deltas.build(columns, NONE, many)
     assert sum(map(len, built.message.texts)) <= MESSAGE_BUDGET_BYTES
     built.commit(columns)
-    left = [it for it in many if columns.is_dirty[it.line]]
+    left = [it for it in many if columns.is_dirty[it.worker_row]]
     assert 1 <= len(left) <= 10
 
 
-def test_fast_lines_share_a_message_evenly(columns) -> None:
+def test_fast_worker_rows_share_a_message_evenly(columns) -> None:
     short, long = new(columns), new(columns)
-    lines = fast(columns, short, long)
+    worker_rows = fast(columns, short, long)
     push(columns, short, 1)
     push(columns, long, *[1] * 90_000)
-    built = deltas.build(columns, lines, [])
+    built = deltas.build(columns, worker_rows, [])
     counts = u32(built.message.counts)
     assert counts[0] == 1
     assert 1000 < counts[1] < 90_000
     built.commit(columns)
-    assert columns.is_dirty[lines.array].tolist() == [False, True]
+    assert columns.is_dirty[worker_rows.array].tolist() == [False, True]
 
 
 def test_urgent_are_first_tokens_and_ends_alone(columns) -> None:
     it, other = new(columns), new(columns)
-    lines = fast(columns, other)
+    worker_rows = fast(columns, other)
     push(columns, it, 1)
     push(columns, other, 1)
     assert deltas.is_urgent(it)
-    assert len(deltas.due_fast(columns, lines, urgent=True)) == 1
-    deltas.build(columns, lines, [it]).commit(columns)
+    assert len(deltas.due_fast(columns, worker_rows, urgent=True)) == 1
+    deltas.build(columns, worker_rows, [it]).commit(columns)
     columns.slow_down(it, 1)
     push(columns, it, 1)
     push(columns, other, 1)
     assert deltas.is_due(it)
     assert not deltas.is_urgent(it)
-    assert len(deltas.due_fast(columns, lines, urgent=True)) == 0
+    assert len(deltas.due_fast(columns, worker_rows, urgent=True)) == 0
     it.output.finish("abort")
     assert deltas.is_urgent(it)

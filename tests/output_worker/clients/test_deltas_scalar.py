@@ -16,7 +16,7 @@ from slipstream_worker.clients.deltas_scalar import build_few, due_few
 from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
 from slipstream_worker.detokenizer.table import TokenTable
 from slipstream_worker.streams.registration import open_output
-from slipstream_worker.streams.stream import Reader, Stage, Stream
+from slipstream_worker.streams.stream import Reader, Stage, WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns
 
 EOS = 0
@@ -45,29 +45,29 @@ class World:
     def __init__(self, admits: list[Admit], *, is_few: bool, has_table: bool = True) -> None:
         self.columns = StreamColumns(FACTORY.fast_table if has_table else None)
         self.is_few = is_few
-        self.streams: list[Stream] = []
+        self.streams: list[WorkerStream] = []
         for number, admit in enumerate(admits):
-            stream = Stream(bytes([number]), Stage.RUNNING, registration=admit)
+            stream = WorkerStream(bytes([number]), Stage.RUNNING, registration=admit)
             stream.output = open_output(admit, FACTORY)
             stream.interval = admit.params.stream_interval
             stream.reader = Reader(b"client", 100 + number)
             self.columns.open(stream, admit)
-            self.columns.handles[stream.line] = 100 + number
+            self.columns.handles[stream.worker_row] = 100 + number
             self.streams.append(stream)
 
     def push(self, numbers: list[int], ids: list[int]) -> list[int]:
         """One token of each of these streams; which had to be looked at."""
         columns, streams = self.columns, [self.streams[number] for number in numbers]
-        lines = [stream.line for stream in streams]
+        worker_rows = [stream.worker_row for stream in streams]
         if self.is_few:
-            care = columns.append_few(lines, ids)
+            care = columns.append_few(worker_rows, ids)
         else:
             needs = columns.append(
-                RowSet(np.array(lines, np.int64)), None, np.array(ids, np.uint32)
+                RowSet(np.array(worker_rows, np.int64)), None, np.array(ids, np.uint32)
             )
             care = np.flatnonzero(needs).tolist()
         for at in care:
-            if columns.is_fast[lines[at]]:
+            if columns.is_fast[worker_rows[at]]:
                 columns.slow_down(streams[at], columns.num_tokens(streams[at]) - 1)
                 columns.learn(streams[at], ids[at])
             streams[at].output.push([ids[at]])
@@ -76,24 +76,28 @@ class World:
     def send(self, *, urgent: bool) -> tuple[object, list[int], bool] | None:
         """The next message, whose end is in it, and whether it is all that was due."""
         columns = self.columns
-        numbers = sorted(stream.line for stream in self.streams)
-        lines = np.array(numbers, np.int64)
-        dirty = lines[columns.is_dirty[lines]]
+        numbers = sorted(stream.worker_row for stream in self.streams)
+        worker_rows = np.array(numbers, np.int64)
+        dirty = worker_rows[columns.is_dirty[worker_rows]]
         fast = deltas.due_fast(columns, RowSet(dirty[columns.is_fast[dirty]]), urgent=urgent)
-        slow_lines = dirty[~columns.is_fast[dirty]].tolist()
+        slow_worker_rows = dirty[~columns.is_fast[dirty]].tolist()
         leaves_now = deltas.is_urgent if urgent else deltas.is_due
-        slow = [s for s in (columns.streams[line] for line in slow_lines) if leaves_now(s)]
+        slow = [
+            s
+            for s in (columns.streams[worker_row] for worker_row in slow_worker_rows)
+            if leaves_now(s)
+        ]
         if self.is_few:
             spans, also_slow = due_few(columns, numbers, urgent=urgent)
-            assert also_slow == slow_lines
-            assert [line for line, _, _ in spans] == fast.tolist()
+            assert also_slow == slow_worker_rows
+            assert [worker_row for worker_row, _, _ in spans] == fast.tolist()
             built = build_few(columns, spans, slow) if spans or slow else None
         else:
             built = deltas.build(columns, fast, slow) if len(fast) or slow else None
         if built is None:
             return None
         built.commit(columns)
-        return built.message, [stream.line for stream in built.slow.ended], built.is_all
+        return built.message, [stream.worker_row for stream in built.slow.ended], built.is_all
 
     def state(self) -> list[object]:
         """All that the next message depends on."""
@@ -123,7 +127,7 @@ def test_a_few_streams_have_the_same_messages_as_many(data: st.DataObject) -> No
         assert worlds[0].state() == worlds[1].state()
 
 
-def test_a_long_history_goes_over_pages_and_new_lines_have_cells_of_their_own() -> None:
+def test_a_long_history_goes_over_pages_and_new_worker_rows_have_cells_of_their_own() -> None:
     admits = [Admit(b"", pack_u32([1]), SamplingParams(), (), 0, 10_000)] * 70  # columns grow at 64
     worlds = [World(admits, is_few=is_few) for is_few in (False, True)]
     for step in range(200):
@@ -149,15 +153,17 @@ def fast_world() -> World:
 
 
 def spans_of(world: World, number: int) -> list[tuple[int, int, int]]:
-    return due_few(world.columns, [world.streams[number].line], urgent=False)[0]
+    return due_few(world.columns, [world.streams[number].worker_row], urgent=False)[0]
 
 
 def test_log_probabilities_are_for_the_columns_way(fast_world: World) -> None:
     fast_world.push([0], [1])
     assert build_few(fast_world.columns, spans_of(fast_world, 0), []) is not None
-    line = RowSet(np.array([fast_world.streams[1].line]))
+    worker_row = RowSet(np.array([fast_world.streams[1].worker_row]))
     four = bytes(4)
-    fast_world.columns.logprobs.append_columns(line, None, LogprobColumns(1, four, four, four))
+    fast_world.columns.logprobs.append_columns(
+        worker_row, None, LogprobColumns(1, four, four, four)
+    )
     fast_world.push([1], [1])
     spans = spans_of(fast_world, 1)
     assert spans
@@ -167,8 +173,8 @@ def test_log_probabilities_are_for_the_columns_way(fast_world: World) -> None:
 def test_more_than_a_message_may_hold_is_for_the_columns_way(fast_world: World) -> None:
     stream = fast_world.streams[0]
     num = MESSAGE_BUDGET_BYTES // 12 + 1
-    fast_world.columns.tokens.extend(stream.line, np.ones(num, np.uint32))
-    fast_world.columns.is_dirty[stream.line] = True
+    fast_world.columns.tokens.extend(stream.worker_row, np.ones(num, np.uint32))
+    fast_world.columns.is_dirty[stream.worker_row] = True
     spans = spans_of(fast_world, 0)
-    assert spans == [(stream.line, 0, num)]
+    assert spans == [(stream.worker_row, 0, num)]
     assert build_few(fast_world.columns, spans, []) is None

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Deltas
 from slipstream_ipc.row_set import NO_ROWS, RowSet
-from slipstream_ipc.telemetry.histogram import Observed
+from slipstream_ipc.telemetry.histogram import HistogramBuilder
 from slipstream_ipc.telemetry.statistics import WorkerGauges
-from slipstream_worker.clients.deltas import Built, SlowEntries
-from slipstream_worker.clients.deltas_scalar import FewBuilt
-from slipstream_worker.clients.latency import Counters, Pace
-from slipstream_worker.streams.stream import Stage, Stream
+from slipstream_worker.clients.deltas import BuiltDeltas, SlowEntries
+from slipstream_worker.clients.deltas_scalar import BuiltScalarDeltas
+from slipstream_worker.clients.latency import DeliveryPace, RequestCounters
+from slipstream_worker.streams.stream import Stage, WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns
 
 NUM_LINES = 24
@@ -26,9 +26,9 @@ NONE = np.zeros(0, np.int64)
 LINES = st.lists(st.integers(1, NUM_LINES), unique=True, min_size=1)
 
 
-def message(lines: list[int], num_tokens: int) -> Deltas:
-    ids = pack_u32([0] * (len(lines) * num_tokens))
-    return Deltas(pack_u32(lines), b"", b"", [], ids)
+def message(worker_rows: list[int], num_tokens: int) -> Deltas:
+    ids = pack_u32([0] * (len(worker_rows) * num_tokens))
+    return Deltas(pack_u32(worker_rows), b"", b"", [], ids)
 
 
 class World:
@@ -36,53 +36,57 @@ class World:
 
     def __init__(self) -> None:
         self.columns = StreamColumns(None)
-        self.counters = Counters()
-        self.pace = Pace(self.columns, self.counters)
+        self.counters = RequestCounters()
+        self.pace = DeliveryPace(self.columns, self.counters)
         self.now = 100.0
         self.last: dict[int, float] = {}
-        self.ttft, self.itl = Observed(), Observed()
+        self.ttft, self.itl = HistogramBuilder(), HistogramBuilder()
         self.num_deltas = self.num_tokens = self.num_messages = 0
         self.columns.streams += [None] * NUM_LINES
-        for line in range(1, NUM_LINES + 1):
-            self.columns.streams[line] = self.stream(line)
+        for worker_row in range(1, NUM_LINES + 1):
+            self.columns.streams[worker_row] = self.stream(worker_row)
 
-    def stream(self, line: int) -> Stream:
+    def stream(self, worker_row: int) -> WorkerStream:
         end = SimpleNamespace(num_tokens=5)
         output: Any = SimpleNamespace(end=end)
-        return Stream(b"%d" % line, Stage.RUNNING, line=line, output=output, arrived_at=99.0)
+        return WorkerStream(
+            b"%d" % worker_row, Stage.RUNNING, worker_row=worker_row, output=output, arrived_at=99.0
+        )
 
-    def expect(self, lines: list[int], num_tokens: int) -> None:
-        for line in lines:
-            if line in self.last:
-                self.itl.add(self.now - self.last[line])
+    def expect(self, worker_rows: list[int], num_tokens: int) -> None:
+        for worker_row in worker_rows:
+            if worker_row in self.last:
+                self.itl.add(self.now - self.last[worker_row])
             else:
                 self.ttft.add(self.now - 99.0)
-            self.last[line] = self.now
+            self.last[worker_row] = self.now
         self.num_messages += 1
-        self.num_deltas += len(lines)
-        self.num_tokens += num_tokens * len(lines)
+        self.num_deltas += len(worker_rows)
+        self.num_tokens += num_tokens * len(worker_rows)
 
     def many(self, fast: RowSet, slow: list[int], num_tokens: int) -> None:
         self.expect([*fast.tolist(), *slow], num_tokens)
         told = message([*slow, *fast.tolist()], num_tokens)
         entries = self.entries(slow, num_tokens)
-        built = Built(told, entries, fast, NONE, NONE, NONE, is_all=True)
+        built = BuiltDeltas(told, entries, fast, NONE, NONE, NONE, is_all=True)
         self.pace.left(built, self.now)
 
     def few(self, fast: list[int], slow: list[int], num_tokens: int) -> None:
         self.expect([*fast, *slow], num_tokens)
-        spans = [(line, 0, num_tokens) for line in fast]
+        spans = [(worker_row, 0, num_tokens) for worker_row in fast]
         entries = self.entries(slow, num_tokens)
         told = message([*slow, *fast], num_tokens)
-        self.pace.left(FewBuilt(told, entries, spans, [""] * len(fast), is_all=True), self.now)
+        self.pace.left(
+            BuiltScalarDeltas(told, entries, spans, [""] * len(fast), is_all=True), self.now
+        )
 
     def entries(self, slow: list[int], num_tokens: int) -> SlowEntries:
         entries = SlowEntries()
-        for line in slow:
-            stream = self.columns.streams[line]
+        for worker_row in slow:
+            stream = self.columns.streams[worker_row]
             assert stream is not None
             entries.moves.append((stream, None))  # type: ignore[arg-type]
-            entries.spans.append((line, 0, num_tokens))
+            entries.spans.append((worker_row, 0, num_tokens))
         return entries
 
 
@@ -100,14 +104,16 @@ def test_every_gap_is_counted_once(data: st.DataObject) -> None:
             same = RowSet(np.array(data.draw(LINES)))
             world.many(same, [], num_tokens)
         elif kind == "leave":
-            world.pace.settle()
+            world.pace.flush_deferred()
         else:
-            lines = data.draw(LINES)
-            cut = data.draw(st.integers(0, len(lines)))
+            worker_rows = data.draw(LINES)
+            cut = data.draw(st.integers(0, len(worker_rows)))
             if kind == "few":
-                world.few(lines[:cut], lines[cut:], num_tokens)
+                world.few(worker_rows[:cut], worker_rows[cut:], num_tokens)
             else:
-                world.many(RowSet(np.array(lines[:cut], np.int64)), lines[cut:], num_tokens)
+                world.many(
+                    RowSet(np.array(worker_rows[:cut], np.int64)), worker_rows[cut:], num_tokens
+                )
     found = world.counters.numbers(WorkerGauges()).counters
     assert found.ttft_s.counts == world.ttft.histogram().counts
     assert found.itl_s.counts == world.itl.histogram().counts
@@ -116,19 +122,19 @@ def test_every_gap_is_counted_once(data: st.DataObject) -> None:
     assert found.num_messages == world.num_messages
 
 
-def test_a_line_that_goes_to_another_stream_has_not_been_waiting():
+def test_a_worker_row_that_goes_to_another_stream_has_not_been_waiting():
     """What is known of all lines at once is written before one of them is another's."""
     world = World()
-    lines = RowSet(np.arange(1, 4))
+    worker_rows = RowSet(np.arange(1, 4))
     for _ in range(3):
         world.now += 0.01
-        world.many(lines, [], 1)
-    world.pace.settle()  # as a port does when a line comes or goes
+        world.many(worker_rows, [], 1)
+    world.pace.flush_deferred()  # as a port does when a line comes or goes
     world.columns.delivered_at[2] = 0.0  # as columns do when they open one
     world.columns.streams[2] = world.stream(2)
     del world.last[2]
     world.now += 5.0
-    world.many(lines, [], 1)
+    world.many(worker_rows, [], 1)
     assert world.counters.numbers(WorkerGauges()).counters.ttft_s == world.ttft.histogram()
 
 
@@ -139,7 +145,7 @@ def test_an_end_is_timed_once_however_often_it_is_told():
     for _ in range(2):
         entries = world.entries([1], 0)
         entries.ended = [entries.moves[0][0]]
-        built = Built(message([1], 0), entries, NO_ROWS, NONE, NONE, NONE, is_all=True)
+        built = BuiltDeltas(message([1], 0), entries, NO_ROWS, NONE, NONE, NONE, is_all=True)
         world.pace.left(built, world.now)
     found = world.counters.numbers(WorkerGauges()).counters
     assert (found.tpot_s.num, found.e2e_s.num) == (1, 1)
@@ -152,12 +158,14 @@ def test_a_stream_taken_over_has_no_time_to_first_token():
     stream = world.columns.streams[1]
     assert stream is not None
     stream.arrived_at = 0.0
-    world.pace.left(FewBuilt(message([1], 1), world.entries([1], 1), [], [], is_all=True), 101.0)
+    world.pace.left(
+        BuiltScalarDeltas(message([1], 1), world.entries([1], 1), [], [], is_all=True), 101.0
+    )
     assert world.counters.numbers(WorkerGauges()).counters.ttft_s.num == 0
 
 
 def test_ends_and_refusals_are_told_apart():
-    counters = Counters()
+    counters = RequestCounters()
     counters.finished("stop", 3)
     counters.finished("length", 0)
     counters.finished("stop", 0)

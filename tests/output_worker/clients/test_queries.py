@@ -27,7 +27,7 @@ from slipstream_ipc.validation.chat_template import (
 )
 from slipstream_worker.clients import queries as module
 from slipstream_worker.clients import query_queue as lane
-from slipstream_worker.clients.queries import Questions
+from slipstream_worker.clients.queries import ClientQueries
 from slipstream_worker.tokenizer.long_prompts import LONG_CHARS, size_of
 
 MODEL = ModelCard("m", "/nowhere", vocab_size=1000, max_model_len=99, eos_token_ids=())
@@ -41,7 +41,7 @@ class Port:
         self.session = self
         self.is_open = True
 
-    def state(self, body: Any) -> None:
+    def enqueue(self, body: Any) -> None:
         self.said.append(body)
 
     @property
@@ -92,8 +92,8 @@ def prompts() -> Prompts:
 
 
 @pytest.fixture
-def questions(readers: Any, prompts: Any) -> Questions:
-    return Questions(readers, prompts)
+def questions(readers: Any, prompts: Any) -> ClientQueries:
+    return ClientQueries(readers, prompts)
 
 
 def test_each_gets_its_own_answer(questions, readers, prompts):
@@ -246,7 +246,7 @@ def test_who_asks_and_does_not_read_costs_a_bounded_number_of_bytes(
 ) -> None:
     monkeypatch.setattr(module, "MAX_UNREAD_BYTES", 1000)
     prompts = Prompts()
-    questions = Questions(readers, prompts)  # type: ignore[arg-type]
+    questions = ClientQueries(readers, prompts)  # type: ignore[arg-type]
     for number in range(20):
         questions.tokenize(ME, Tokenize(number, "a"))
         key = len(prompts.asked)

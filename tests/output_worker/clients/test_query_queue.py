@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream_ipc.messages import Render
-from slipstream_worker.clients.query_queue import Question, QuestionLane
+from slipstream_worker.clients.query_queue import Query, QueryQueue
 
 CLIENTS = [b"a", b"b", b"c"]
 MAX_ASKED = 10
@@ -26,9 +26,9 @@ acts = st.lists(
 def test_every_question_is_asked_once_unless_it_is_withdrawn(
     acts: list[tuple[str, bytes, int]],
 ) -> None:
-    lane = QuestionLane(MAX_ASKED)
-    waiting: list[Question] = []
-    asked: list[Question] = []
+    lane = QueryQueue(MAX_ASKED)
+    waiting: list[Query] = []
+    asked: list[Query] = []
 
     def ask_more() -> None:
         while (question := lane.next()) is not None:
@@ -40,7 +40,7 @@ def test_every_question_is_asked_once_unless_it_is_withdrawn(
 
     for number, (act, client, size) in enumerate(acts):
         if act == "ask":
-            question = Question(client, number, RENDER, size)
+            question = Query(client, number, RENDER, size)
             lane.add(question)
             waiting.append(question)
         elif act == "leave":
@@ -57,12 +57,12 @@ def test_every_question_is_asked_once_unless_it_is_withdrawn(
 
 
 def test_a_client_waits_for_one_question_of_each_other() -> None:
-    lane = QuestionLane(1)
+    lane = QueryQueue(1)
     for number in range(50):
         for client in (b"a", b"b"):
-            lane.add(Question(client, number, RENDER, 1))
+            lane.add(Query(client, number, RENDER, 1))
     first = lane.next()
-    lane.add(Question(b"c", 0, RENDER, 1000))
+    lane.add(Query(b"c", 0, RENDER, 1000))
     turns = []
     while first is not None:
         turns.append(first.client)
@@ -73,9 +73,9 @@ def test_a_client_waits_for_one_question_of_each_other() -> None:
 
 
 def test_there_is_always_room_for_somebody_new() -> None:
-    lane = QuestionLane(1)
+    lane = QueryQueue(1)
     for number in range(6):
-        question = Question(b"%d" % number, 0, RENDER, 100_000)
+        question = Query(b"%d" % number, 0, RENDER, 100_000)
         assert not lane.why_full(question)
         while not lane.why_full(question):
             lane.add(question)

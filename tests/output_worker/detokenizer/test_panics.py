@@ -19,7 +19,7 @@ from slipstream_worker.detokenizer import compiler as compiling
 from slipstream_worker.detokenizer.compiler import UnsupportedDecoder, compile_table
 from slipstream_worker.detokenizer.panics import PanicError
 from slipstream_worker.detokenizer.window import WindowDetokenizerFactory
-from slipstream_worker.tokenizer.process import PromptConfig, prepare, render
+from slipstream_worker.tokenizer.process import TokenizerConfig, prepare, render
 
 WORD, EMPTY = 0, 1
 
@@ -78,7 +78,7 @@ def test_a_tokenizer_that_cannot_be_loaded_is_told_with_what_is_needed(
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     if tokenizer_json is not None:
         (tmp_path / "tokenizer.json").write_text(tokenizer_json)
-    config = PromptConfig(tokenizer=str(tmp_path), address="", cache_dir=str(tmp_path))
+    config = TokenizerConfig(tokenizer=str(tmp_path), address="", cache_dir=str(tmp_path))
     tokenizer, ready = prepare(config)
     assert tokenizer is None
     assert why in ready.error
@@ -89,7 +89,7 @@ def test_a_cache_that_cannot_be_written_is_no_fault_of_the_tokenizer(
     tmp_path: Path, demo_folder: Any
 ) -> None:
     (tmp_path / "file").touch()
-    config = PromptConfig(tokenizer=demo_folder, address="", cache_dir=f"{tmp_path}/file/cache")
+    config = TokenizerConfig(tokenizer=demo_folder, address="", cache_dir=f"{tmp_path}/file/cache")
     error = prepare(config)[1].error
     assert "cannot write the cache folder" in error
     assert "XDG_CACHE_HOME" in error

@@ -23,8 +23,8 @@ from slipstream_worker.detokenizer.compiler import UnsupportedDecoder
 from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
 from slipstream_worker.detokenizer.slow_compiler import compile_slow, slow_pieces
 from slipstream_worker.detokenizer.table import load_table
-from slipstream_worker.tokenizer.client import Prompts
-from slipstream_worker.tokenizer.process import PromptConfig, prepare
+from slipstream_worker.tokenizer.client import TokenizerClient
+from slipstream_worker.tokenizer.process import TokenizerConfig, prepare
 
 TEXT = "héllo naïve 日本 😀 said"
 
@@ -67,7 +67,9 @@ def byt5(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def prepared(byt5: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     cache = tmp_path_factory.mktemp("cache")
-    tokenizer, ready = prepare(PromptConfig(tokenizer=str(byt5), address="", cache_dir=str(cache)))
+    tokenizer, ready = prepare(
+        TokenizerConfig(tokenizer=str(byt5), address="", cache_dir=str(cache))
+    )
     assert not ready.error
     assert not tokenizer.is_fast
     table = load_table(Path(ready.table_path))
@@ -107,7 +109,7 @@ def test_byt5_reads_as_transformers_decodes_it(
 def test_byt5_is_served_by_the_prompt_process(byt5: Path, tmp_path: Path) -> None:
     options: dict[str, object] = {"tokenizer": str(byt5), "cache_dir": str(tmp_path / "cache")}
     with zmq.Context() as context:
-        prompts = Prompts(context, f"ipc://{tmp_path}/p", options)
+        prompts = TokenizerClient(context, f"ipc://{tmp_path}/p", options)
         answers: list[Rendered | PromptReady] = []
         keys = [prompts.ask(Render(0, TEXT)), prompts.ask(Render(0, TEXT * 1000))]
         while len(answers) < 3:
@@ -148,7 +150,7 @@ def test_tokens_that_are_no_bytes_are_refused(
     tokenizer = BytesTokenizer()
     monkeypatch.setattr(tokenizer, "convert_ids_to_tokens", lambda _: "word@@")
     monkeypatch.setattr("slipstream_worker.tokenizer.process.load_tokenizer", lambda _: tokenizer)
-    config = PromptConfig(tokenizer="x", address="", cache_dir=str(tmp_path))
+    config = TokenizerConfig(tokenizer="x", address="", cache_dir=str(tmp_path))
     said = prepare(config)[1].error
     assert "BytesTokenizer has no tokenizer.json" in said
     assert "word@@" in said
@@ -158,7 +160,7 @@ def test_tokens_that_are_no_bytes_are_refused(
 
 
 def check(folder: Path, tmp_path: Path) -> None:
-    config = PromptConfig(tokenizer=str(folder), address="", cache_dir=str(tmp_path / "cache"))
+    config = TokenizerConfig(tokenizer=str(folder), address="", cache_dir=str(tmp_path / "cache"))
     tokenizer, ready = prepare(config)
     assert not ready.error
     ids = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
@@ -202,7 +204,7 @@ def test_the_packages_that_are_missing_are_named(
 ) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x0enonsense")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    config = PromptConfig(tokenizer=str(tmp_path), address="", cache_dir=str(tmp_path / "cache"))
+    config = TokenizerConfig(tokenizer=str(tmp_path), address="", cache_dir=str(tmp_path / "cache"))
     monkeypatch.setattr("slipstream_worker.tokenizer.process.find_spec", lambda _: None)
     said = prepare(config)[1].error
     assert "sentencepiece" in said

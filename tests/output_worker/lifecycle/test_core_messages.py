@@ -8,12 +8,12 @@ import pytest
 
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, End, ModelCard, Registered, SamplingParams, Step, Welcome
-from slipstream_worker.clients.latency import Counters
-from slipstream_worker.clients.readers import Readers
-from slipstream_worker.lifecycle.core_messages import FromCore
-from slipstream_worker.lifecycle.lifecycle import Lives
-from slipstream_worker.streams.retention import Keeping
-from slipstream_worker.streams.stream import Stage, Stream, StreamTable
+from slipstream_worker.clients.latency import RequestCounters
+from slipstream_worker.clients.readers import StreamReaders
+from slipstream_worker.lifecycle.core_messages import CoreMessages
+from slipstream_worker.lifecycle.lifecycle import StreamLifecycle
+from slipstream_worker.streams.retention import Retention
+from slipstream_worker.streams.stream import Stage, WorkerStream, WorkerStreamTable
 from slipstream_worker.streams.stream_columns import StreamColumns
 
 CARD = ModelCard("m", "/nowhere", vocab_size=1000, max_model_len=99, eos_token_ids=())
@@ -34,14 +34,20 @@ class Told:
 
     def __init__(self) -> None:
         anybody: Any = Anybody()
-        self.streams, self.columns, counters = StreamTable(), StreamColumns(None), Counters()
-        self.keeping = Keeping(self.streams, 60.0)
-        readers = Readers(anybody, self.columns, anybody, counters, self.keeping, room=None)
-        kept = self.streams, self.columns, readers, self.keeping
-        self.lives = Lives(anybody, *kept, anybody, counters)
-        self.from_core = FromCore(anybody, self.lives, *kept, counters, anybody, tokenizer="t")
+        self.streams, self.columns, counters = (
+            WorkerStreamTable(),
+            StreamColumns(None),
+            RequestCounters(),
+        )
+        self.retention = Retention(self.streams, 60.0)
+        readers = StreamReaders(anybody, self.columns, anybody, counters, self.retention, room=None)
+        kept = self.streams, self.columns, readers, self.retention
+        self.lifecycle = StreamLifecycle(anybody, *kept, anybody, counters)
+        self.from_core = CoreMessages(
+            anybody, self.lifecycle, *kept, counters, anybody, tokenizer="t"
+        )
 
-    def registered(self, end: End) -> Stream:
+    def registered(self, end: End) -> WorkerStream:
         admit = Admit(
             stream_id=b"a" * 16,
             prompt_ids=pack_u32([1, 2]),
@@ -93,7 +99,7 @@ def test_a_replayed_end_comes_behind_its_tokens(told: Told) -> None:
 def test_who_ends_it_before_it_is_replayed_holds_nobody_up(told: Told) -> None:
     stream = told.registered(End("error", 2))
     assert not told.is_quick
-    told.lives.abort(stream)
+    told.lifecycle.abort(stream)
     assert told.is_quick
 
 
@@ -106,10 +112,15 @@ def test_a_new_attach_begins_with_nothing(told: Told) -> None:
 
 def test_streams_are_cancelled_whichever_client_reads_them() -> None:
     told = Told()
-    told.streams.add(running := Stream(b"r" * 16, Stage.RENDERING))
-    told.streams.add(ended := Stream(b"e" * 16, Stage.ENDED))
-    told.keeping.bury([b"f" * 16])
+    told.streams.add(running := WorkerStream(b"r" * 16, Stage.RENDERING))
+    told.streams.add(ended := WorkerStream(b"e" * 16, Stage.ENDED))
+    told.retention.bury([b"f" * 16])
     asked = (ended.stream_id, running.stream_id, b"?" * 16, b"f" * 16)
-    assert [told.lives.cancel(each) for each in asked] == ["ended", "running", "unknown", "ended"]
+    assert [told.lifecycle.cancel(each) for each in asked] == [
+        "ended",
+        "running",
+        "unknown",
+        "ended",
+    ]
     assert told.streams.get(running.stream_id) is None
     assert told.streams.get(ended.stream_id) is ended

@@ -24,7 +24,7 @@ from slipstream_worker.detokenizer.table import TokenTable
 from slipstream_worker.detokenizer.window import WindowDetokenizerFactory
 from slipstream_worker.output.stop_strings import StopStrings
 from slipstream_worker.output.stream_output import StreamOutput
-from slipstream_worker.streams.stream import Reader, Stage, Stream
+from slipstream_worker.streams.stream import Reader, Stage, WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns
 
 FOREVER = 2**30
@@ -76,7 +76,7 @@ def test_a_blank_and_two_bytes_of_a_character_again_and_again(stops: tuple[str, 
 
 def test_its_reader_gets_each_of_them() -> None:
     columns = StreamColumns(FACTORY.fast_table)
-    stream = Stream(bytes(16), Stage.RUNNING)
+    stream = WorkerStream(bytes(16), Stage.RUNNING)
     admit = Admit(bytes(16), pack_u32([WHOLE]), SamplingParams(), (), 0, FOREVER)
     stream.output = output_of(FACTORY.create([WHOLE], False))
     stream.reader = Reader(b"client", 1)
@@ -90,7 +90,7 @@ def test_its_reader_gets_each_of_them() -> None:
 
 @pytest.mark.parametrize("interval", [2, 5])
 def test_text_of_an_unfinished_token_counts_as_that_token(interval: int) -> None:
-    stream = Stream(bytes(16), Stage.RUNNING, interval=interval)
+    stream = WorkerStream(bytes(16), Stage.RUNNING, interval=interval)
     stream.output = output_of(FACTORY.create([WHOLE], False))
     stream.reader = Reader(b"client", 1)
     num_tokens = []

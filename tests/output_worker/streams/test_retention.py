@@ -8,20 +8,20 @@ from math import inf
 import pytest
 
 from slipstream_worker.streams import retention as module
-from slipstream_worker.streams.retention import ABORTED, Keeping
-from slipstream_worker.streams.stream import Stage, Stream, StreamTable
+from slipstream_worker.streams.retention import ABORTED, Retention
+from slipstream_worker.streams.stream import Stage, WorkerStream, WorkerStreamTable
 
 
-def ended(streams: StreamTable, keeping: Keeping, num_bytes: int = 100) -> Stream:
-    stream = Stream(secrets.token_bytes(16), Stage.ENDED, line=1)
+def ended(streams: WorkerStreamTable, keeping: Retention, num_bytes: int = 100) -> WorkerStream:
+    stream = WorkerStream(secrets.token_bytes(16), Stage.ENDED, worker_row=1)
     streams.add(stream)
     keeping.ended(stream, num_bytes)
     return stream
 
 
 def test_one_that_nobody_acknowledges_keeps_no_others() -> None:
-    streams = StreamTable()
-    keeping = Keeping(streams, grace_s=60.0)
+    streams = WorkerStreamTable()
+    keeping = Retention(streams, grace_s=60.0)
     stuck = ended(streams, keeping)
     assert stuck.leaves_at == inf
     for _ in range(100):
@@ -34,8 +34,8 @@ def test_one_that_nobody_acknowledges_keeps_no_others() -> None:
 
 def test_the_oldest_that_nobody_waits_for_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_ENDED_BYTES", 250)
-    streams = StreamTable()
-    keeping = Keeping(streams, grace_s=60.0)
+    streams = WorkerStreamTable()
+    keeping = Retention(streams, grace_s=60.0)
     waited_for, *others = [ended(streams, keeping) for _ in range(4)]
     for stream in others:
         keeping.leave_after_grace(stream)
@@ -47,8 +47,8 @@ def test_the_oldest_that_nobody_waits_for_make_room(monkeypatch: pytest.MonkeyPa
 
 
 def test_it_is_known_why_a_stream_is_gone() -> None:
-    streams = StreamTable()
-    keeping = Keeping(streams, grace_s=0.0)
+    streams = WorkerStreamTable()
+    keeping = Retention(streams, grace_s=0.0)
     stream = ended(streams, keeping)
     keeping.leave_after_grace(stream)
     assert not keeping.has_been(stream.stream_id)
@@ -61,8 +61,8 @@ def test_it_is_known_why_a_stream_is_gone() -> None:
 
 
 def test_a_stream_that_is_left_and_come_back_to_very_often_costs_no_more() -> None:
-    streams = StreamTable()
-    keeping = Keeping(streams, grace_s=60.0)
+    streams = WorkerStreamTable()
+    keeping = Retention(streams, grace_s=60.0)
     stream, other = ended(streams, keeping), ended(streams, keeping)
     keeping.leave_after_grace(other)
     for _ in range(10_000):
@@ -74,9 +74,9 @@ def test_a_stream_that_is_left_and_come_back_to_very_often_costs_no_more() -> No
 
 
 def test_one_that_goes_on_has_time_to_be_come_back_to() -> None:
-    streams = StreamTable()
-    keeping = Keeping(streams, grace_s=0.0)
-    running = Stream(secrets.token_bytes(16), Stage.RUNNING, line=1)
+    streams = WorkerStreamTable()
+    keeping = Retention(streams, grace_s=0.0)
+    running = WorkerStream(secrets.token_bytes(16), Stage.RUNNING, worker_row=1)
     streams.add(running)
     keeping.leave_after_grace(running)
     assert keeping.take_due() == []

@@ -13,14 +13,14 @@ from slipstream_ipc.history.text_log import START
 from slipstream_ipc.messages import Admit, LogprobColumns, SamplingParams
 from slipstream_ipc.row_set import RowSet
 from slipstream_worker.clients import deltas
-from slipstream_worker.clients.deltas_scalar import FewBuilt, build_few, due_few
+from slipstream_worker.clients.deltas_scalar import BuiltScalarDeltas, build_few, due_few
 from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
 from slipstream_worker.detokenizer.table import TokenTable
-from slipstream_worker.detokenizer.text_columns import FastTable, View, character_sets
+from slipstream_worker.detokenizer.text_columns import TextColumns, VocabularyView, character_sets
 from slipstream_worker.output.stream_output import StreamOutput
 from slipstream_worker.streams.registration import open_output
-from slipstream_worker.streams.slow_path import push_carefully
-from slipstream_worker.streams.stream import Reader, Stage, Stream
+from slipstream_worker.streams.slow_path import push_slow
+from slipstream_worker.streams.stream import Reader, Stage, WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns
 
 E_ACUTE = "é".encode()
@@ -72,12 +72,12 @@ def test_both_ways_give_what_one_output_gives(data: st.DataObject) -> None:
     admits = data.draw(st.lists(registrations(), min_size=1, max_size=5))
     streams, oracles, copies = [], [], []
     for number, admit in enumerate(admits):
-        stream = Stream(bytes([number]), Stage.RUNNING, registration=admit)
+        stream = WorkerStream(bytes([number]), Stage.RUNNING, registration=admit)
         stream.output = open_output(admit, FACTORY)
         stream.interval = admit.params.stream_interval
         stream.reader = Reader(b"client", number)
         columns.open(stream, admit)
-        columns.handles[stream.line] = number
+        columns.handles[stream.worker_row] = number
         streams.append(stream)
         oracles.append(open_output(admit, FACTORY))
         copies.append(Sent())
@@ -91,7 +91,7 @@ def test_both_ways_give_what_one_output_gives(data: st.DataObject) -> None:
             columns.slow_down(stream, columns.num_tokens(stream))
             stream.output.finish("abort")
             oracle.finish("abort")
-        columns.is_dirty[stream.line] = True
+        columns.is_dirty[stream.worker_row] = True
     while send(columns, streams, copies):
         pass
     for stream, oracle, copy, ids in zip(streams, oracles, copies, told, strict=True):
@@ -108,7 +108,7 @@ def test_both_ways_give_what_one_output_gives(data: st.DataObject) -> None:
 def push(
     data: st.DataObject,
     columns: StreamColumns,
-    streams: list[Stream],
+    streams: list[WorkerStream],
     oracles: list[StreamOutput],
     told: list[list[int]],
 ) -> None:
@@ -119,35 +119,35 @@ def push(
         return
     each_one = data.draw(st.booleans())
     spans = [data.draw(st.lists(TOKENS, min_size=1, max_size=1 if each_one else 4)) for _ in chosen]
-    lines = np.array([streams[n].line for n in chosen])
+    worker_rows = np.array([streams[n].worker_row for n in chosen])
     counts = None if each_one else np.array([len(span) for span in spans])
     ids = np.array([token for span in spans for token in span], np.uint32)
-    widths = [int(columns.widths[line]) for line in lines]
+    widths = [int(columns.widths[worker_row]) for worker_row in worker_rows]
     if any(widths):
         values = [w for span, w in zip(spans, widths, strict=True) for _ in range(len(span) * w)]
         ranked = [t + 7 for span, w in zip(spans, widths, strict=True) if w for t in span]
         logprobs = LogprobColumns(
             0, bytes(4 * len(values)), bytes(4 * len(values)), pack_u32(ranked), pack_u32(widths)
         )
-        columns.logprobs.append_columns(RowSet(lines), counts, logprobs)
+        columns.logprobs.append_columns(RowSet(worker_rows), counts, logprobs)
     if each_one and data.draw(st.booleans()):
-        care_of = columns.append_few(lines.tolist(), ids.tolist())
-        needs_care = [at in care_of for at in range(len(lines))]
+        care_of = columns.append_few(worker_rows.tolist(), ids.tolist())
+        needs_care = [at in care_of for at in range(len(worker_rows))]
     else:
-        needs_care = columns.append(RowSet(lines), counts, ids).tolist()
+        needs_care = columns.append(RowSet(worker_rows), counts, ids).tolist()
     for n, span, care in zip(chosen, spans, needs_care, strict=True):
         told[n] += span
         oracles[n].push(span)
         if care:
-            assert push_carefully(columns, streams[n], span) == (oracles[n].end is not None)
+            assert push_slow(columns, streams[n], span) == (oracles[n].end is not None)
         assert streams[n].output.end == oracles[n].end, "only what needs care can end"
 
 
 def send(
-    columns: StreamColumns, streams: list[Stream], copies: list[Sent], *, is_few: bool = False
+    columns: StreamColumns, streams: list[WorkerStream], copies: list[Sent], *, is_few: bool = False
 ) -> bool:
     """What a client's port does; every position must be one of the whole stream's."""
-    numbers = [s.line for s, c in zip(streams, copies, strict=True) if not c.is_ended]
+    numbers = [s.worker_row for s, c in zip(streams, copies, strict=True) if not c.is_ended]
     built = build_a_few(columns, numbers) if is_few else None
     if built is None:
         built = build_many(columns, np.array(numbers, np.int64))
@@ -179,18 +179,20 @@ def send(
     return True
 
 
-def build_many(columns: StreamColumns, lines: np.ndarray) -> deltas.Built | None:
-    lines = lines[columns.is_dirty[lines]]
-    fast = deltas.due_fast(columns, RowSet(lines[columns.is_fast[lines]]), urgent=False)
-    slow = [columns.streams[line] for line in lines[~columns.is_fast[lines]]]
+def build_many(columns: StreamColumns, worker_rows: np.ndarray) -> deltas.BuiltDeltas | None:
+    worker_rows = worker_rows[columns.is_dirty[worker_rows]]
+    fast = deltas.due_fast(columns, RowSet(worker_rows[columns.is_fast[worker_rows]]), urgent=False)
+    slow = [
+        columns.streams[worker_row] for worker_row in worker_rows[~columns.is_fast[worker_rows]]
+    ]
     slow = [stream for stream in slow if deltas.is_due(stream)]
     return deltas.build(columns, fast, slow) if len(fast) or slow else None
 
 
-def build_a_few(columns: StreamColumns, lines: list[int]) -> FewBuilt | None:
+def build_a_few(columns: StreamColumns, worker_rows: list[int]) -> BuiltScalarDeltas | None:
     """The scalar way; None where there is nothing, or it is for the other one."""
-    spans, slow_lines = due_few(columns, lines, urgent=False)
-    slow = [columns.streams[line] for line in slow_lines]
+    spans, slow_worker_rows = due_few(columns, worker_rows, urgent=False)
+    slow = [columns.streams[worker_row] for worker_row in slow_worker_rows]
     slow = [stream for stream in slow if deltas.is_due(stream)]
     return build_few(columns, spans, slow) if spans or slow else None
 
@@ -210,27 +212,37 @@ def test_ascii_letters_have_a_bit_each() -> None:
 
 
 def test_each_view_has_an_entry_for_ids_beyond_the_vocabulary() -> None:
-    table = FastTable(["x", None], ["", None])
-    for view, text, length in ((View.SHOWN, "x", 1), (View.SKIPPED, "", 0), (View.SILENT, "", 0)):
+    table = TextColumns(["x", None], ["", None])
+    for view, text, length in (
+        (VocabularyView.SHOWN, "x", 1),
+        (VocabularyView.SKIPPED, "", 0),
+        (VocabularyView.SILENT, "", 0),
+    ):
         at = table.first(view)
         assert (table.texts[at], table.lens[at]) == (text, length)
-    assert table.lens[table.first(View.SHOWN) + 2] == table.lens[table.first(View.SHOWN) + 1] == -1
+    assert (
+        table.lens[table.first(VocabularyView.SHOWN) + 2]
+        == table.lens[table.first(VocabularyView.SHOWN) + 1]
+        == -1
+    )
 
 
 def test_what_is_harmless_is_learnt_for_each_set_of_stop_strings(monkeypatch) -> None:
     monkeypatch.setattr("slipstream_worker.streams.fast_path._MAX_SETS", 2)
     columns = StreamColumns(FACTORY.fast_table)
 
-    def new(*stops: str) -> Stream:
+    def new(*stops: str) -> WorkerStream:
         admit = Admit(b"", pack_u32([1]), SamplingParams(stop=stops), (), 0, 99)
-        stream = Stream(b"", Stage.RUNNING, registration=admit, output=open_output(admit, FACTORY))
+        stream = WorkerStream(
+            b"", Stage.RUNNING, registration=admit, output=open_output(admit, FACTORY)
+        )
         columns.open(stream, admit)
         columns.speed_up(stream, START)
         return stream
 
-    def needs_care(stream: Stream, token: int) -> bool:
-        line = RowSet(np.array([stream.line]))
-        [care] = columns.append(line, None, np.array([token], np.uint32))
+    def needs_care(stream: WorkerStream, token: int) -> bool:
+        worker_row = RowSet(np.array([stream.worker_row]))
+        [care] = columns.append(worker_row, None, np.array([token], np.uint32))
         if care:
             columns.learn(stream, token)
         return bool(care)
@@ -250,17 +262,17 @@ def test_what_is_harmless_is_learnt_for_each_set_of_stop_strings(monkeypatch) ->
     assert not needs_care(second, ab)
 
 
-def test_lines_are_taken_again_and_keep_nothing() -> None:
+def test_worker_rows_are_taken_again_and_keep_nothing() -> None:
     columns = StreamColumns(FACTORY.fast_table)
     admit = Admit(b"", pack_u32([1]), SamplingParams(stop=("b",)), (EOS,), 0, 9)
     for _ in range(3):
-        some = [Stream(bytes([n]), Stage.RUNNING, registration=admit) for n in range(100)]
+        some = [WorkerStream(bytes([n]), Stage.RUNNING, registration=admit) for n in range(100)]
         for stream in some:
             columns.open(stream, admit)
-        lines = np.array([stream.line for stream in some])
-        assert len(set(lines.tolist())) == 100
-        assert columns.tokens.lengths(lines).sum() == 0
-        columns.append(RowSet(lines), None, np.full(100, 1, np.uint32))
+        worker_rows = np.array([stream.worker_row for stream in some])
+        assert len(set(worker_rows.tolist())) == 100
+        assert columns.tokens.lengths(worker_rows).sum() == 0
+        columns.append(RowSet(worker_rows), None, np.full(100, 1, np.uint32))
         for stream in some:
             columns.close(stream)
             columns.close(stream)

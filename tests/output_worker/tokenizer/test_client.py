@@ -11,7 +11,7 @@ import zmq
 from tests.helpers.patience import PATIENCE_S
 
 from slipstream_ipc.messages import PromptReady, Render, Rendered
-from slipstream_worker.tokenizer.client import Prompts
+from slipstream_worker.tokenizer.client import TokenizerClient
 
 PATIENCE_MS = int(PATIENCE_S * 1e3)
 
@@ -41,9 +41,9 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 def test_no_prompt_is_lost_however_many_wait(
     context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Prompts, "_start", lambda _: Child())
+    monkeypatch.setattr(TokenizerClient, "_start", lambda _: Child())
     address = f"ipc://{tmp_path}/prompts"
-    prompts = Prompts(context, address, {})
+    prompts = TokenizerClient(context, address, {})
     socket = context.socket(zmq.PAIR)
     socket.connect(address)
     socket.send(msgspec.msgpack.encode(PromptReady("", "")))
@@ -75,13 +75,13 @@ def test_a_child_that_says_what_is_no_answer_is_replaced_and_asked_again(
 ) -> None:
     started: list[Mortal] = []
 
-    def start(_: Prompts) -> Mortal:
+    def start(_: TokenizerClient) -> Mortal:
         started.append(Mortal())
         return started[-1]
 
-    monkeypatch.setattr(Prompts, "_start", start)
+    monkeypatch.setattr(TokenizerClient, "_start", start)
     address = f"ipc://{tmp_path}/prompts"
-    prompts = Prompts(context, address, {})
+    prompts = TokenizerClient(context, address, {})
     socket = context.socket(zmq.PAIR)
     socket.connect(address)
 

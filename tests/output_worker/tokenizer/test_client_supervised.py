@@ -25,7 +25,7 @@ from slipstream_ipc.backoff import STEADY_S
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import PromptBeat, PromptReady, Render, Rendered
 from slipstream_ipc.process import SILENT_S
-from slipstream_worker.tokenizer.client import LOAD_S, Prompts
+from slipstream_worker.tokenizer.client import LOAD_S, TokenizerClient
 from slipstream_worker.tokenizer.long_prompts import LONG_CHARS
 
 PATIENCE_MS = int(PATIENCE_S * 1e3)
@@ -179,7 +179,7 @@ class Real:
         self.model = path / "model"
         shutil.copytree(MODEL_PATH, self.model)
         config: dict[str, object] = {"tokenizer": str(self.model), "cache_dir": str(path / "c")}
-        self.prompts = Prompts(context, f"ipc://{path}/p", config, **options)
+        self.prompts = TokenizerClient(context, f"ipc://{path}/p", config, **options)
         self.answers: dict[int, Rendered] = {}
         self.num_heard = 0  # in the last turn: whether anything was
         self.wait_for("ready")

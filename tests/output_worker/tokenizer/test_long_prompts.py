@@ -18,11 +18,11 @@ from slipstream_ipc.backoff import STEADY_S
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import ChatMessage, PromptReady, Render, Rendered
 from slipstream_worker.tokenizer import long_prompts
-from slipstream_worker.tokenizer.client import Prompts
-from slipstream_worker.tokenizer.fair_order import FAIRNESS, ShorterFirst
+from slipstream_worker.tokenizer.client import TokenizerClient
+from slipstream_worker.tokenizer.fair_order import FAIRNESS, FairOrder
 from slipstream_worker.tokenizer.long_prompts import (
     LONG_CHARS,
-    LongLane,
+    LongPromptThread,
     is_long,
     is_too_long,
 )
@@ -40,7 +40,7 @@ def test_what_is_long() -> None:
 
 
 def test_the_shorter_goes_first_one_at_a_time() -> None:
-    line = ShorterFirst()
+    line = FairOrder()
     for key, size in ((1, 900), (2, 100), (3, 500), (4, 100)):
         line.add(key, size)
     order = []
@@ -52,7 +52,7 @@ def test_the_shorter_goes_first_one_at_a_time() -> None:
 
 
 def test_who_is_gone_gets_no_turn() -> None:
-    line = ShorterFirst()
+    line = FairOrder()
     line.add(1, 10)
     line.add(2, 20)
     line.discard(1)
@@ -65,7 +65,7 @@ def test_who_is_gone_gets_no_turn() -> None:
 @given(st.integers(1, 1000), st.lists(st.integers(1, 1000), max_size=200))
 def test_nobody_is_overtaken_for_ever(size: int, others: list[int]) -> None:
     """One of the others comes whenever one is done, so that there is always another one."""
-    line = ShorterFirst()
+    line = FairOrder()
     line.add(0, size)
     served = 0
     for key, other in enumerate(others, 1):
@@ -97,19 +97,21 @@ def test_what_is_too_long_is_known_from_a_part(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_thread_answers_all_in_their_order() -> None:
-    lane = LongLane(lambda request: Rendered(request.key, text=(request.text or "").upper()))
+    lane = LongPromptThread(
+        lambda request: Rendered(request.key, text=(request.text or "").upper())
+    )
     for key in range(20):
         lane.put(Render(key, f"text {key}"))
     answers: list[Rendered] = []
     while len(answers) < 20:
         assert select.select([lane], [], [], PATIENCE_MS / 1e3)[0]
-        answers += lane.take()
+        answers += lane.take_rendered()
     assert [answer.key for answer in answers] == list(range(20))
     assert answers[7].text == "TEXT 7"
     for _ in range(2):  # the last ring may follow the answer it is for
         if not select.select([lane], [], [], 0)[0]:
             break
-        assert not lane.take()
+        assert not lane.take_rendered()
     else:
         pytest.fail("the bell rings on with nothing to take")
 
@@ -248,7 +250,7 @@ def test_a_short_prompt_overtakes_a_long_one(tmp_path: Path) -> None:
 
     options: dict[str, Any] = {"tokenizer": str(MODEL_PATH), "cache_dir": str(tmp_path)}
     with zmq.Context() as context:
-        prompts = Prompts(context, f"ipc://{tmp_path}/prompts", options)
+        prompts = TokenizerClient(context, f"ipc://{tmp_path}/prompts", options)
         text = "Once upon a time, naïve 日本 said what is said. " * 10_000
         whole = prompts.ask(Render(0, text))
         too_long = prompts.ask(Render(0, text * 10, max_tokens=1000))

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream_ipc.messages import ChatMessage, FunctionCall, Render, ToolCall
-from slipstream_worker.streams.stream import Stage, Stream
+from slipstream_worker.streams.stream import Stage, WorkerStream
 from slipstream_worker.tokenizer import queue as module
 from slipstream_worker.tokenizer.long_prompts import LONG_CHARS, is_long, size_of
-from slipstream_worker.tokenizer.queue import Renderings
+from slipstream_worker.tokenizer.queue import RenderQueue
 
 LONG = "x" * (LONG_CHARS + 1)
 
@@ -47,16 +47,16 @@ def prompts() -> Prompts:
 
 
 @pytest.fixture
-def renderings(prompts: Any) -> Renderings:
-    return Renderings(prompts)
+def renderings(prompts: Any) -> RenderQueue:
+    return RenderQueue(prompts)
 
 
-def stream(number: int = 0) -> Stream:
-    return Stream(b"%d" % number, Stage.RENDERING)
+def stream(number: int = 0) -> WorkerStream:
+    return WorkerStream(b"%d" % number, Stage.RENDERING)
 
 
 def test_streams_with_the_same_prompt_wait_for_one_rendering(
-    renderings: Renderings, prompts: Prompts
+    renderings: RenderQueue, prompts: Prompts
 ) -> None:
     calls = (ToolCall(FunctionCall("f", "{}")),)
     turns = [(ChatMessage("assistant", text, tool_calls=calls),) for text in ("a", "a", "b")]
@@ -70,7 +70,7 @@ def test_streams_with_the_same_prompt_wait_for_one_rendering(
 
 
 def test_what_nobody_waits_for_any_more_is_withdrawn(
-    renderings: Renderings, prompts: Prompts
+    renderings: RenderQueue, prompts: Prompts
 ) -> None:
     first, second = stream(1), stream(2)
     renderings.ask(first, Render(0, LONG))
@@ -84,7 +84,7 @@ def test_what_nobody_waits_for_any_more_is_withdrawn(
 
 
 def test_what_is_being_rendered_keeps_its_place(
-    renderings: Renderings, prompts: Prompts, monkeypatch: pytest.MonkeyPatch
+    renderings: RenderQueue, prompts: Prompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_RENDERING_CHARS", len(LONG))
     gone, late = stream(1), stream(2)
@@ -101,7 +101,7 @@ def test_what_is_being_rendered_keeps_its_place(
 @pytest.mark.parametrize(("name", "bound"), [("MAX_RENDERING", 1), ("MAX_RENDERING_CHARS", 1)])
 @pytest.mark.parametrize(("one", "other"), [(LONG, "short"), ("short", LONG)])
 def test_long_prompts_and_short_ones_are_bounded_apart(
-    renderings: Renderings,
+    renderings: RenderQueue,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     bound: int,
@@ -118,8 +118,8 @@ def test_long_prompts_and_short_ones_are_bounded_apart(
 def test_what_counts_is_what_waits_or_is_worked_on(acts: list[tuple[str, int, bool]]) -> None:
     """Asked, begun with, withdrawn and done in any order."""
     prompts: Any = Prompts()
-    renderings = Renderings(prompts)
-    waiting: dict[Stream, int] = {}  # by the key of its prompt
+    renderings = RenderQueue(prompts)
+    waiting: dict[WorkerStream, int] = {}  # by the key of its prompt
     for number, (act, which, long) in enumerate(acts):
         keys = sorted(prompts.waiting)
         if act == "a":
@@ -150,7 +150,7 @@ def test_what_counts_is_what_waits_or_is_worked_on(acts: list[tuple[str, int, bo
 
 @pytest.mark.parametrize("of", ["streams", "characters"])
 def test_a_tenants_prompts_turn_away_its_own(
-    renderings: Renderings, prompts: Prompts, monkeypatch: pytest.MonkeyPatch, of: str
+    renderings: RenderQueue, prompts: Prompts, monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
     size = 100
     monkeypatch.setattr(module, "MAX_RENDERING", 8 if of == "streams" else 1000)

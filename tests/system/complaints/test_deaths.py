@@ -71,7 +71,7 @@ def test_an_end_that_comes_with_the_replay_is_kept_for_its_reader(make_stack, ho
     it = client.submit(list(PROMPT), max_tokens=most, stop_token_ids=(777,))
     stack.until(lambda: len(it.token_ids) > 3)
     worker, stack.worker = stack.worker, None  # it learns nothing more
-    stream = stack.core.desk._streams.get(it.stream_id)
+    stream = stack.core.handler._streams.get(it.stream_id)
     stack.until(lambda: stack.core.tokens.length(stream.row) - stream.prompt_len >= len(answer))
     stack.worker = worker
     stack.kill_worker()
@@ -110,7 +110,7 @@ def test_text_is_the_same_whatever_was_held_back_at_a_death(make_stack, tokenize
         if died.startswith("core"):
             stack.kill_core()
             stack.start_core()
-            stack.until(lambda s=stack, it=it: s.core.desk.num_streams > 0 or it.is_over)
+            stack.until(lambda s=stack, it=it: s.core.handler.num_streams > 0 or it.is_over)
         if died.endswith("worker"):
             stack.kill_worker()
             stack.start_worker()

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from tests.helpers.scripted import EOS, Watch, catch_up, play, shown
 
-from slipstream.delta_batch import Batch
+from slipstream.delta_batch import DeltaBatch
 from slipstream.outputs import Delta, join
 from slipstream_ipc.columns import pack_u32, u32
 
@@ -136,7 +136,7 @@ def test_a_delta_without_tokens_carries_no_logprobs_vllm_37037(
     last = watch.messages[-1]
     assert [ids for _, ids in watch.of(it.submit.handle)][-1] == [], "the end came alone"
     assert last.logprobs is None or last.logprobs.values == last.logprobs.ranks == b""
-    assert Delta(last.texts[0], Batch(last, {}), 0).logprobs in (None, [])
+    assert Delta(last.texts[0], DeltaBatch(last, {}), 0).logprobs in (None, [])
     assert len(it.ranks) == len(it.token_ids) == it.end.num_tokens
 
 
@@ -157,7 +157,7 @@ def test_logprobs_are_deltas_as_ids_are_sglang_21583(make_stack, answer, how) ->
         stack.kill_worker()
         stack.start_worker()
     stack.until(lambda: it.is_over)
-    deltas = [Delta(m.texts[0], Batch(m, {}), 0) for m in watch.messages]
+    deltas = [Delta(m.texts[0], DeltaBatch(m, {}), 0) for m in watch.messages]
     assert sum(delta.num_tokens for delta in deltas) == 60
     assert how != "slow reader" or max(delta.num_tokens for delta in deltas) > 1
     for delta in deltas:
@@ -181,7 +181,7 @@ def test_logprobs_of_every_width_in_one_batch(make_stack, answer) -> None:
     stack.until(lambda: all(s.is_over for s in streams))
     found: list[list[dict]] = [[] for _ in cases]
     for message in watch.messages:
-        batch = Batch(message, {})
+        batch = DeltaBatch(message, {})
         for entry, handle in enumerate(u32(message.handles).tolist()):
             found[handle] += batch.logprobs(entry, 0) or []
     for (width, _), it, candidates in zip(cases, streams, found, strict=True):
@@ -263,8 +263,8 @@ def test_the_place_of_an_ended_stream_is_clean_for_the_next_one_sglang_12205(
             it = client.submit([prompt], max_tokens=num, stop=("zz",) if prompt == 5 else ())
             stack.until(lambda it=it: it.accepted > 0)
             stream = stack.worker.streams.get(it.stream_id)
-            rows.append(stream.row)
-            lines.append(stream.line)
+            rows.append(stream.core_row)
+            lines.append(stream.worker_row)
             stack.until(lambda it=it: it.is_over)
             assert it.text == text
             client.streams.pop(it.submit.handle)  # its handle is free

@@ -21,17 +21,17 @@ import slipstream_ipc.transport.dealer
 from slipstream_ipc.columns import check_deltas
 from slipstream_ipc.messages import (
     PROTOCOL_VERSION,
+    AttachRefused,
     Frame,
     Hello,
     ModelCard,
     Reattach,
-    Refusal,
     Rejected,
     SyncDone,
     Welcome,
 )
 from slipstream_ipc.transport.codec import client_codec, worker_codec
-from slipstream_ipc.transport.dealer import Attacher
+from slipstream_ipc.transport.dealer import Dealer
 from slipstream_ipc.transport.link import WINDOW
 from slipstream_ipc.transport.sockets import private_directory
 from slipstream_worker.detokenizer.table import TableFileError, load_table
@@ -95,7 +95,7 @@ def test_pickles_to_a_server_are_refused_cve_2024_11041_2025_32444_2026_3059_306
         sent += 2
         stack.step()
     stack.until(lambda: num_answers() >= sent)
-    others = [body for body in answers if not isinstance(body, Refusal)]
+    others = [body for body in answers if not isinstance(body, AttachRefused)]
     # a pickle in place of a Submit's parameters: for one attached they are wrong, for others moot
     assert all(isinstance(body, Rejected | Reattach) for body in others)
     assert len(others) <= 1
@@ -115,7 +115,7 @@ def test_pickles_from_a_server_are_refused_cve_2025_30165(
     router.bind(address)
     for codec in (client_codec(), worker_codec()):
         poller = zmq.Poller()
-        hop: Attacher = Attacher(context, address, codec, poller, identity=b"me", now=0.0)
+        hop: Dealer = Dealer(context, address, codec, poller, identity=b"me", now=0.0)
         route, _ = router.recv_multipart()
         if is_attached:
             card = ModelCard("m", "/nowhere", 10, 10, ())
@@ -128,7 +128,7 @@ def test_pickles_from_a_server_are_refused_cve_2025_30165(
         while len(bodies) < len(sent) + is_attached:
             assert hop.socket.poll(int(PATIENCE_S * 1e3)), "each is answered for"
             bodies += hop.receive(0.0)
-        refusals = [body for body in bodies if isinstance(body, Refusal)]
+        refusals = [body for body in bodies if isinstance(body, AttachRefused)]
         assert len(refusals) == len(sent)
         assert hop.is_attached == is_attached, "it goes on"
         hop.close()
@@ -197,8 +197,8 @@ def test_a_message_that_waits_to_be_read_is_never_changed_vllm_24655_50053(
         sender, receiver = stack.worker.readers._front._codec, client.hop._codec
         link = stack.worker.readers.port(client.hop._identity).session.link
     else:
-        sender, receiver = stack.core.desk._acceptor._codec, stack.worker._core._attacher._codec
-        [link] = [session.link for session in stack.core.desk._acceptor.sessions]
+        sender, receiver = stack.core.handler._acceptor._codec, stack.worker._core._attacher._codec
+        [link] = [session.link for session in stack.core.handler._acceptor.sessions]
     sent: list[tuple[bytes, int]] = []
     got: list[bytes] = []
     encode, decode = sender.encode, receiver.decode

@@ -50,7 +50,7 @@ def test_worker_killed_before_its_client_heard_of_acceptance(make_stack, expecte
     client.is_reading = False
     stack.until(lambda: len(stack.worker.streams) == len(PROMPTS))
     worker, stack.worker = stack.worker, None
-    stack.until(lambda: stack.core.desk.num_streams == len(PROMPTS))
+    stack.until(lambda: stack.core.handler.num_streams == len(PROMPTS))
     stack.worker = worker
     stack.kill_worker()
     stack.start_worker()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slipstream_core.workers.handler import Desk
+from slipstream_core.workers.handler import WorkerHandler
 from slipstream_ipc.messages import SamplingParams, Submit
 from slipstream_ipc.transport.codec import encode_params
 from slipstream_ipc.transport.router import Session
@@ -184,13 +184,13 @@ def test_a_worker_whose_link_failed_is_not_told_what_it_knows(make_stack, monkey
     it = client.submit(PROMPTS[0], max_tokens=200)
     stack.until(lambda: len(it.token_ids) > 5)
     said: list[bool] = []
-    real = Desk._attach
+    real = WorkerHandler._attach
 
-    def attach(desk: Desk, session: Session) -> None:
+    def attach(handler: WorkerHandler, session: Session) -> None:
         said.append(session.fresh)
-        real(desk, session)
+        real(handler, session)
 
-    monkeypatch.setattr(Desk, "_attach", attach)
+    monkeypatch.setattr(WorkerHandler, "_attach", attach)
     for _ in range(2):
         had = len(it.token_ids)
         stack.worker._core.attach(stack.now())
@@ -208,7 +208,7 @@ def test_worker_killed_after_the_core_was(make_stack, expected, outcome) -> None
     stack.until(lambda: all(len(s.token_ids) > 5 for s in streams))
     stack.kill_core()
     stack.start_core()
-    stack.until(lambda: stack.core.desk.num_streams == len(PROMPTS))
+    stack.until(lambda: stack.core.handler.num_streams == len(PROMPTS))
     stack.kill_worker()
     stack.start_worker()
     stack.until(lambda: all(s.is_over for s in streams))

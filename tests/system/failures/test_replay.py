@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream_core.workers.handler import Desk
+from slipstream_core.workers.handler import WorkerHandler
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import Registered, Step
 
@@ -45,12 +45,12 @@ def test_replay_1024x8k_with_logprobs_never_reattaches_nor_stalls_core(
     rows = np.arange(num_streams)
     stack.until(lambda: stack.core.tokens.lengths(rows).min() >= 3 + num_outputs, within_s=300)
     attaches, sent, turns = [], [], []
-    attach, send = Desk._attach, stack.core.desk._acceptor.send
+    attach, send = WorkerHandler._attach, stack.core.handler._acceptor.send
     run_once = stack.core.engine.run_once
 
-    def counted_attach(desk, session) -> None:
+    def counted_attach(handler, session) -> None:
         attaches.append(session)
-        attach(desk, session)
+        attach(handler, session)
 
     def counted_send(session, body, receipt) -> bool:
         taken = send(session, body, receipt)
@@ -65,8 +65,8 @@ def test_replay_1024x8k_with_logprobs_never_reattaches_nor_stalls_core(
         steps = [num_tokens for kind, num_tokens in sent[begun:] if kind is Step]
         turns.append((len(steps), sum(steps)))
 
-    monkeypatch.setattr(Desk, "_attach", counted_attach)
-    monkeypatch.setattr(stack.core.desk._acceptor, "send", counted_send)
+    monkeypatch.setattr(WorkerHandler, "_attach", counted_attach)
+    monkeypatch.setattr(stack.core.handler._acceptor, "send", counted_send)
     monkeypatch.setattr(stack.core.engine, "run_once", counted_turn)
     begun = stack.core.engine._collected_step
     stack.start_worker()
@@ -82,7 +82,7 @@ def test_replay_1024x8k_with_logprobs_never_reattaches_nor_stalls_core(
     stack.until(lambda: len(attaches) == 2)
     for _ in range(30):
         stack.step()
-    streams = [stack.core.desk._streams.at(row) for row in range(num_streams)]
+    streams = [stack.core.handler._streams.at(row) for row in range(num_streams)]
     assert all(stream is not None and stream.end is None for stream in streams)
     stack.until(lambda: all(it.is_over for it in read), within_s=300)
     for it, prompt in zip(read, prompts, strict=False):

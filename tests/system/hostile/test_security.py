@@ -17,12 +17,12 @@ from slipstream_ipc.messages import (
     PROTOCOL_VERSION,
     Abort,
     Accepted,
+    AttachRefused,
     ClientToWorker,
     Deltas,
     Frame,
     Goodbye,
     Hello,
-    Refusal,
     Rejected,
     Resume,
     SamplingParams,
@@ -33,7 +33,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.transport.codec import client_codec, encode_params
-from slipstream_ipc.transport.dealer import Attacher
+from slipstream_ipc.transport.dealer import Dealer
 from slipstream_ipc.transport.sockets import new_dealer
 from slipstream_worker.detokenizer.factory import Detokenizer, DetokenizerFactory
 
@@ -48,7 +48,7 @@ class Stranger:
         self._stack = stack
         self._waiting: list[ClientToWorker] = []
         self.answers: list[WorkerToClient] = []
-        self.hop: Attacher[ClientToWorker, WorkerToClient, None] = Attacher(
+        self.hop: Dealer[ClientToWorker, WorkerToClient, None] = Dealer(
             stack.context,
             stack.client_address,
             client_codec(),
@@ -212,9 +212,9 @@ def changed(at: int, value: object) -> list[object]:
 @pytest.mark.parametrize(
     ("body", "kind", "field"),
     [
-        (changed(1, -1), Refusal, "handle"),
-        (changed(1, 2**32), Refusal, "handle"),
-        (changed(2, bytes(17)), Refusal, "stream_id"),
+        (changed(1, -1), AttachRefused, "handle"),
+        (changed(1, 2**32), AttachRefused, "handle"),
+        (changed(2, bytes(17)), AttachRefused, "stream_id"),
         (changed(2, bytes(15)), Rejected, "stream_id"),
         (changed(3, {"temperature": -1.0}), Rejected, "temperature"),
         (changed(3, {"stop": ["x"] * 65}), Rejected, "stop"),
@@ -230,23 +230,23 @@ def changed(at: int, value: object) -> list[object]:
         (changed(5, b"abc"), Rejected, "prompt_token_ids"),
         (changed(5, b"\xff" * 8), Rejected, "prompt_token_ids"),
         (changed(5, bytes(4 * 600)), Rejected, "prompt"),
-        (changed(6, [{"role": "user"}]), Refusal, "messages"),
-        (changed(6, [{"role": "user", "content": "x"}] * 16385), Refusal, "messages"),
+        (changed(6, [{"role": "user"}]), AttachRefused, "messages"),
+        (changed(6, [{"role": "user", "content": "x"}] * 16385), AttachRefused, "messages"),
         (changed(7, "x" * 1025), Rejected, "label"),
-        (changed(7, "x" * 70_000), Refusal, "label"),
+        (changed(7, "x" * 70_000), AttachRefused, "label"),
         (changed(8, 2**31), Rejected, "priority"),
         (changed(8, 2**63), Rejected, "priority"),
-        (changed(9, 1), Refusal, "was_accepted"),
+        (changed(9, 1), AttachRefused, "was_accepted"),
         (changed(10, b"abc"), Rejected, "output_ids"),
         (changed(10, b"\xff" * 4), Rejected, "output_ids"),
-        (changed(11, -1), Refusal, "num_chars"),
+        (changed(11, -1), AttachRefused, "num_chars"),
         (changed(12, "x" * 1025), Rejected, "cache_salt"),
-        (changed(12, "x" * 70_000), Refusal, "cache_salt"),
-        (changed(12, 3), Refusal, "cache_salt"),
-        ([11, 0, ID, -1, 0], Refusal, "num_chars"),
-        ([12, bytes(40)], Refusal, "stream_id"),
-        ([12, ID, -1], Refusal, "handle"),
-        ([31, 1], Refusal, "tag"),
+        (changed(12, "x" * 70_000), AttachRefused, "cache_salt"),
+        (changed(12, 3), AttachRefused, "cache_salt"),
+        ([11, 0, ID, -1, 0], AttachRefused, "num_chars"),
+        ([12, bytes(40)], AttachRefused, "stream_id"),
+        ([12, ID, -1], AttachRefused, "handle"),
+        ([31, 1], AttachRefused, "tag"),
     ],
 )
 def test_a_wrong_field_is_named_to_whoever_sent_it(make_stack, body, kind, field) -> None:
@@ -284,7 +284,7 @@ def test_a_message_that_is_too_large_is_refused(make_stack) -> None:
     raw.send(bytes(MAX_MESSAGE_BYTES + 1))
     stack.until(lambda: raw.poll(0))
     refusal = client_codec().decode(raw.recv()).body
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, AttachRefused)
     assert str(MAX_MESSAGE_BYTES) in refusal.fault.message
     raw.close()
 

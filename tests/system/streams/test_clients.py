@@ -268,12 +268,12 @@ def test_what_ended_while_no_worker_was_there_is_told_by_the_next_one(make_stack
     stack.kill_worker()
     while stack.core.scheduler.num_running:
         stack.core.engine.run_once(wait=False)
-    before = list(stack.core.desk._acceptor.sessions)  # its death may not have been noticed yet
+    before = list(stack.core.handler._acceptor.sessions)  # its death may not have been noticed yet
     stack.start_worker()
     patience = Patience()
     while not any(
         session.link.num_unacked > 1 and all(session is not other for other in before)
-        for session in stack.core.desk._acceptor.sessions
+        for session in stack.core.handler._acceptor.sessions
     ):
         patience.check()
         stack.core.engine.run_once(wait=False)

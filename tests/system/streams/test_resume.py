@@ -46,7 +46,7 @@ def test_a_resubmitted_stream_that_its_tokens_have_ended_is_not_run(make_stack, 
     stack.until(lambda: it.is_over)
     assert it.end == plain.end
     assert it.text == plain.text
-    assert stack.core.desk.num_streams == 0
+    assert stack.core.handler.num_streams == 0
 
 
 def test_logprobs_survive_the_death_of_the_core_and_then_of_the_worker(
@@ -74,7 +74,7 @@ def num_in_worker(stack, it) -> int:
     """Tokens of a stream that the worker has."""
     worker = stack.worker
     stream = worker.streams.get(it.stream_id)
-    return 0 if stream is None or not stream.line else worker.columns.num_tokens(stream)
+    return 0 if stream is None or not stream.worker_row else worker.columns.num_tokens(stream)
 
 
 def resubmit(stack, client, streams) -> None:
@@ -97,7 +97,7 @@ def core_then_worker(stack, client, streams) -> None:
     stack.until(lambda: all(num_in_worker(stack, it) > len(it.token_ids) + 4 for it in streams))
     stack.kill_core()
     stack.start_core()
-    stack.until(lambda: stack.core.desk.num_streams == len(streams))
+    stack.until(lambda: stack.core.handler.num_streams == len(streams))
     stack.kill_worker()
     stack.start_worker()
     client.hop.attach(stack.now())
@@ -109,7 +109,7 @@ def core_twice_then_worker(stack, client, streams) -> None:
     stack.until(lambda: all(num_in_worker(stack, it) > len(it.token_ids) + 4 for it in streams))
     stack.kill_core()
     stack.start_core()
-    stack.until(lambda: stack.core.desk.num_streams == len(streams))
+    stack.until(lambda: stack.core.handler.num_streams == len(streams))
     core_then_worker(stack, client, streams)
 
 
@@ -270,7 +270,7 @@ def test_only_so_many_ids_outlive_a_worker(make_stack, monkeypatch) -> None:
     stack.kill_worker()
     stack.start_worker()
     stack.until(lambda: stack.worker._from_core.is_synced)
-    known = [stack.worker.keeping.has_been(it.stream_id) for it in streams]
+    known = [stack.worker.retention.has_been(it.stream_id) for it in streams]
     assert known == [False, False, True, True, True]
 
 
@@ -284,7 +284,7 @@ def test_ended_streams_are_let_go_of_where_they_take_too_much_memory(
         it = client.submit(PROMPTS[0], max_tokens=20)
         stack.until(lambda it=it: it.is_over)
     stack.until(lambda: len(stack.worker.streams) < 12)
-    assert stack.worker.keeping._ended_bytes <= 4000
+    assert stack.worker.retention._ended_bytes <= 4000
     last = client.take_over(it)
     stack.until(lambda: last.is_over)
     assert last.text == it.text
@@ -310,12 +310,12 @@ def test_buffered_text_is_flushed_before_the_end_reaches_the_client(
     if how == "abort":
         client.abort(it)
     elif how == "error":
-        stack.worker.lives.fail(stream, "a test's fault")
+        stack.worker.lifecycle.fail(stream, "a test's fault")
     elif how == "shutdown":
         stack.worker.end_drain()
     else:  # the core ends the stream, as it does where a forward pass raises
-        row = stack.core.desk._streams.get(it.stream_id).row
-        stack.core.lives.end_by_fault([row], "a test's fault")
+        row = stack.core.handler._streams.get(it.stream_id).row
+        stack.core.manager.end_by_fault([row], "a test's fault")
     stack.until(lambda: it.is_over)
     assert len(it.token_ids) > 30
     assert it.token_ids == plain.token_ids[: len(it.token_ids)]
@@ -349,7 +349,7 @@ def test_only_what_makes_no_progress_over_three_deaths_is_failed(make_stack) -> 
         worker._from_core.handle(Suspects(incarnation, (stuck.stream_id, b"nobody's")))
     stream = worker.streams.get(stuck.stream_id)
     assert stream.strikes == 2
-    assert worker.lives.readmission(stream).strikes == 2
+    assert worker.lifecycle.readmission(stream).strikes == 2
     stack.core = core
     stack.until(lambda: worker.columns.num_tokens(stream) > stream.struck_at)
     worker._from_core.handle(Suspects(3, (stuck.stream_id,)))

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from slipstream_ipc.messages import Admit
-from slipstream_ipc.transport.dealer import Attacher
+from slipstream_ipc.transport.dealer import Dealer
 
 PROMPT = "How names are bound, and where."
 SEEDS = (5, 6, 7, -3)
@@ -115,7 +115,7 @@ def test_their_prompt_goes_to_a_core_once(
     """To the next core too; there each goes on from where it was, with its log-probabilities."""
     params = {**DRAWN, "logprobs": 2}
     asked: list[Admit] = []
-    send = Attacher.send
+    send = Dealer.send
 
     def spy(self, body, receipt):
         is_sent = send(self, body, receipt)
@@ -123,7 +123,7 @@ def test_their_prompt_goes_to_a_core_once(
             asked.append(body)
         return is_sent
 
-    monkeypatch.setattr(Attacher, "send", spy)
+    monkeypatch.setattr(Dealer, "send", spy)
 
     def run(*deaths):
         stack = make_stack()

@@ -92,7 +92,7 @@ def test_auto_sends_first_tokens_and_ends_to_a_reader_that_has_no_room(make_stac
     client.step()
     client.is_reading = False
     link = stack.worker.readers.port(client.hop._identity).session.link
-    stack.until(lambda: stack.core.desk.num_streams == 2 and link.num_unacked >= 2)
+    stack.until(lambda: stack.core.handler.num_streams == 2 and link.num_unacked >= 2)
     # tokens of the first stream pile up, the second one's Accepted, first token and end do not
     for _ in range(300):
         stack.step()

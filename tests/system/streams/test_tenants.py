@@ -79,7 +79,7 @@ def test_a_client_that_lives_and_acknowledges_nothing_is_dismissed(make_stack) -
     bad.is_reading = False
     assert not session.is_open
     assert session.link.num_unacked == 0  # nothing is kept of what was under way
-    assert not stack.worker.lives.num_running
+    assert not stack.worker.lifecycle.num_running
     later = good.submit("and this", max_tokens=20)
     stack.until(lambda: later.is_over)
     assert later.end.reason == "length"

@@ -21,7 +21,7 @@ from tests.helpers.mini_stack import MiniStack
 
 from slipstream.demo_model import MODEL_PATH
 from slipstream_worker.streams.retention import LEAST_UNREAD_S
-from slipstream_worker.streams.stream import Stage, Stream
+from slipstream_worker.streams.stream import Stage, WorkerStream
 
 PROMPTS = [f"Annex {n}: what goes on though nobody listens." for n in range(3)]
 GRACE_S = 12.0
@@ -147,7 +147,7 @@ def test_somebody_else_may_come_to_read_within_the_grace_time(stack: Any, stream
 # ---- every way there, in any order -------------------------------------------------------------
 
 
-def has_a_deadline(worker: Any, stream: Stream) -> bool:
+def has_a_deadline(worker: Any, stream: WorkerStream) -> bool:
     """The invariant, from what the worker keeps."""
     if stream.stage is Stage.ENDED or stream.leaves_at < inf:
         return True

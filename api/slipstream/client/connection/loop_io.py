@@ -1,8 +1,8 @@
 """A client's connection driven by an event loop: no thread, no hand-over, no task to a stream.
 
-- Everything happens in the loop's thread: a stream's bell (`wakeup`) is rung inside a turn, and may
-  submit and abandon streams there; what it asks for is sent in the turn after. Only `release` and
-  `close_from_anywhere`, which the garbage collector calls, may come from elsewhere.
+- Everything happens in the loop's thread: a stream's wakeup (`wakeup`) is rung inside a turn, and
+  may submit and abandon streams there; what it asks for is sent in the turn after. Only `release`
+  and `close_from_anywhere`, which the garbage collector calls, may come from elsewhere.
 - ZeroMQ's descriptor is an edge: it says that something happened, and sending takes that away too.
   So after every turn the socket itself is asked whether there is more to read.
 """
@@ -24,7 +24,7 @@ from slipstream.client.connection.session import GOODBYE_S, TICK_S, ClientSessio
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import ClosedError, EngineError, SlipstreamError
 from slipstream_ipc.messages import Fault, ModelCard
-from slipstream_ipc.telemetry.trace import Span, Tracer
+from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 from slipstream_ipc.transport.curve import Access
 
 
@@ -165,7 +165,7 @@ class LoopIO:
             self._session.end_all(partial(EngineError, Fault("engine", why)))
             raise
         if self._tracer is not None and has_deltas:
-            self._tracer.add(Span.CLIENT, begin_ns, time.monotonic_ns())
+            self._tracer.add(SpanKind.CLIENT, begin_ns, time.monotonic_ns())
         if self._poller.has_more():
             self._schedule()
 

@@ -15,17 +15,17 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Commands:
+class Mailbox:
     """Callables without arguments, run in the order in which they were posted."""
 
     def __init__(self) -> None:
         self._queue: deque[Callable[[], None]] = deque()
         self._is_rung = False
         self._is_ended = False
-        self._bell, self._rope = socket.socketpair()
-        self._bell.setblocking(False)
+        self._wakeup, self._rope = socket.socketpair()
+        self._wakeup.setblocking(False)
         self._rope.setblocking(False)
-        self.fd = self._bell.fileno()  # readable when there is work
+        self.fd = self._wakeup.fileno()  # readable when there is work
 
     def post(self, command: Callable[[], None]) -> None:
         """From any thread; never waits."""
@@ -42,7 +42,7 @@ class Commands:
     def run(self, *, is_rung: bool) -> None:
         """In the I/O thread. `is_rung`: the descriptor is readable."""
         if is_rung:
-            self._bell.recv(64)
+            self._wakeup.recv(64)
         self._is_rung = False
         self._run_queue()
 
@@ -50,7 +50,7 @@ class Commands:
         """The I/O thread does nothing more after this."""
         self._is_ended = True
         self._run_queue()
-        self._bell.close()
+        self._wakeup.close()
         self._rope.close()
 
     def _run_queue(self) -> None:

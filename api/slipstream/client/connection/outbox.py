@@ -25,7 +25,7 @@ from itertools import islice
 from msgspec.structs import replace
 
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.client.streams.stream_table import StreamTable
+from slipstream.client.streams.stream_table import ClientStreamTable
 from slipstream.requests import can_join, fits_message, joined
 from slipstream_ipc.columns import u32
 from slipstream_ipc.history.token_log import history_digest
@@ -44,7 +44,7 @@ class _Due(Enum):
 class Outbox:
     """Messages due, oldest first."""
 
-    def __init__(self, table: StreamTable) -> None:
+    def __init__(self, table: ClientStreamTable) -> None:
         self._table = table
         self._due: deque[tuple[_Due, StreamState]] = deque()
         self._is_attached = False

@@ -55,7 +55,7 @@ class _Asked:
     since: float
 
 
-class Questions:
+class PendingQueries:
     """Those of one client."""
 
     def __init__(self) -> None:

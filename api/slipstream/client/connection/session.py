@@ -29,13 +29,14 @@ from typing import Any
 import zmq
 
 from slipstream.client.connection.outbox import Outbox
-from slipstream.client.connection.queries import Post, Question, Questions
+from slipstream.client.connection.queries import PendingQueries, Post, Question
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.client.streams.stream_table import StreamTable
+from slipstream.client.streams.stream_table import ClientStreamTable
 from slipstream.errors import ConnectionLostError, EngineError, SlipstreamError
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
     Accepted,
+    AttachRefused,
     Cancelled,
     ClientToWorker,
     Deltas,
@@ -44,7 +45,6 @@ from slipstream_ipc.messages import (
     Goodbye,
     ModelCard,
     PromptLogprobs,
-    Refusal,
     Rejected,
     Superseded,
     Tokenized,
@@ -54,7 +54,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.transport.codec import client_codec
 from slipstream_ipc.transport.curve import Access
-from slipstream_ipc.transport.dealer import Attacher
+from slipstream_ipc.transport.dealer import Dealer
 
 TICK_S = 0.25  # how late a heartbeat or a deadline may be noticed
 GOODBYE_S = 0.5  # how long a server is given to hear that its client leaves
@@ -98,14 +98,14 @@ class ClientSession:
         self.address = address
         self.timeout_s = timeout_s
         self.model: ModelCard | None = None  # as the server said last
-        self._table = StreamTable()
+        self._table = ClientStreamTable()
         self._callers: list[_Caller] = []
         self._outbox = Outbox(self._table)
-        self._questions = Questions()
+        self._questions = PendingQueries()
         self._lost_at: float | None = now
         self._num_breaches = 0  # of the protocol, since a message was good
         self._goodbye_epoch: int | None = None  # of the attach in which it is said
-        self._attacher: Attacher[ClientToWorker, WorkerToClient, StreamState | None] = Attacher(
+        self._attacher: Dealer[ClientToWorker, WorkerToClient, StreamState | None] = Dealer(
             context,
             address,
             client_codec(),
@@ -138,7 +138,7 @@ class ClientSession:
     def ask(self, question: Question, future: Future[Any], now: float, post: Post) -> None:
         """Fulfil `future` with the server's answer; ConnectionLostError after `timeout_s`.
 
-        post: see `Questions.ask`.
+        post: see `PendingQueries.ask`.
         """
         self._questions.ask(question, future, now, post)
 
@@ -228,11 +228,11 @@ class ClientSession:
                         self._num_breaches = 0
                     case Welcome():
                         self._greet(body.model)
-                    case Refusal() if body.is_leaving and self._outlives_server:
+                    case AttachRefused() if body.is_leaving and self._outlives_server:
                         self._has_left = True
                         if self._attacher.is_attached:
                             self._attacher.attach(now)
-                    case Refusal():
+                    case AttachRefused():
                         self._fail_waiting(partial(SlipstreamError, body.fault))
                         if self._attacher.is_attached:  # else `beat` tries again, without haste
                             self._attacher.attach(now)

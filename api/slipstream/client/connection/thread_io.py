@@ -19,19 +19,19 @@ from typing import Any
 
 import zmq
 
-from slipstream.client.connection.mailbox import Commands
+from slipstream.client.connection.mailbox import Mailbox
 from slipstream.client.connection.queries import Question
 from slipstream.client.connection.session import GOODBYE_S, TICK_S, ClientSession
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import ClosedError, EngineError, SlipstreamError
 from slipstream_ipc.messages import Fault, ModelCard
-from slipstream_ipc.telemetry.trace import Span, Tracer
+from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 from slipstream_ipc.transport.curve import Access
 
 _JOIN_S = 2.0
 
 
-class ClientIO:
+class ThreadIO:
     """Serves streams over one connection until it is closed. Every method may be called from any
     thread, and none but `close` waits.
     """
@@ -47,7 +47,7 @@ class ClientIO:
         self.address = address
         self.timeout_s = timeout_s
         self._tracer = tracer
-        self._commands = Commands()
+        self._commands = Mailbox()
         self._is_closing = False
         self._ending: Callable[[], SlipstreamError] | None = None  # set when the thread is done
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -156,7 +156,7 @@ class ClientIO:
         begin_ns = time.monotonic_ns()
         has_deltas = self._session.turn(time.monotonic())
         if self._tracer is not None and has_deltas:
-            self._tracer.add(Span.CLIENT, begin_ns, time.monotonic_ns())
+            self._tracer.add(SpanKind.CLIENT, begin_ns, time.monotonic_ns())
 
 
 def _say_goodbye(session: ClientSession, poller: zmq.Poller) -> None:

@@ -23,7 +23,7 @@ _MOST_MESSAGES = 2**12
 _RADIX = 2**16  # numpy sorts 16-bit keys by counting, which is several times quicker
 
 
-class KeptIds:
+class ReceivedIds:
     """Ids by handle."""
 
     def __init__(self) -> None:

@@ -5,8 +5,8 @@ Owns: a row for every stream that is not over, and its position there. Does not 
 is, what came, who reads.
 
 Rules:
-- Items may belong to a party, in which each has a number: a message of nothing else is told by the
-  party and the numbers, and its items need not be looked up.
+- Items may belong to a group, in which each has a number: a message of nothing else is told by the
+  group and the numbers, and its items need not be looked up.
 - Most messages have the streams of the one before, and go on where that one ended: then its columns
   are those that are expected, byte for byte, and no row is looked at. Where those streams are is
   written to their rows when something else is asked for.
@@ -38,24 +38,26 @@ _COLUMNS = [Struct(f"<{num}I") for num in range(MANY)]
 
 
 @dataclass(slots=True)
-class Found(Generic[Item]):
+class FoundStreams(Generic[Item]):
     """What a column of handles stands for."""
 
     handles: bytes
     rows: Rows
-    party: int  # of all of them; 0: they are of several, or of none
-    numbers: list[int]  # in their party, where they are of one
+    group_id: int  # of all of them; 0: they are of several, or of none
+    numbers: list[int]  # in their group, where they are of one
     items: list[Item]  # where they are not
     chars: bytes = b""  # where they are, as columns; empty: only their rows know
     tokens: bytes = b""
 
 
-class Received(Generic[Item]):
+class ReceivedPositions(Generic[Item]):
     """Items by handle, each with a position of (characters, tokens)."""
 
     def __init__(self) -> None:
         self._num = 0
-        self._found: Found[Item] | None = None  # the last one: most messages have the same streams
+        self._found: FoundStreams[Item] | None = (
+            None  # the last one: most messages have the same streams
+        )
         self._is_ahead = False  # it knows positions that its rows do not have yet
         self._resize(_LEAST_ROWS)
 
@@ -70,14 +72,14 @@ class Received(Generic[Item]):
         num_chars: int,
         num_tokens: int,
         *,
-        party: int = 0,
+        group_id: int = 0,
         number: int = 0,
     ) -> None:
-        """A stream of which so much is there. Its handle is free. `party`: > 0, or 0 for none."""
+        """A stream of which so much is there. Its handle is free. `group`: > 0, or 0 for none."""
         row = handle & self._mask
         assert self._handles.item(row) == _NOBODY
         self._handles[row], self._items[row] = handle, item
-        self._parties[row], self._numbers[row] = party, number
+        self._group_ids[row], self._numbers[row] = group_id, number
         self._chars[row], self._tokens[row] = num_chars, num_tokens
         self._num += 1
         if 2 * self._num > len(self._handles):
@@ -106,7 +108,7 @@ class Received(Generic[Item]):
         self._chars_at[row] = num_chars
         self._tokens_at[row] = num_tokens
 
-    def find(self, handles: bytes, chars: bytes, tokens: bytes) -> Found[Item] | None:
+    def find(self, handles: bytes, chars: bytes, tokens: bytes) -> FoundStreams[Item] | None:
         """Those of this column; None unless all are here, once each, and at these positions."""
         found = self._found
         if found is None or found.handles != handles:
@@ -121,20 +123,20 @@ class Received(Generic[Item]):
         is_there = (self._tokens[rows] == u32(tokens)).all()
         return found if is_there and (self._chars[rows] == u32(chars)).all() else None
 
-    def _find(self, column: bytes) -> Found[Item] | None:
+    def _find(self, column: bytes) -> FoundStreams[Item] | None:
         handles = u32(column)
         rows = (handles & self._mask).astype(np.intp)
         order = np.arange(len(rows))
         self._scratch[rows] = order
         if not ((self._handles[rows] == handles).all() and (self._scratch[rows] == order).all()):
             return None
-        parties = self._parties[rows]
-        party = int(parties[0]) if len(parties) else 0
-        if party and (parties == party).all():
-            return Found(column, rows, party, self._numbers[rows].tolist(), [])
-        return Found(column, rows, 0, [], self._items[rows].tolist())
+        group_ids = self._group_ids[rows]
+        group_id = int(group_ids[0]) if len(group_ids) else 0
+        if group_id and (group_ids == group_id).all():
+            return FoundStreams(column, rows, group_id, self._numbers[rows].tolist(), [])
+        return FoundStreams(column, rows, 0, [], self._items[rows].tolist())
 
-    def advance(self, found: Found[Item], chars: bytes, tokens: bytes) -> None:
+    def advance(self, found: FoundStreams[Item], chars: bytes, tokens: bytes) -> None:
         """The streams that `find` has found last have come to these positions."""
         assert found is self._found
         found.chars, found.tokens = chars, tokens
@@ -162,7 +164,7 @@ class Received(Generic[Item]):
         self._tokens = np.zeros(num_rows, np.uint32)
         self._chars_at, self._tokens_at = self._chars.data, self._tokens.data  # for one at a time
         self._scratch = np.zeros(num_rows, np.intp)
-        self._parties = np.zeros(num_rows, np.int64)
+        self._group_ids = np.zeros(num_rows, np.int64)
         self._numbers = np.zeros(num_rows, np.int64)
         self._items = np.full(num_rows, None, object)
 
@@ -170,11 +172,11 @@ class Received(Generic[Item]):
         self._write()
         live = np.flatnonzero(self._handles != _NOBODY)
         handles, chars, tokens, items = self._handles, self._chars, self._tokens, self._items
-        parties, numbers = self._parties, self._numbers
+        group_ids, numbers = self._group_ids, self._numbers
         self._resize(2 * len(handles))
         rows = handles[live] & self._mask
         self._handles[rows], self._items[rows] = handles[live], items[live]
-        self._parties[rows], self._numbers[rows] = parties[live], numbers[live]
+        self._group_ids[rows], self._numbers[rows] = group_ids[live], numbers[live]
         self._chars[rows], self._tokens[rows] = chars[live], tokens[live]
 
 

@@ -4,7 +4,7 @@
   it: deltas are made when they are read. So no stream has a queue of its own here.
 - The connection alone adds. It adds a stream's last delta before it says that the stream is over,
   and a reader that finds all of them over has found everything that came.
-- A group is the bell of its streams (`wakeup`), and hangs there from the beginning.
+- A group is the wakeup of its streams (`wakeup`), and hangs there from the beginning.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from functools import partial
 from itertools import repeat
 
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.delta_batch import Batch
+from slipstream.delta_batch import DeltaBatch
 from slipstream.errors import SlipstreamError
 from slipstream.outputs import Delta
 
 Items = Iterator[tuple[int, Delta]]  # which of the streams, and what it says
 
 
-class Group:
+class StreamGroup:
     """Streams by index, in the order in which they were asked for."""
 
     def __init__(self, states: Sequence[StreamState]) -> None:
@@ -30,14 +30,14 @@ class Group:
         self.states = states
         self.unread: deque[Items] = deque()
         self.num_over = 0
-        self.party = 0  # the table's number for it
+        self.group_id = 0  # the table's number for it
         self.num_open = len(states)  # not over, by the table
         self.error: SlipstreamError | None = None  # the first one that a stream ended with
         self.wake: Callable[[], None] | None = None  # hangs here while the reader waits
         self._is_over = [False] * len(states)
         for index, state in enumerate(states):
             assert state.handle < 0, "a group is made before its streams are asked for"
-            state.group, state.index, state.bell = self, index, self
+            state.group, state.index, state.wakeup = self, index, self
             state.push = partial(self.add, index)
 
     @property
@@ -45,7 +45,7 @@ class Group:
         """Whether every stream is: look here before `unread`."""
         return self.num_over == len(self.states)
 
-    def add_batch(self, indices: Sequence[int], batch: Batch) -> None:
+    def add_batch(self, indices: Sequence[int], batch: DeltaBatch) -> None:
         """A message whose entries are these streams'."""
         texts = batch.message.texts
         deltas = map(Delta, texts, repeat(batch), range(len(texts)))
@@ -54,7 +54,7 @@ class Group:
     def divide(self) -> None:
         """Its streams have no queues of their own: all of it stays in order."""
 
-    def let_go(self, state: StreamState) -> None:
+    def release(self, state: StreamState) -> None:
         """The table has one less of it."""
         self.num_open -= 1
 

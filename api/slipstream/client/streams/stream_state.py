@@ -1,7 +1,7 @@
 """One stream of a client, between its reader and its connection.
 
-A reader pops from `deltas` and hangs its bell up; all else is the connection's to write. The reader
-looks at `is_over` before it finds no more deltas.
+A reader pops from `deltas` and hangs its wakeup up; all else is the connection's to write. The
+reader looks at `is_over` before it finds no more deltas.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from slipstream.client.streams.wakeup import Bell
-from slipstream.delta_batch import Batch
+from slipstream.client.streams.wakeup import Wakeup
+from slipstream.delta_batch import DeltaBatch
 from slipstream.errors import SlipstreamError
 from slipstream.outputs import Delta
 from slipstream.prompt_logprobs import PromptPieces
@@ -35,7 +35,7 @@ class StreamState:
     submitted_at: float = 0.0
     deltas: deque[Delta] = field(default_factory=deque)  # unread; merged while nothing reads them
     push: Callable[[Delta], None] = field(init=False)
-    bell: Bell[StreamState] | None = None  # hangs here while the reader waits
+    wakeup: Wakeup[StreamState] | None = None  # hangs here while the reader waits
     prompt_ids: bytes | None = None  # u32; None until the stream is accepted
     prompt_logprobs: PromptPieces | None = None  # where they were asked for; whole before a delta
     end: End | None = None
@@ -49,7 +49,7 @@ class StreamState:
     was_sent: bool = False  # the server may know of it
     was_resubmitted: bool = False  # over this attach
     is_abort_wanted: bool = False
-    group: Together | None = None  # which reads it, with others
+    group: GroupMember | None = None  # which reads it, with others
     index: int = 0  # in the group
     resubmittable: Submit | None = None
 
@@ -72,34 +72,34 @@ class StreamState:
         return self.request.stream_id
 
 
-class ByNumber(Protocol):
+class StreamsByNumber(Protocol):
     """A list or a dict of streams."""
 
     def __getitem__(self, number: int, /) -> StreamState: ...
 
 
-class Together(Protocol):
+class GroupMember(Protocol):
     """Streams that are handed a message together, where it has nothing but streams of theirs.
 
-    party: the table's number for it. num_open: its streams that are not over.
+    group: the table's number for it. num_open: its streams that are not over.
     """
 
-    party: int
+    group_id: int
     num_open: int
 
     @property
-    def states(self) -> ByNumber:
+    def states(self) -> StreamsByNumber:
         """Those not over, by `StreamState.index`."""
 
-    def add_batch(self, indices: Sequence[int], batch: Batch) -> None:
-        """A message whose entries are these streams'. The bell of the first one rings for all,
+    def add_batch(self, indices: Sequence[int], batch: DeltaBatch) -> None:
+        """A message whose entries are these streams'. The wakeup of the first one rings for all,
         before those of the streams that end with it. The same list means the same streams.
         """
 
     def divide(self) -> None:
-        """The next delta comes to its stream alone: what was added since a bell rang for it goes
+        """The next delta comes to its stream alone: what was added since a wakeup rang for it goes
         to the streams' own queues.
         """
 
-    def let_go(self, state: StreamState) -> None:
+    def release(self, state: StreamState) -> None:
         """A stream of it is over."""

@@ -26,16 +26,16 @@ from struct import unpack
 
 import numpy as np
 
-from slipstream.client.streams.received_ids import KeptIds
-from slipstream.client.streams.received_positions import MANY, Received, ends_of
-from slipstream.client.streams.stream_state import StreamState, Together
+from slipstream.client.streams.received_ids import ReceivedIds
+from slipstream.client.streams.received_positions import MANY, ReceivedPositions, ends_of
+from slipstream.client.streams.stream_state import GroupMember, StreamState
 from slipstream.client.streams.unread_deltas import (
     LOOK_EVERY,
     MOST_UNREAD,
     MOST_UNREAD_AT_END,
-    merge,
+    merge_unread,
 )
-from slipstream.delta_batch import Batch
+from slipstream.delta_batch import DeltaBatch
 from slipstream.errors import SlipstreamError, StreamLostError, error_from
 from slipstream.outputs import Delta
 from slipstream.prompt_logprobs import PromptPieces
@@ -58,20 +58,20 @@ from slipstream_ipc.messages import (
 _MAX_GAPS = 3  # at one position: then the server, not the way to it, has lost something
 
 
-class StreamTable:
+class ClientStreamTable:
     """Every stream that is not over, by its handle; and those the server has yet to end."""
 
     def __init__(self) -> None:
         self._streams: dict[int, StreamState] = {}
         self._abandoned: dict[int, StreamState] = {}
-        self._received: Received[StreamState] = Received()
+        self._received: ReceivedPositions[StreamState] = ReceivedPositions()
         self._last_handles = b""  # of the last message
-        self._kept = KeptIds()
+        self._kept = ReceivedIds()
         self._next_handle = 0
         self._woken: list[StreamState] = []
-        self._groups: dict[int, Together] = {}  # by their party in `received`
+        self._groups: dict[int, GroupMember] = {}  # by their group in `received`
         self._num_groups = 0
-        self._told: list[Together] = []  # were given messages since bells rang last
+        self._told: list[GroupMember] = []  # were given messages since wakeups rang last
 
     @property
     def streams(self) -> list[StreamState]:
@@ -94,17 +94,17 @@ class StreamTable:
         request, begin = state.request, (0, 0)
         if isinstance(request, Resume):
             begin = (request.num_chars, request.num_tokens)
-        party = self._party(state.group) if state.group is not None else 0
-        self._received.open(handle, state, *begin, party=party, number=state.index)
+        group_id = self._group_id(state.group) if state.group is not None else 0
+        self._received.open(handle, state, *begin, group_id=group_id, number=state.index)
         if begin == (0, 0) or (isinstance(request, Resume) and request.checksum is not None):
             self._kept.open(handle)
 
-    def _party(self, group: Together) -> int:
-        if not group.party:
+    def _group_id(self, group: GroupMember) -> int:
+        if not group.group_id:
             self._num_groups += 1
-            group.party = self._num_groups
-        self._groups[group.party] = group
-        return group.party
+            group.group_id = self._num_groups
+        self._groups[group.group_id] = group
+        return group.group_id
 
     def position(self, state: StreamState) -> tuple[int, int]:
         """How many characters and tokens of a stream that is not over have been received."""
@@ -142,7 +142,7 @@ class StreamTable:
         if state.prompt_logprobs is None:
             state.prompt_logprobs = PromptPieces()
         num_tokens = len(state.prompt_ids) // 4 - 1
-        return state.prompt_logprobs.take(message.start, message.logprobs, num_tokens)
+        return state.prompt_logprobs.add_piece(message.start, message.logprobs, num_tokens)
 
     def reject(self, message: Rejected) -> StreamState | None:
         """The stream does not run, or not on. The stream, where it runs all the same: it was
@@ -204,7 +204,7 @@ class StreamTable:
         ends: dict[int, End] = {}
         if message.ends:
             ends.update(zip(u32(message.ended).tolist(), message.ends, strict=True))
-        batch = Batch(message, ends)
+        batch = DeltaBatch(message, ends)
         handles = message.handles
         is_worth_it = handles == self._last_handles or len(message.texts) >= MANY
         self._last_handles = handles
@@ -237,13 +237,13 @@ class StreamTable:
         self._told.clear()
         woken, self._woken = self._woken, []
         for state in woken:
-            bell = state.bell
-            if bell is not None:
-                bell.ring(state)
+            wakeup = state.wakeup
+            if wakeup is not None:
+                wakeup.ring(state)
 
     # ---- deltas ------------------------------------------------------------------------------
 
-    def _take_whole(self, batch: Batch) -> bool:
+    def _take_whole(self, batch: DeltaBatch) -> bool:
         """Take all entries, if each goes on exactly where its stream is; else nothing."""
         message, received = batch.message, self._received
         found = received.find(message.handles, message.chars, message.tokens)
@@ -254,8 +254,8 @@ class StreamTable:
         received.advance(found, *ends_at)
         self._kept.add(message.handles, message.token_ids, message.counts)
         states = found.items
-        if found.party:
-            group = self._groups[found.party]
+        if found.group_id:
+            group = self._groups[found.group_id]
             if not batch.ends or all(end.reason != "error" for end in batch.ends.values()):
                 self._take_together(group, found.numbers, batch)
                 return True
@@ -276,7 +276,7 @@ class StreamTable:
                 self._make_room(state)
         return True
 
-    def _take_together(self, group: Together, numbers: list[int], batch: Batch) -> None:
+    def _take_together(self, group: GroupMember, numbers: list[int], batch: DeltaBatch) -> None:
         """Hand over a message whose streams are all of one group."""
         group.add_batch(numbers, batch)
         self._told.append(group)
@@ -296,15 +296,15 @@ class StreamTable:
         woken = self._woken
         for state, delta in zip(states, deltas, strict=True):
             state.push(delta)
-            if state.bell is not None and not state.wants_whole:
+            if state.wakeup is not None and not state.wants_whole:
                 woken.append(state)
 
     def _make_room(self, state: StreamState) -> None:
-        merge(state.deltas)
-        if state.bell is not None and not state.wants_whole:
+        merge_unread(state.deltas)
+        if state.wakeup is not None and not state.wants_whole:
             self._woken.append(state)  # it may have looked in between
 
-    def _take_each(self, batch: Batch) -> bool:
+    def _take_each(self, batch: DeltaBatch) -> bool:
         """Take what is new of each entry; False if one of them left a gap."""
         message, received = batch.message, self._received
         num = len(message.texts)
@@ -346,7 +346,7 @@ class StreamTable:
                 self._end(state, delta, batch.ends[entry])
                 continue
             state.push(delta)
-            if state.bell is not None and not state.wants_whole:
+            if state.wakeup is not None and not state.wants_whole:
                 self._woken.append(state)
             if len(state.deltas) > MOST_UNREAD:
                 self._make_room(state)
@@ -374,7 +374,7 @@ class StreamTable:
         if state.error is None or last.text or last.num_tokens:
             state.push(last)
         if len(state.deltas) > MOST_UNREAD_AT_END:
-            merge(state.deltas)
+            merge_unread(state.deltas)
         state.end = end
         self._finish(state)
 
@@ -390,9 +390,9 @@ class StreamTable:
             self._received.close(state.handle)
             self._kept.drop(state.handle)
         if state.group is not None:
-            state.group.let_go(state)
+            state.group.release(state)
             if not state.group.num_open:
-                self._groups.pop(state.group.party, None)
+                self._groups.pop(state.group.group_id, None)
         state.is_over = True  # last of all: the reader looks here first
         self._woken.append(state)
 

@@ -24,7 +24,7 @@ MOST_UNREAD_AT_END = 16
 _FULL_TOKENS = 1024
 
 
-def merge(unread: deque[Delta]) -> None:
+def merge_unread(unread: deque[Delta]) -> None:
     """Make one delta of the newest ones, up to a full one. They do not hold their stream's end."""
     newest: list[Delta] = []
     while True:

@@ -1,12 +1,13 @@
-"""Bells: how a reader that waits for its stream is woken.
+"""Wake-ups: how a reader that waits for its stream is woken.
 
-A connection rings the bell that hangs on a stream once for each batch in which the stream has news.
-A bell may ring without cause: the woken reader looks again. `TaskBell` and the bells of HTTP's
-answers ring in the event loop that drives the connection; `ThreadBell` rings in another thread. So
-no wake-up is lost without a lock: the reader hangs its bell up, looks once more, and only then
-waits; the connection's thread adds first and looks for a bell afterwards.
+A connection rings the wakeup that hangs on a stream once for each batch in which the stream has
+news. A wakeup may ring without cause: the woken reader looks again. `TaskWakeup` and the wakeups of
+HTTP's answers ring in the event loop that drives the connection; `ThreadWakeup` rings in another
+thread. So no wake-up is lost without a lock: the reader hangs its wakeup up, looks once more, and
+only then waits; the connection's thread adds first and looks for a wakeup afterwards.
 
-A bell knows no stream but the one it is handed, so a stream that is not held any more is collected.
+A wakeup knows no stream but the one it is handed, so a stream that is not held any more is
+collected.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ Rung = TypeVar("Rung")
 RungOnly = TypeVar("RungOnly", contravariant=True)
 
 
-class Bell(Protocol[RungOnly]):
+class Wakeup(Protocol[RungOnly]):
     """What can be rung for a stream. It raises nothing."""
 
     def ring(self, cause: RungOnly, /) -> None:
         """There is news of `cause`."""
 
 
-class ThreadBell(Generic[Rung]):
-    """Wakes one thread; says for what, so that one bell can hang on many streams."""
+class ThreadWakeup(Generic[Rung]):
+    """Wakes one thread; says for what, so that one wakeup can hang on many streams."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Rung] = SimpleQueue()
@@ -41,7 +42,7 @@ class ThreadBell(Generic[Rung]):
         return self._queue.get()
 
 
-class TaskBell:
+class TaskWakeup:
     """Wakes one task of the event loop that rings it."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from functools import partial
 from hashlib import blake2b
 from importlib.resources import files
 
-from slipstream.http.exchange import Exchange, Request
+from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.wire import Response
 
 _FOLDER = files("slipstream.http").joinpath("page")
@@ -40,7 +40,7 @@ _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
 )
 
-Handler = Callable[[Request, Exchange], None]
+Handler = Callable[[HttpRequest, Exchange], None]
 
 
 def page_handlers() -> dict[str, dict[str, Handler]]:
@@ -58,7 +58,7 @@ def _response(name: str, body: bytes) -> Response:
     return Response(200, body, ((b"etag", tag), *_HEADERS), content_type=kind)
 
 
-def _answer(response: Response, request: Request, exchange: Exchange) -> None:
+def _answer(response: Response, request: HttpRequest, exchange: Exchange) -> None:
     tag = response.headers[0][1]
     if is_one_of(tag, request.headers.get(b"if-none-match", b"")):
         response = Response(304, response.body, response.headers, response.content_type)

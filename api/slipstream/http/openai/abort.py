@@ -15,7 +15,7 @@ from __future__ import annotations
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.errors import UnknownStreamError
 from slipstream.http.errors import bad_field
-from slipstream.http.exchange import Exchange, Request
+from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.decoding import BodyDecoder
 from slipstream.http.openai.event_ids import parse_answer_id
 from slipstream.http.openai.requests import AbortRequest
@@ -27,7 +27,7 @@ from slipstream_ipc.messages import MAX_CANCELLED, Cancel, Cancelled, Fault
 _decoder = BodyDecoder(AbortRequest)
 
 
-def abort(io: LoopIO, request: Request, exchange: Exchange) -> None:
+def abort(io: LoopIO, request: HttpRequest, exchange: Exchange) -> None:
     """See to it that the exchange gets its answer. Raises: ApiError."""
     name = _decoder.decode(request.body).request_id
     answer = parse_answer_id(name, "request_id")

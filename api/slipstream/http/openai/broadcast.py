@@ -9,7 +9,7 @@ Rules:
   pass: all its texts are encoded at once, and what a stream costs is a format and a write.
 - Of several messages in a turn, the front being late, each stream's deltas are put together, and
   leave in one chunk. So are those of a stream that waits for anything, its reader's room say, or
-  that ends: its bell (`answer`) sees to them.
+  that ends: its wakeup (`answer`) sees to them.
 - A fault while one stream is told is that stream's own.
 """
 
@@ -20,9 +20,9 @@ from itertools import repeat
 from typing import Protocol
 
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.client.streams.unread_deltas import MOST_UNREAD, MOST_UNREAD_AT_END, merge
-from slipstream.client.streams.wakeup import Bell
-from slipstream.delta_batch import Batch
+from slipstream.client.streams.unread_deltas import MOST_UNREAD, MOST_UNREAD_AT_END, merge_unread
+from slipstream.client.streams.wakeup import Wakeup
+from slipstream.delta_batch import DeltaBatch
 from slipstream.http.exchange import Exchange
 from slipstream.http.wire import json_parts
 from slipstream.outputs import Delta
@@ -35,8 +35,8 @@ class Teller(Protocol):
         """Say a delta behind which none waits; part: its text, as JSON without the quotes."""
 
 
-class Line:
-    """One stream's way out. Deltas of one that has no teller and is not bare wait for its bell.
+class BroadcastLine:
+    """One stream's way out. Deltas of one that has no teller and is not bare wait for its wakeup.
 
     is_bare: its chunks, but for the last, are `before`, the text and `after`, and there is none
     where there is no text. num_framed: bytes of both as a chunk of HTTP counts them, less the line
@@ -46,7 +46,6 @@ class Line:
     __slots__ = (
         "after",
         "before",
-        "bell",
         "deltas",
         "exchange",
         "is_bare",
@@ -54,17 +53,18 @@ class Line:
         "on_fault",
         "state",
         "teller",
+        "wakeup",
     )
 
     def __init__(
         self,
         state: StreamState,
-        bell: Bell[StreamState],
+        wakeup: Wakeup[StreamState],
         exchange: Exchange,
         on_fault: Callable[[], None],
     ) -> None:
         self.state = state
-        self.bell = bell
+        self.wakeup = wakeup
         self.exchange = exchange
         self.on_fault = on_fault
         self.deltas = state.deltas
@@ -77,55 +77,56 @@ class Line:
         """It waits with what waits already."""
         self.deltas.append(delta)
         if len(self.deltas) > (MOST_UNREAD_AT_END if self.state.is_over else MOST_UNREAD):
-            merge(self.deltas)
+            merge_unread(self.deltas)
 
     def ring(self) -> None:
         """For what waits; the end is rung for by the table."""
         state = self.state
         if not (state.wants_whole or state.is_over):
-            self.bell.ring(state)
+            self.wakeup.ring(state)
 
 
 class FanOut:
-    """Streams of one client's table (`group.Together`), and the bell of each of them."""
+    """Streams of one client's table (`group.Together`), and the wakeup of each of them."""
 
     def __init__(self) -> None:
-        self.party = 0
+        self.group_id = 0
         self.num_open = 0
         self.states: dict[int, StreamState] = {}
         self._next = 0
-        self._lines: dict[int, Line] = {}  # of those whose end has not been rung for
+        self._lines: dict[int, BroadcastLine] = {}  # of those whose end has not been rung for
         self._indices: Sequence[int] = ()  # of the last message
-        self._found: list[Line] = []  # their lines
-        self._untold: list[tuple[list[Line], Batch]] = []
-        self._late: dict[Line, None] = {}  # whose parts of them lie in their queues now
+        self._found: list[BroadcastLine] = []  # their lines
+        self._untold: list[tuple[list[BroadcastLine], DeltaBatch]] = []
+        self._late: dict[BroadcastLine, None] = {}  # whose parts of them lie in their queues now
 
     def join(
         self,
         state: StreamState,
-        bell: Bell[StreamState],
+        wakeup: Wakeup[StreamState],
         exchange: Exchange,
         on_fault: Callable[[], None],
-    ) -> Line:
-        """A stream that has not been asked for yet. `bell` is rung for what waits, and the end."""
-        state.group, state.index, state.bell = self, self._next, self
+    ) -> BroadcastLine:
+        """A stream that has not been asked for yet. `wakeup` is rung for what waits, and the
+        end."""
+        state.group, state.index, state.wakeup = self, self._next, self
         self._next += 1
         self.num_open += 1
         self.states[state.index] = state
-        self._lines[state.index] = line = Line(state, bell, exchange, on_fault)
+        self._lines[state.index] = line = BroadcastLine(state, wakeup, exchange, on_fault)
         return line
 
     # ---- called by the table -----------------------------------------------------------------
 
-    def add_batch(self, indices: Sequence[int], batch: Batch) -> None:
-        """See `Together`."""
+    def add_batch(self, indices: Sequence[int], batch: DeltaBatch) -> None:
+        """See `GroupMember`."""
         if indices is not self._indices:
             lines = self._lines
             self._indices, self._found = indices, [lines[index] for index in indices]
         self._untold.append((self._found, batch))
 
     def divide(self) -> None:
-        """See `Together`."""
+        """See `GroupMember`."""
         untold, self._untold = self._untold, []
         for lines, batch in untold:
             texts = batch.message.texts
@@ -137,8 +138,8 @@ class FanOut:
                 except Exception:
                     line.on_fault()
 
-    def let_go(self, state: StreamState) -> None:
-        """See `Together`."""
+    def release(self, state: StreamState) -> None:
+        """See `GroupMember`."""
         self.num_open -= 1
         self.states.pop(state.index, None)
 
@@ -150,7 +151,7 @@ class FanOut:
         if line is not None:
             if state.is_over:
                 del self._lines[state.index]
-            line.bell.ring(state)
+            line.wakeup.ring(state)
 
     # ---- within ------------------------------------------------------------------------------
 
@@ -163,7 +164,7 @@ class FanOut:
         for line in late:
             line.ring()
 
-    def _tell_at_once(self, lines: Sequence[Line], batch: Batch) -> None:
+    def _tell_at_once(self, lines: Sequence[BroadcastLine], batch: DeltaBatch) -> None:
         texts, ends = batch.message.texts, batch.ends
         parts = json_parts(texts)
         for entry, (line, part) in enumerate(zip(lines, parts, strict=True)):

@@ -20,7 +20,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.http.auth import Keys
 from slipstream.http.config import Limits
 from slipstream.http.errors import ApiError, error_of
-from slipstream.http.exchange import Exchange, Request
+from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai import streaming
 from slipstream.http.openai.abort import abort
 from slipstream.http.openai.broadcast import FanOut
@@ -37,7 +37,7 @@ from slipstream.http.time_slice import Share
 from slipstream.http.wire import Response
 
 _logger = logging.getLogger(__name__)
-Handler = Callable[[Request, Exchange], None]
+Handler = Callable[[HttpRequest, Exchange], None]
 
 
 class Endpoints:
@@ -63,12 +63,12 @@ class Endpoints:
 
     async def answer(self, path: str, body: bytes) -> Response:
         """The whole answer to a POST, of `posts`, of this process's own."""
-        request = Request("POST", path, body=body)
+        request = HttpRequest("POST", path, body=body)
         answered: Future[Response] = asyncio.get_running_loop().create_future()
-        self.handle(self.posts[path], request, Exchange(request, _Caller(answered)))
+        self.handle(self.posts[path], request, Exchange(request, _EndpointCaller(answered)))
         return await answered
 
-    def handle(self, handler: Handler, request: Request, exchange: Exchange) -> None:
+    def handle(self, handler: Handler, request: HttpRequest, exchange: Exchange) -> None:
         """Call it; what it raises is the answer."""
         model = self._io.model
         try:
@@ -80,7 +80,7 @@ class Endpoints:
             _logger.exception("%s %s failed", request.method, request.path)
             exchange.respond(error_of(error, {}).response())
 
-    def completions(self, request: Request, exchange: Exchange) -> None:
+    def completions(self, request: HttpRequest, exchange: Exchange) -> None:
         """A text's continuation. Raises: ApiError, BadRequestError."""
         body = read_completion(request.body)
         model = served_model(self._io, body.model)
@@ -91,7 +91,7 @@ class Endpoints:
         else:
             self._start(ask_completion(body, model), request, exchange)
 
-    def chat(self, request: Request, exchange: Exchange) -> None:
+    def chat(self, request: HttpRequest, exchange: Exchange) -> None:
         """A chat's next message. Raises: ApiError, BadRequestError."""
         body = read_chat(request.body)
         model = served_model(self._io, body.model)
@@ -102,7 +102,7 @@ class Endpoints:
         else:
             self._start(ask_chat(body, model), request, exchange)
 
-    def generate(self, request: Request, exchange: Exchange) -> None:
+    def generate(self, request: HttpRequest, exchange: Exchange) -> None:
         """/generate, in the engine's own terms. Raises: ApiError, BadRequestError."""
         body, params = read_generate(request.body)
         model = served_model(self._io, body.model)
@@ -113,13 +113,13 @@ class Endpoints:
         else:
             self._start(ask_generate(body, params, model), request, exchange)
 
-    def streams(self, request: Request, exchange: Exchange) -> None:
+    def streams(self, request: HttpRequest, exchange: Exchange) -> None:
         """The rest of a stream that a client has left. Raises: ApiError."""
         if request.method == "HEAD":  # it would take the stream from its reader
             raise ApiError(405, "method: got HEAD, allowed: GET", headers=((b"allow", b"GET"),))
         self._start(ask_for_stream(request, served_model(self._io)), request, exchange)
 
-    def _start(self, ask: Ask, request: Request, exchange: Exchange) -> None:
+    def _start(self, ask: Ask, request: HttpRequest, exchange: Exchange) -> None:
         if wants_events(request) and ask.can_resume:
             ask = replace(ask, is_resumable=True)
         tenant = self._keys.tenant(request.headers.get(b"authorization"))
@@ -144,7 +144,7 @@ class Endpoints:
             self._streams_by_id[state.stream_id] = state
 
 
-class _Caller:
+class _EndpointCaller:
     """Takes a whole answer where it was asked for in this process."""
 
     def __init__(self, answered: Future[Response]) -> None:

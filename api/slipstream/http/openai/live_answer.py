@@ -37,7 +37,7 @@ from slipstream_ipc.columns import u32
 _logger = logging.getLogger(__name__)
 
 
-class Engine(Protocol):
+class StreamEngine(Protocol):
     """Runs streams."""
 
     def submit(self, state: StreamState) -> None:
@@ -51,7 +51,7 @@ class Running:
     """What both kinds of answers share: the streams, their failure, their usage."""
 
     def __init__(
-        self, ask: Ask, exchange: Exchange, engine: Engine, texts: TokenTexts, limits: Limits
+        self, ask: Ask, exchange: Exchange, engine: StreamEngine, texts: TokenTexts, limits: Limits
     ) -> None:
         self.ask = ask
         self.id = str(ask.id)

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.delta_batch import Batch
+from slipstream.delta_batch import DeltaBatch
 from slipstream.http.openai.logprobs import LEAST, TextPlace
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta, candidates_of, single_of
@@ -93,7 +93,7 @@ def chat_json(delta: Delta, texts: TokenTexts) -> bytes | None:
 
 
 @lru_cache(maxsize=1)  # the streams of a message come one after the other
-def _for_completions(batch: Batch, texts: TokenTexts) -> _Tokens:
+def _for_completions(batch: DeltaBatch, texts: TokenTexts) -> _Tokens:
     """All of it is put together as one long string, with a line to a token."""
     columns = batch.message.logprobs
     assert columns is not None
@@ -130,7 +130,7 @@ def _name_each_once(pieces: list[bytes], starts: list[int]) -> None:
 
 
 @lru_cache(maxsize=1)
-def _for_chats(batch: Batch, texts: TokenTexts) -> _Columns:
+def _for_chats(batch: DeltaBatch, texts: TokenTexts) -> _Columns:
     """shown: a token's own up to where the likeliest ones follow, then those."""
     columns = batch.message.logprobs
     assert columns is not None

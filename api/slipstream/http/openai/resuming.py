@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError
 from slipstream.http.errors import ApiError, bad_field
-from slipstream.http.exchange import Request
+from slipstream.http.exchange import HttpRequest
 from slipstream.http.openai.chat import ChatShape
 from slipstream.http.openai.completions import CompletionShape
 from slipstream.http.openai.event_ids import (
@@ -54,12 +54,12 @@ _OTHER_BODY = "the body is another request than the event's; with the same one i
 QUERY = ("include_usage", "continuous_usage_stats", "logprobs", "last_event_id")
 
 
-def wants_events(request: Request) -> bool:
+def wants_events(request: HttpRequest) -> bool:
     """Whether the client says that it reads server-sent events as their standard has them."""
     return b"text/event-stream" in request.headers.get(b"accept", b"").lower()
 
 
-def last_event(request: Request) -> str | None:
+def last_event(request: HttpRequest) -> str | None:
     """The id of the last event that the client has, if it says so."""
     given = request.headers.get(b"last-event-id")
     return given.decode("latin-1").strip() if given else None
@@ -77,7 +77,7 @@ def ask_again(event_id: str, kind: str, model: ModelCard, same: Callable[[], Ask
     return _ask(told, model, is_begun=True, submits=_submits(told, same))
 
 
-def ask_for_stream(request: Request, model: ModelCard) -> Ask:
+def ask_for_stream(request: HttpRequest, model: ModelCard) -> Ask:
     """What GET /v1/streams/ID asks for. Raises: ApiError."""
     answer = parse_answer_id(unquote(request.path.removeprefix(PREFIX)))
     query = _query(request.query)

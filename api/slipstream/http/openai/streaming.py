@@ -30,7 +30,7 @@ from slipstream.http.errors import ApiError
 from slipstream.http.exchange import Exchange
 from slipstream.http.openai.broadcast import FanOut
 from slipstream.http.openai.event_ids import Place
-from slipstream.http.openai.live_answer import Engine, Running, is_whole, raise_failure
+from slipstream.http.openai.live_answer import Running, StreamEngine, is_whole, raise_failure
 from slipstream.http.openai.logprobs import TextPlace
 from slipstream.http.openai.plan_answer import Ask, Said
 from slipstream.http.openai.responses import NULL, Answer, Choice, Usage
@@ -41,7 +41,7 @@ from slipstream.http.wire import DONE_EVENT, event, json_part
 from slipstream.outputs import Delta, begin_of, end_of, id_column_of
 from slipstream_ipc.history.token_log import history_checksum
 
-__all__ = ["Engine", "start"]
+__all__ = ["StreamEngine", "start"]
 
 _logger = logging.getLogger(__name__)
 _HOLE = b"\0"  # where the text goes in an encoded chunk; JSON never has it raw
@@ -52,7 +52,7 @@ _PORTION_BYTES = 2**16  # of a backlog, at once
 def start(
     ask: Ask,
     exchange: Exchange,
-    engine: Engine,
+    engine: StreamEngine,
     texts: TokenTexts,
     limits: Limits,
     fan_out: FanOut,
@@ -74,7 +74,7 @@ def start(
 
 
 def _begin(running: Running, fan_out: FanOut, share: Share) -> None:
-    """Give each stream of the request its bell."""
+    """Give each stream of the request its wakeup."""
     ask, exchange = running.ask, running.exchange
     if ask.is_stream:
         choices = [_Streamed(running, index, fan_out) for index in range(len(ask.states))]
@@ -89,7 +89,7 @@ def _begin(running: Running, fan_out: FanOut, share: Share) -> None:
 
 
 class _Streamed:
-    """The bell of one stream, and one choice of a streamed answer."""
+    """The wakeup of one stream, and one choice of a streamed answer."""
 
     def __init__(self, running: Running, index: int, fan_out: FanOut) -> None:
         ask = running.ask

@@ -19,7 +19,7 @@ import msgspec
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.client.connection.queries import ids_of, new_detokenize, new_tokenize
 from slipstream.http.errors import ApiError, bad_field
-from slipstream.http.exchange import Exchange, Request
+from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.chat import template_of, turns_of
 from slipstream.http.openai.decoding import BodyDecoder, refuse_unsupported
 from slipstream.http.openai.requests import DetokenizeRequest, TokenizeRequest
@@ -46,7 +46,7 @@ _tokenize_decoder = BodyDecoder(TokenizeRequest)
 _detokenize_decoder = BodyDecoder(DetokenizeRequest)
 
 
-def tokenize(io: LoopIO, request: Request, exchange: Exchange) -> None:
+def tokenize(io: LoopIO, request: HttpRequest, exchange: Exchange) -> None:
     """See to it that the exchange gets its answer. Raises: ApiError, BadRequestError."""
     body = _tokenize_decoder.decode(request.body)
     model = served_model(io, body.model)
@@ -64,7 +64,7 @@ def tokenize(io: LoopIO, request: Request, exchange: Exchange) -> None:
     respond_when_done(io.ask(asked), exchange, response_of, names)
 
 
-def detokenize(io: LoopIO, request: Request, exchange: Exchange) -> None:
+def detokenize(io: LoopIO, request: HttpRequest, exchange: Exchange) -> None:
     """See to it that the exchange gets its answer. Raises: ApiError, BadRequestError."""
     most = _most_ids(served_model(io))
     if (num := request.body.count(b",") + 1) > most + _SLACK:
@@ -83,7 +83,7 @@ def detokenize(io: LoopIO, request: Request, exchange: Exchange) -> None:
     respond_when_done(io.ask(asked), exchange, response_of, {"token_ids": "tokens"})
 
 
-def tokenizer_info(texts: TokenTexts, _request: Request, exchange: Exchange) -> None:
+def tokenizer_info(texts: TokenTexts, _request: HttpRequest, exchange: Exchange) -> None:
     """See to it that the exchange gets its answer. Raises: ApiError."""
     exchange.respond(Response(200, _tokenizer_info(texts)))
 

@@ -30,7 +30,7 @@ from slipstream.outputs import join, logprobs_in_parts
 
 
 class Whole:
-    """The bell of all streams of a request."""
+    """The wakeup of all streams of a request."""
 
     def __init__(self, running: Running, fan_out: FanOut, share: Share) -> None:
         self._running = running

@@ -22,7 +22,7 @@ _MAX_PATH = 500  # characters
 Form = Literal["text", "json"]
 
 
-class Line(Struct, frozen=True):
+class AccessLogLine(Struct, frozen=True):
     """One answer. duration_ms: from the end of the request's head to the end of the answer."""
 
     time: str
@@ -59,14 +59,16 @@ class AccessLog(AbstractAccessLogger):
                 *(line.status, line.duration_ms, line.request_id),
             )
 
-    def _line(self, request: web.BaseRequest, response: web.StreamResponse, seconds: float) -> Line:
+    def _line(
+        self, request: web.BaseRequest, response: web.StreamResponse, seconds: float
+    ) -> AccessLogLine:
         peername = request.get_extra_info("peername")
         peer = peername[0] if isinstance(peername, tuple) else UNIX
         scheme = "https" if request.get_extra_info("sslcontext") is not None else "http"
         if self._trusted.has(peer):
             said = request.headers.get(hdrs.X_FORWARDED_PROTO, "").strip().lower()
             scheme = said if said in ("http", "https") else scheme
-        return Line(
+        return AccessLogLine(
             time=_now(),
             client=self._trusted.client(peer, request.headers.getall(hdrs.X_FORWARDED_FOR, ())),
             scheme=scheme,

@@ -1,7 +1,7 @@
 """One client's connection: aiohttp's protocol, and the bounds that it does not have.
 
 aiohttp reads requests, frames answers, keeps connections alive and takes pipelined requests in
-turn. `Connection` adds what has to hold against any client:
+turn. `ClientConnection` adds what has to hold against any client:
 
 - The head is checked before a body is read, and a body has a size and a time.
 - Everything has a deadline; the server looks at them now and then (`check_deadline`).
@@ -40,9 +40,9 @@ from aiohttp.web_protocol import _ErrInfo
 from multidict import CIMultiDict
 
 from slipstream.http.config import Limits
-from slipstream.http.counters import GONE, Counters
+from slipstream.http.counters import GONE, HttpCounters
 from slipstream.http.errors import ApiError, error_of, overloaded
-from slipstream.http.exchange import Exchange, Request
+from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.wire import EVENT_STREAM, Response
 
 _READ_BYTES = 64 * 1024  # of a body that is not taken; with twice that the rest is left unread
@@ -65,7 +65,7 @@ class Host(Protocol):
     """What a connection needs of its server."""
 
     limits: Limits
-    counters: Counters
+    counters: HttpCounters
     is_draining: bool  # each answer says that the connection ends with it
 
     def connected(self, connection: Connection) -> None:
@@ -80,10 +80,10 @@ class Host(Protocol):
     def hold(self, connection: Connection, num_bytes: int) -> None:
         """It holds so many bytes of requests that have not been begun."""
 
-    def check_head(self, request: Request) -> ApiError | None:
+    def check_head(self, request: HttpRequest) -> ApiError | None:
         """What is to be refused before its body is read."""
 
-    def handle(self, request: Request, exchange: Exchange) -> None:
+    def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         """See to it that the exchange gets its answer, now or later."""
 
 
@@ -123,7 +123,7 @@ class Connection(web.RequestHandler):
         self._body_until = inf
         self._exchange: Exchange | None = None
         self._answer: asyncio.Future[web.StreamResponse] | None = None
-        self._request = Request()
+        self._request = HttpRequest()
         self._message: web.BaseRequest
         self._stream: web.StreamResponse
         self._ended: asyncio.Future[None] | None = None  # of one that lingers
@@ -300,7 +300,7 @@ class Connection(web.RequestHandler):
         else:
             _logger.error("%s %s failed", request.method, request.path, exc_info=exc)
             refusal = error_of(exc or Exception(), {})
-        return self._refusal(refusal, Request(version="1.1", id=_new_id()))
+        return self._refusal(refusal, HttpRequest(version="1.1", id=_new_id()))
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -350,7 +350,7 @@ class Connection(web.RequestHandler):
         if not (is_in_body or self._is_last_read):
             self._queue_refusal(self._error)
 
-    def _protocol_refusal(self, request: Request) -> ApiError | None:
+    def _protocol_refusal(self, request: HttpRequest) -> ApiError | None:
         if sum(map(len, request.headers.values())) > self._limits.header_bytes:
             what = f"the request's headers exceed {self._limits.header_bytes} bytes"
             return ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, what)
@@ -368,7 +368,7 @@ class Connection(web.RequestHandler):
             return ApiError(417, "this server knows no expectation but 100-continue")
         return None
 
-    async def _read_body(self, content: StreamReader, request: Request) -> bytes:
+    async def _read_body(self, content: StreamReader, request: HttpRequest) -> bytes:
         """Raises: ApiError."""
         is_read = request.method == _WITH_BODY
         limits = self._limits
@@ -430,7 +430,7 @@ class Connection(web.RequestHandler):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _refusal(self, refusal: ApiError, request: Request) -> web.StreamResponse:
+    def _refusal(self, refusal: ApiError, request: HttpRequest) -> web.StreamResponse:
         self._host.counters.answered(request.path, refusal.status)
         self.phase, self._is_deaf = "over", True
         self._hold(0)
@@ -439,7 +439,7 @@ class Connection(web.RequestHandler):
         response.force_close()
         return response
 
-    def _whole(self, response: Response, request: Request) -> web.StreamResponse:
+    def _whole(self, response: Response, request: HttpRequest) -> web.StreamResponse:
         headers = self._headers(request)
         for name, value in response.headers:
             headers[_spelled(name)] = value.decode("latin-1")
@@ -460,7 +460,7 @@ class Connection(web.RequestHandler):
         """
         return self._host.is_draining or b"upgrade" in self._request.headers
 
-    def _headers(self, request: Request) -> CIMultiDict[str]:
+    def _headers(self, request: HttpRequest) -> CIMultiDict[str]:
         headers = CIMultiDict({hdrs.SERVER: _SERVER, "X-Request-Id": request.id})
         if request.version == "1.0" and not self._message.keep_alive:
             headers[hdrs.CONNECTION] = "close"  # by default, but not every client knows
@@ -538,7 +538,7 @@ class Connection(web.RequestHandler):
         await self._ended
 
 
-def _request_of(message: web.BaseRequest, given: HttpVersion) -> Request:
+def _request_of(message: web.BaseRequest, given: HttpVersion) -> HttpRequest:
     """As the endpoints know it. The path is "" where the target is none."""
     raw = {name.lower(): value for name, value in message.raw_headers}
     name = raw.get(b"x-request-id", b"")
@@ -548,7 +548,7 @@ def _request_of(message: web.BaseRequest, given: HttpVersion) -> Request:
     path, query = url.raw_path, url.raw_query_string
     if not (path.isascii() and query.isascii()):
         path = ""
-    return Request(message.method, path, query, version, raw, id=request_id)
+    return HttpRequest(message.method, path, query, version, raw, id=request_id)
 
 
 def _new_id() -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 
-from slipstream.http.exchange import Request
+from slipstream.http.exchange import HttpRequest
 from slipstream.http.wire import Headers, Response
 
 _ANY = b"*"
@@ -32,7 +32,7 @@ class Cors:
     def __init__(self, origins: tuple[str, ...]) -> None:
         self._origins = frozenset(origin.encode() for origin in origins)
 
-    def headers(self, request: Request) -> Headers:
+    def headers(self, request: HttpRequest) -> Headers:
         """What the answer to a request has besides, whichever it is."""
         if not self._origins:
             return ()
@@ -44,7 +44,7 @@ class Cors:
         origin = request.headers[b"origin"]
         return ((b"access-control-allow-origin", origin), _EXPOSED, vary)
 
-    def is_preflight(self, request: Request) -> bool:
+    def is_preflight(self, request: HttpRequest) -> bool:
         """Whether a browser asks what it may send, and is to be answered."""
         return (
             bool(self._origins)
@@ -53,7 +53,7 @@ class Cors:
             and b"access-control-request-method" in request.headers
         )
 
-    def preflight(self, request: Request, methods: bytes) -> Response:
+    def preflight(self, request: HttpRequest, methods: bytes) -> Response:
         """The answer to that; `headers` says whether the origin may at all."""
         asked = request.headers.get(b"access-control-request-headers", b"")
         is_fine = self._allows(request) and len(asked) <= _MAX_NAMES_BYTES
@@ -69,7 +69,7 @@ class Cors:
             ),
         )
 
-    def _allows(self, request: Request) -> bool:
+    def _allows(self, request: HttpRequest) -> bool:
         return _ANY in self._origins or request.headers.get(b"origin") in self._origins
 
 

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from slipstream.http.errors import ApiError
-from slipstream.http.exchange import Request
+from slipstream.http.exchange import HttpRequest
 
 _ANY = "*"
 _BELOW = "*."
@@ -41,7 +41,7 @@ class Hosts:
         self._origins = frozenset(origins)
         self._is_allowed = lru_cache(maxsize=64)(self._look_up)
 
-    def check(self, request: Request) -> ApiError | None:
+    def check(self, request: HttpRequest) -> ApiError | None:
         """The refusal that a request deserves, which may be of a page that has no business here."""
         if self._is_open:
             return None
@@ -55,7 +55,7 @@ class Hosts:
         )
         return ApiError(403, what, code="host_not_allowed")
 
-    def check_origin(self, request: Request) -> ApiError | None:
+    def check_origin(self, request: HttpRequest) -> ApiError | None:
         """The same for a page that asks for what only this server's own page is meant to ask."""
         origin = request.headers.get(b"origin")
         if origin is None or _ANY in self._origins:

@@ -26,9 +26,9 @@ from aiohttp.http import HttpVersion10, HttpVersion11, RawRequestMessage
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from slipstream.http.config import Limits
-from slipstream.http.counters import Counters
+from slipstream.http.counters import HttpCounters
 from slipstream.http.errors import ApiError, overloaded
-from slipstream.http.exchange import Exchange, Request
+from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.server.connection import Connection
 from slipstream.http.time_slice import Share
 from slipstream.stack.children.listeners import Listeners, Taker
@@ -49,10 +49,10 @@ class Application(Protocol):
     def pattern_of(self, path: str) -> str:
         """What a path counts as."""
 
-    def check_head(self, request: Request) -> ApiError | None:
+    def check_head(self, request: HttpRequest) -> ApiError | None:
         """What is to be refused before its body is read."""
 
-    def handle(self, request: Request, exchange: Exchange) -> None:
+    def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         """See to it that the exchange gets its answer, now or later."""
 
 
@@ -71,7 +71,7 @@ class Server:
     ) -> None:
         self._app = app
         self.limits = limits
-        self.counters = Counters(app.pattern_of)
+        self.counters = HttpCounters(app.pattern_of)
         self._tls = tls
         self._connections: set[Connection] = set()
         self._new = Share()  # requests that are to be begun
@@ -126,11 +126,11 @@ class Server:
             self._make_room()
             self._is_making_room = False
 
-    def check_head(self, request: Request) -> ApiError | None:
+    def check_head(self, request: HttpRequest) -> ApiError | None:
         """What is to be refused before its body is read."""
         return self._app.check_head(request)
 
-    def handle(self, request: Request, exchange: Exchange) -> None:
+    def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         """See to it that the exchange gets its answer, now or later."""
         self._num_held += len(request.body)
         self._new.add(partial(self._begin, request, exchange))
@@ -163,7 +163,7 @@ class Server:
         for connection in list(self._connections):
             connection.abort()
 
-    def _begin(self, request: Request, exchange: Exchange) -> bool:
+    def _begin(self, request: HttpRequest, exchange: Exchange) -> bool:
         num_bytes = len(request.body)
         if exchange.is_open:  # else nothing is to be answered
             self._app.handle(request, exchange)

@@ -45,7 +45,7 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _logger = logging.getLogger(__name__)
 
 
-class Shares:
+class ConnectionShares:
     """How many connections each front has: a place for each, written by that front alone."""
 
     def __init__(self, fd: int, place: int) -> None:
@@ -108,7 +108,7 @@ class Listeners:
         """
         sockets = _listen_at(host, port)
         try:
-            return cls(sockets, Shares.new_file())
+            return cls(sockets, ConnectionShares.new_file())
         except BaseException:
             _close_all(sockets)
             raise
@@ -122,7 +122,7 @@ class Listeners:
         """
         one = _listen_at_path(path)
         try:
-            return cls([one], Shares.new_file(), path=path)
+            return cls([one], ConnectionShares.new_file(), path=path)
         except BaseException:
             one.close()
             os.unlink(path)
@@ -162,9 +162,9 @@ class Listeners:
         sockets = [one.fileno() for one in self.sockets]
         return msgspec.json.encode(_HandedDown(sockets, self._shares_fd, place)).decode()
 
-    def shares(self) -> Shares:
+    def shares(self) -> ConnectionShares:
         """As who has this place sees them. Raises: OSError."""
-        return Shares(self._shares_fd, self._place)
+        return ConnectionShares(self._shares_fd, self._place)
 
     def stop(self) -> None:
         """Let go of the sockets; others who have them go on. Idempotent."""

@@ -36,7 +36,7 @@ import msgspec
 from slipstream.stack.children.child_status import status_of
 from slipstream.stack.children.line_pipe import LineReader, LineWriter
 from slipstream.stack.children.listeners import LISTENERS_VARIABLE, Listeners
-from slipstream.stack.children.process_usage import is_stopped, num_oom_kills, use_of
+from slipstream.stack.children.process_usage import is_stopped, num_oom_kills, usage_of
 from slipstream_ipc.messages import State
 from slipstream_ipc.process import (
     CONTROL_FD_VARIABLE,
@@ -81,7 +81,7 @@ class ChildSpec(msgspec.Struct, frozen=True):
         return self.place is not None
 
 
-class Exit(msgspec.Struct, frozen=True):
+class ChildExit(msgspec.Struct, frozen=True):
     """How a child ended. within: of what it did itself, not of what somebody did to it."""
 
     how: str
@@ -234,12 +234,12 @@ class Child:
 
     def watch(self, now: float) -> None:
         """It is silent: what it does from now on tells whether that is its own doing."""
-        use = use_of(self.pid, with_children=False)
+        use = usage_of(self.pid, with_children=False)
         self._silence = now, 0.0 if use is None else use.cpu_s
 
     def is_busy(self, now: float) -> bool:
         """Whether it has used the processor since it is watched, and is not stopped."""
-        use = use_of(self.pid, with_children=False)
+        use = usage_of(self.pid, with_children=False)
         if self._silence is None or use is None or is_stopped(self.pid):
             return False
         since, cpu_s = self._silence
@@ -253,7 +253,7 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
-    def reap(self) -> Exit:
+    def reap(self) -> ChildExit:
         """After its end: take its group with it, let go of it, say how it ended."""
         self.kill()
         code = self._process.wait()
@@ -261,13 +261,13 @@ class Child:
         self._commands.close()
         self.state = "gone"
         if self._killed_for:
-            return Exit(self._killed_for, within=self._was_within)
+            return ChildExit(self._killed_for, within=self._was_within)
         if code == -signal.SIGKILL and num_oom_kills() > self._num_oom_kills:
-            return Exit("signal SIGKILL, the kernel's: out of memory", within=True)
+            return ChildExit("signal SIGKILL, the kernel's: out of memory", within=True)
         if code < 0:
-            return Exit(f"signal {_signal_name(-code)}", within=-code in _FATAL)
+            return ChildExit(f"signal {_signal_name(-code)}", within=-code in _FATAL)
         words = f" ({self._last_words})" if self._last_words else ""
-        return Exit(f"exit code {code}{words}", within=code != 0)
+        return ChildExit(f"exit code {code}{words}", within=code != 0)
 
     def _tell(self, command: Command) -> None:
         """Now, or when there is room; where it cannot hear that, its end, or its hang, is seen."""

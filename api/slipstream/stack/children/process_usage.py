@@ -17,14 +17,14 @@ _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-class Use(NamedTuple):
+class ProcessUsage(NamedTuple):
     """cpu_s: user and system time, its children's among it; rss_bytes: its own memory."""
 
     cpu_s: float
     rss_bytes: int
 
 
-def use_of(pid: int, *, with_children: bool = True) -> Use | None:
+def usage_of(pid: int, *, with_children: bool = True) -> ProcessUsage | None:
     """What a process has used so far; with those that it started itself and that still run."""
     own = _read(pid)
     if own is None or not with_children:
@@ -33,7 +33,7 @@ def use_of(pid: int, *, with_children: bool = True) -> Use | None:
     for child in _children(pid):
         use = _read(child)
         cpu_s += 0.0 if use is None else use.cpu_s
-    return Use(cpu_s, own.rss_bytes)
+    return ProcessUsage(cpu_s, own.rss_bytes)
 
 
 def is_stopped(pid: int) -> bool:
@@ -66,7 +66,7 @@ def num_oom_kills() -> int:
         return 0
 
 
-def _read(pid: int) -> Use | None:
+def _read(pid: int) -> ProcessUsage | None:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
@@ -75,7 +75,7 @@ def _read(pid: int) -> Use | None:
     except psutil.Error:
         return None
     # the children's: of those that were waited for
-    return Use(
+    return ProcessUsage(
         sum((times.user, times.system, times.children_user, times.children_system)), rss_bytes
     )
 

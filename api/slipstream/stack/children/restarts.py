@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from slipstream_ipc.backoff import Pauses
+from slipstream_ipc.backoff import RestartBackoff
 
 
 class RestartPolicy:
@@ -20,7 +20,7 @@ class RestartPolicy:
         self._max_restarts = max_restarts
         self._window_s = window_s
         self._restarts: deque[float] = deque()
-        self._pauses = Pauses()
+        self._pauses = RestartBackoff()
 
     def pause_s(self, now: float, served_s: float) -> float | None:
         """After a death `now`: how long the next start waits; None where there may be none.

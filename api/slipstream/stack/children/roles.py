@@ -13,7 +13,7 @@ Rules:
 
 from __future__ import annotations
 
-from slipstream.stack.children.process import Child, ChildSpec, Exit
+from slipstream.stack.children.process import Child, ChildExit, ChildSpec
 from slipstream.stack.children.restarts import RestartPolicy
 from slipstream_ipc.process import SILENT_S, Activate
 
@@ -26,7 +26,9 @@ class Role:
         self.active: Child | None = None
         self.spare: Child | None = None
         self.has_served = False  # somebody was ready here once
-        self.last_exit: Exit | None = None  # how the last one that served, or should have, died
+        self.last_exit: ChildExit | None = (
+            None  # how the last one that served, or should have, died
+        )
         self.ended_at = 0.0
         self.due_at: float | None = None  # when the next one starts, where there is none
         self.spare_due_at: float | None = 0.0 if spec.has_spare else None
@@ -82,7 +84,7 @@ class Role:
         assert self.active is not None
         self.has_served = True
 
-    def lost(self, child: Child, exit_: Exit, now: float) -> bool:
+    def lost(self, child: Child, exit_: ChildExit, now: float) -> bool:
         """One of the two died. False where the place stays empty for good."""
         served_s = 0.0 if child.settled_at is None else now - child.settled_at
         if child is self.spare:

@@ -41,7 +41,7 @@ _COMMON = (
 _WORDS = tuple(_COMMON.split())
 
 
-class Request(Struct, frozen=True, gc=False):
+class DatasetRequest(Struct, frozen=True, gc=False):
     """One request of a load. prompt: text, or token ids."""
 
     prompt: str | list[int]
@@ -76,18 +76,18 @@ def random_requests(
     range_ratio: float,
     vocab_size: int,
     random: np.random.Generator,
-) -> list[Request]:
+) -> list[DatasetRequest]:
     """Prompts of random token ids; the same for the same generator."""
     prompt_lens = _lengths(num_requests, input_len, range_ratio, random)
     output_lens = _lengths(num_requests, output_len, range_ratio, random)
     first = min(_FIRST_ID, vocab_size // 2)
     return [
-        Request(random.integers(first, vocab_size, prompt_len).tolist(), num_tokens)
+        DatasetRequest(random.integers(first, vocab_size, prompt_len).tolist(), num_tokens)
         for prompt_len, num_tokens in zip(prompt_lens, output_lens, strict=True)
     ]
 
 
-def requests_from(path: str, num_requests: int | None, output_len: int) -> list[Request]:
+def requests_from(path: str, num_requests: int | None, output_len: int) -> list[DatasetRequest]:
     """A file's requests in their order, from the beginning again where there are too few.
 
     num_requests: None takes each once. Raises: BadRequestError naming the line that is wrong.
@@ -105,7 +105,7 @@ def requests_from(path: str, num_requests: int | None, output_len: int) -> list[
         prompt = line.conversations[0].value if line.conversations else line.prompt
         if not prompt:
             raise wrong_option("dataset", f"entry {number} of {path}", "one with a prompt")
-        requests.append(Request(prompt, line.max_tokens or output_len))
+        requests.append(DatasetRequest(prompt, line.max_tokens or output_len))
     if not requests:
         raise wrong_option("dataset", path, "a file with at least one request")
     return list(islice(cycle(requests), num_requests or len(requests)))

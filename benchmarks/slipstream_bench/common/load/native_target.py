@@ -15,10 +15,10 @@ import numpy as np
 
 from slipstream.client.async_client import AsyncClient
 from slipstream.errors import ConnectionLostError, SlipstreamError
-from slipstream_bench.common.load.datasets import Request
+from slipstream_bench.common.load.datasets import DatasetRequest
 from slipstream_bench.common.load.openai_target import Asking
 from slipstream_bench.common.load.run_load import Ask
-from slipstream_bench.common.measures import Timeline
+from slipstream_bench.common.measures import RequestTimeline
 
 
 class NativeTarget:
@@ -31,19 +31,19 @@ class NativeTarget:
         self._problems = problems
         self.has_words = asking.endpoint == "chat"
 
-    async def settle(self, sample: Request) -> None:
+    async def settle(self, sample: DatasetRequest) -> None:
         """One token, to see what is refused. Raises: SlipstreamError."""
         await self._client.generate(
             self._prompt(sample), **{**self._options(sample), "max_tokens": 1}
         )
 
-    def prepared(self, request: Request) -> Ask:
+    def prepared(self, request: DatasetRequest) -> Ask:
         """The request, ready to be sent."""
         return partial(self._ask, self._prompt(request), self._options(request))
 
-    async def _ask(self, prompt: Any, options: dict[str, Any]) -> Timeline:
+    async def _ask(self, prompt: Any, options: dict[str, Any]) -> RequestTimeline:
         is_ids = isinstance(prompt, np.ndarray)
-        timeline = Timeline(time.perf_counter(), len(prompt) if is_ids else None)
+        timeline = RequestTimeline(time.perf_counter(), len(prompt) if is_ids else None)
         try:
             async with asyncio.timeout(self._asking.timeout_s):
                 if self._asking.is_streamed:
@@ -62,7 +62,7 @@ class NativeTarget:
             self._problems.setdefault(error.fault.code, str(error))
         return timeline
 
-    async def _read(self, prompt: Any, options: dict[str, Any], timeline: Timeline) -> None:
+    async def _read(self, prompt: Any, options: dict[str, Any], timeline: RequestTimeline) -> None:
         async for delta in self._client.stream(prompt, **options):
             now = time.perf_counter()
             timeline.num_tokens += delta.num_tokens
@@ -70,14 +70,14 @@ class NativeTarget:
             if delta.text:
                 timeline.times_s.append(now)
 
-    def _prompt(self, request: Request) -> Any:
+    def _prompt(self, request: DatasetRequest) -> Any:
         if self._asking.endpoint == "chat":
             return [{"role": "user", "content": request.text}]
         if isinstance(request.prompt, str):
             return request.prompt
         return np.asarray(request.prompt, np.uint32)
 
-    def _options(self, request: Request) -> dict[str, Any]:
+    def _options(self, request: DatasetRequest) -> dict[str, Any]:
         return {
             "max_tokens": request.max_tokens,
             "temperature": self._asking.temperature,

@@ -19,7 +19,7 @@ from msgspec import Raw, Struct
 
 from slipstream_bench.common.load.event_splitter import EventSplitter
 from slipstream_bench.common.load.failures import RequestFailedError
-from slipstream_bench.common.measures import Timeline
+from slipstream_bench.common.measures import RequestTimeline
 
 _FAULTY_ENDS = ("abort", "error")
 
@@ -51,7 +51,7 @@ class _Event(Struct, gc=False):
 _decoder = msgspec.json.Decoder(_Event)
 
 
-class Answer:
+class OpenAIAnswer:
     """One answer as it comes: an event stream, or one JSON object.
 
     Made when the request is sent. max_tokens and ignore_eos: as asked for.
@@ -68,7 +68,7 @@ class Answer:
     )
 
     def __init__(self, *, max_tokens: int, prompt_len: int | None, ignore_eos: bool) -> None:
-        self.timeline = Timeline(time.perf_counter(), prompt_len)
+        self.timeline = RequestTimeline(time.perf_counter(), prompt_len)
         self._events = EventSplitter()
         self._max_tokens = max_tokens
         self._ignore_eos = ignore_eos
@@ -89,7 +89,7 @@ class Answer:
         """The body of an answer that is no stream. Raises: RequestFailedError."""
         self._read(body, time.perf_counter())
 
-    def finish(self) -> Timeline:
+    def finish(self) -> RequestTimeline:
         """No more comes. Raises: RequestFailedError where the answer is not whole."""
         if self._reason is None and not self._is_done:
             raise RequestFailedError("incomplete", "neither a finish_reason nor [DONE]")

@@ -20,12 +20,12 @@ import msgspec
 from msgspec import Struct
 
 from slipstream.errors import BadRequestError, SlipstreamError
-from slipstream_bench.common.load.datasets import Request
+from slipstream_bench.common.load.datasets import DatasetRequest
 from slipstream_bench.common.load.failures import RequestFailedError
 from slipstream_bench.common.load.http_stream import HttpClient
-from slipstream_bench.common.load.openai_answers import Answer
+from slipstream_bench.common.load.openai_answers import OpenAIAnswer
 from slipstream_bench.common.load.run_load import Ask
-from slipstream_bench.common.measures import Timeline
+from slipstream_bench.common.measures import RequestTimeline
 from slipstream_ipc.messages import Fault
 
 Endpoint = Literal["completions", "chat"]
@@ -80,12 +80,12 @@ class OpenAITarget:
         self.has_words = asking.endpoint == "chat"  # in the place of token ids
         self._asks_usage = asking.is_streamed
 
-    async def settle(self, sample: Request) -> None:
+    async def settle(self, sample: DatasetRequest) -> None:
         """Find the form that the server takes, by asking for one token.
 
         Raises: BadRequestError where it refuses every form, SlipstreamError where it fails.
         """
-        sample = Request(sample.prompt, 1)
+        sample = DatasetRequest(sample.prompt, 1)
         words = (False, True) if not self.has_words and not sample.is_text else (self.has_words,)
         usages = (True, False) if self._asks_usage else (False,)
         first_error: RequestFailedError | None = None
@@ -101,11 +101,11 @@ class OpenAITarget:
         why = f"the server refuses this request in every form: {first_error}"
         raise BadRequestError(Fault("bad_request", why))
 
-    def prepared(self, request: Request) -> Ask:
+    def prepared(self, request: DatasetRequest) -> Ask:
         """The request, ready to be sent."""
         return partial(self._ask, request, self._body(request))
 
-    async def _ask(self, request: Request, body: bytes) -> Timeline:
+    async def _ask(self, request: DatasetRequest, body: bytes) -> RequestTimeline:
         answer = self._new_answer(request)
         try:
             return await self._answer(body, answer)
@@ -114,15 +114,15 @@ class OpenAITarget:
             answer.timeline.failure = error.reason
             return answer.timeline
 
-    def _new_answer(self, request: Request) -> Answer:
+    def _new_answer(self, request: DatasetRequest) -> OpenAIAnswer:
         is_known = not self.has_words and not request.is_text
-        return Answer(
+        return OpenAIAnswer(
             max_tokens=request.max_tokens,
             prompt_len=len(request.prompt) if is_known else None,
             ignore_eos=self._asking.ignore_eos,
         )
 
-    async def _answer(self, body: bytes, answer: Answer) -> Timeline:
+    async def _answer(self, body: bytes, answer: OpenAIAnswer) -> RequestTimeline:
         path = PATHS[self._asking.endpoint]
         whole = bytearray()
         sink = answer.take_piece if self._asking.is_streamed else whole.extend
@@ -135,7 +135,7 @@ class OpenAITarget:
             answer.take_whole(bytes(whole))
         return answer.finish()
 
-    def _body(self, request: Request) -> bytes:
+    def _body(self, request: DatasetRequest) -> bytes:
         asking = self._asking
         body: dict[str, Any] = {
             "model": self.model,

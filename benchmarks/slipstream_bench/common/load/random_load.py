@@ -26,7 +26,7 @@ from slipstream.cli.parser import Parser
 from slipstream.client.async_client import AsyncClient
 from slipstream.errors import wrong_option
 from slipstream.stack.process_plan import SIMULATED
-from slipstream_bench.common.measures import Row, Timeline
+from slipstream_bench.common.measures import RequestTimeline, Row
 from slipstream_bench.common.variants import VARIANTS, params_of
 from slipstream_ipc.messages import ModelCard
 
@@ -105,9 +105,9 @@ class RandomLoad:
         shape = (num, self._input_len)
         return list(self._random.integers(0, self._vocab_size, shape, np.uint32))
 
-    async def run(self, prompt: Prompt) -> Timeline:
+    async def run(self, prompt: Prompt) -> RequestTimeline:
         """One request, and when its tokens came."""
-        timeline = Timeline(time.perf_counter(), len(prompt))
+        timeline = RequestTimeline(time.perf_counter(), len(prompt))
         async for delta in self._client.stream(prompt, self._params):
             if delta.num_tokens:
                 timeline.note(time.perf_counter(), delta.num_tokens)

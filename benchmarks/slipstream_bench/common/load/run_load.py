@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
-from slipstream_bench.common.measures import Timeline
+from slipstream_bench.common.measures import RequestTimeline
 
-Ask = Callable[[], Awaitable[Timeline]]  # one request, ready to go
+Ask = Callable[[], Awaitable[RequestTimeline]]  # one request, ready to go
 
 
 def poisson_starts(num_requests: int, rate: float, random: np.random.Generator) -> list[float]:
@@ -33,14 +33,14 @@ async def run_load(
     asks: Sequence[Ask],
     starts_s: Sequence[float],
     concurrency: int | None,
-    on_done: Callable[[Timeline], None],
-) -> list[Timeline]:
+    on_done: Callable[[RequestTimeline], None],
+) -> list[RequestTimeline]:
     """Every request, started when it is due; their timelines in the same order."""
     loop = asyncio.get_running_loop()
     places = asyncio.Semaphore(concurrency or len(asks))
     begin = loop.time()
 
-    async def one(ask: Ask, start_s: float) -> Timeline:
+    async def one(ask: Ask, start_s: float) -> RequestTimeline:
         if (early := begin + start_s - loop.time()) > 0:
             await asyncio.sleep(early)
         async with places:

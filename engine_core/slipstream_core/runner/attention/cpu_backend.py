@@ -20,12 +20,12 @@ import torch
 
 from slipstream_core.runner.attention.interface import AttentionParams
 from slipstream_core.runner.attention.kv_cache import LayerCache
-from slipstream_core.runner.attention.torch_backend import CpuAttention, Scratch
+from slipstream_core.runner.attention.torch_backend import Scratch, TorchAttention
 from slipstream_core.runner.cpu.kernels import Decode, Kernels, dense_rows
 from slipstream_core.step.plan import Int32s, Int64s
 
 
-class NativeContext:
+class CpuContext:
     """An AttentionContext over the paged cache; decode rows come first."""
 
     def __init__(
@@ -60,9 +60,9 @@ class NativeContext:
             block_size=block_size,
         )
         self._at = ctypes.addressof(self._call)
-        self._chunks: CpuAttention | None = None
+        self._chunks: TorchAttention | None = None
         if num_decodes < len(kv_lens):
-            self._chunks = CpuAttention(
+            self._chunks = TorchAttention(
                 num_decodes=0,
                 query_lens=query_lens[num_decodes:],
                 kv_lens=kv_lens[num_decodes:],

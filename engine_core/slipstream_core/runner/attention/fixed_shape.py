@@ -36,7 +36,7 @@ class DecodeColumns:
 DecodeBackend = Callable[[Sequence[LayerCache], DecodeColumns], AttentionContext]
 
 
-class FixedDecode:
+class FixedShapeDecode:
     """An AttentionContext over the paged cache."""
 
     def __init__(self, layers: Sequence[LayerCache], columns: DecodeColumns) -> None:

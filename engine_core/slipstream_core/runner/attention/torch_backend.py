@@ -138,7 +138,7 @@ def _as_mask(hidden: Bools, like: torch.Tensor) -> torch.Tensor:
     return like.new_zeros(hidden.shape).masked_fill_(on_device, -torch.inf)
 
 
-class CpuAttention:
+class TorchAttention:
     """One step's attention. Decode rows, one token each, come first and in ascending length."""
 
     def __init__(

@@ -98,7 +98,7 @@ class _Operation(ctypes.Structure):
     )
 
 
-class _Run(ctypes.Structure):
+class _OperationRun(ctypes.Structure):
     _fields_ = (
         ("operations", _Pointer),
         ("count", _Int),
@@ -111,7 +111,7 @@ class _Run(ctypes.Structure):
 
 
 @dataclass
-class Program:
+class OperationList:
     """Operations over buffers of these widths; the first are inputs, `output` is the result."""
 
     kernels: Kernels
@@ -129,7 +129,7 @@ class Program:
         self._buffers = (_Pointer * len(self.widths))()
         self._room = 0
         self._reserve(_ROWS)
-        self._run = _Run(
+        self._run = _OperationRun(
             operations=ctypes.addressof(self._listed),
             count=len(self._listed),
             buffers=ctypes.addressof(self._buffers),

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from slipstream_core.runner.attention.cpu_backend import NativeContext
+from slipstream_core.runner.attention.cpu_backend import CpuContext
 from slipstream_core.runner.attention.kv_cache import LayerCache
 from slipstream_core.runner.attention.torch_backend import Scratch
 from slipstream_core.runner.compilation.fuse import attend_by_its_context
@@ -36,8 +36,8 @@ from slipstream_core.runner.compilation.operations import (
     ROTATE,
     SILU_MUL,
     Operation,
+    OperationList,
     Part,
-    Program,
 )
 from slipstream_core.runner.cpu.kernels import Kernels
 
@@ -82,7 +82,7 @@ class _Lowering:
         self.operations: list[Operation] = []
         self.widths: list[int] = []
 
-    def take(self, node: AnyNode) -> None:
+    def lower_node(self, node: AnyNode) -> None:
         """Translate. Raises _Unknown."""
         rule = self._rules.get(node.target) if node.op == "call_function" else None
         if rule is None or node.kwargs:
@@ -298,7 +298,7 @@ def decode_graph(graph: GraphModule, kernels: Kernels) -> DecodeGraph | None:
             behind.add(node)
             continue
         try:
-            lowering.take(node)
+            lowering.lower_node(node)
         except _Unknown:
             if any(each in lowering.values for each in node.all_input_nodes):
                 behind.add(node)
@@ -319,7 +319,7 @@ def decode_graph(graph: GraphModule, kernels: Kernels) -> DecodeGraph | None:
     return DecodeGraph(_with_call(graph, program, list(lowering.inputs), result), attends)
 
 
-def _program(lowering: _Lowering, kernels: Kernels, output: int) -> Program | None:
+def _program(lowering: _Lowering, kernels: Kernels, output: int) -> OperationList | None:
     """The operations over as few buffers as they need: what nobody reads any more is free."""
     operations = lowering.operations
     if not any(each.out.buffer == output for each in operations):
@@ -350,13 +350,13 @@ def _program(lowering: _Lowering, kernels: Kernels, output: int) -> Program | No
             is_ours = places[buffer] >= num_inputs
             if is_ours and last_use.get(buffer, index) == index:
                 free.setdefault(lowering.widths[buffer], []).append(places[buffer])
-    return Program(kernels, placed, widths, num_inputs, places[output])
+    return OperationList(kernels, placed, widths, num_inputs, places[output])
 
 
 def _with_call(
-    graph: GraphModule, program: Program, inputs: list[AnyNode], result: AnyNode
+    graph: GraphModule, program: OperationList, inputs: list[AnyNode], result: AnyNode
 ) -> GraphModule:
-    def call(context: NativeContext, *tensors: torch.Tensor) -> torch.Tensor:
+    def call(context: CpuContext, *tensors: torch.Tensor) -> torch.Tensor:
         return program(tensors, context.layers, context.address)
 
     new = Graph()
@@ -372,7 +372,7 @@ def _with_call(
     return GraphModule(graph, new)
 
 
-def trial_context(decode: DecodeGraph, kernels: Kernels, rows: int) -> NativeContext:
+def trial_context(decode: DecodeGraph, kernels: Kernels, rows: int) -> CpuContext:
     """Decode rows that see only themselves, in a cache of their own."""
     layers = [LayerCache(*(torch.empty(0),) * 4)] * (1 + max(each.layer for each in decode.attends))
     for each in decode.attends:
@@ -380,7 +380,7 @@ def trial_context(decode: DecodeGraph, kernels: Kernels, rows: int) -> NativeCon
             torch.zeros(rows + 1, each.kv_heads, dim) for dim in (each.key_dim, each.value_dim)
         )
         layers[each.layer] = LayerCache(keys, values, keys.flatten(1), values.flatten(1))
-    return NativeContext(
+    return CpuContext(
         kernels,
         layers,
         num_decodes=rows,

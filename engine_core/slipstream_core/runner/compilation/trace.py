@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from slipstream_core.runner.attention.cpu_backend import NativeContext
+from slipstream_core.runner.attention.cpu_backend import CpuContext
 from slipstream_core.runner.attention.interface import AttentionContext, AttentionParams
 from slipstream_core.runner.compilation.fuse import attend_by_context, by_number_of_tokens, join
 from slipstream_core.runner.compilation.pack import pack
@@ -202,7 +202,7 @@ def _with_decodes(
     def forward(
         ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, context: AttentionContext
     ) -> torch.Tensor:
-        is_short = isinstance(context, NativeContext) and context.decodes_only
+        is_short = isinstance(context, CpuContext) and context.decodes_only
         return (of_decodes if is_short else traced)(ids, positions, keep, context)
 
     return forward

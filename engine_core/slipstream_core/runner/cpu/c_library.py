@@ -27,7 +27,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from slipstream_ipc.atomic_file import write_whole
+from slipstream_ipc.atomic_file import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def _build() -> Path | None:
         )
         ctypes.CDLL(str(made))  # what cannot be loaded is not kept
         content = made.read_bytes()
-    write_whole(target, content + _digest(content), mode=0o700)
+    write_atomically(target, content + _digest(content), mode=0o700)
     return target
 
 

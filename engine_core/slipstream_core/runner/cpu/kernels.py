@@ -64,7 +64,7 @@ class Decode(ctypes.Structure):
     )
 
 
-class Product(ctypes.Structure):
+class PackedProduct(ctypes.Structure):
     """products.c's Product."""
 
     _fields_ = (
@@ -197,7 +197,7 @@ class Kernels:
         x = dense_rows(x)
         _, rows, num_inputs = x.shape
         y = x.new_empty(1, rows, num_outputs)
-        call = Product(
+        call = PackedProduct(
             x=x.data_ptr(),
             x_row=x.stride(1),
             packed=packed.data_ptr(),

@@ -1,9 +1,9 @@
 """A card as two threads: one enqueues steps, the other waits until they are done.
 
 Owns: the way of a job from one to the other. Does not know: streams, events, models. A job returns
-as soon as its work is enqueued, with a `Pending`, whose `wait` gives the GIL up until the card is
-done. So the next job is enqueued while the card computes the one before, and the card never waits
-for the host; the engine sees what it sees of a `DeviceThread`.
+as soon as its work is enqueued, with a `PendingStep`, whose `wait` gives the GIL up until the card
+is done. So the next job is enqueued while the card computes the one before, and the card never
+waits for the host; the engine sees what it sees of a `DeviceThread`.
 
 Rules:
 - Results come out in the order the jobs went in, one per job, whatever a job or its wait raised.
@@ -23,27 +23,27 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Pending(Protocol[T_co]):
+class PendingStep(Protocol[T_co]):
     """Work that is enqueued."""
 
     def wait(self) -> T_co:
         """What came of it, when it is done. Called once, on the waiting thread."""
 
 
-class EnqueuingDevice(Generic[T]):
+class CudaThread(Generic[T]):
     """Runs jobs that enqueue, and waits for what they enqueued."""
 
     def __init__(self, name: str, prepare: Callable[[], None]) -> None:
         """`prepare` runs first in the enqueuing thread."""
-        self._jobs: SimpleQueue[Callable[[], Pending[T]] | None] = SimpleQueue()
-        self._enqueued: SimpleQueue[Pending[T] | BaseException] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], PendingStep[T]] | None] = SimpleQueue()
+        self._enqueued: SimpleQueue[PendingStep[T] | BaseException] = SimpleQueue()
         self._waiter: DeviceThread[T] = DeviceThread(f"{name}-waiter", _nothing)
         self._closing = False
         # daemonic, so that an interpreter that ends without close() does not wait for a step
         self._thread = threading.Thread(target=self._run, args=(prepare,), name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, job: Callable[[], Pending[T]]) -> None:
+    def submit(self, job: Callable[[], PendingStep[T]]) -> None:
         """Have a job enqueue its work; returns at once."""
         assert not self._closing
         self._jobs.put(job)
@@ -80,7 +80,7 @@ class EnqueuingDevice(Generic[T]):
         prepare()
         while (job := self._jobs.get()) is not None and not self._closing:
             try:
-                outcome: Pending[T] | BaseException = job()
+                outcome: PendingStep[T] | BaseException = job()
             except BaseException as error:
                 outcome = error
             self._enqueued.put(outcome)

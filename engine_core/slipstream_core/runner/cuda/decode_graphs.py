@@ -37,10 +37,10 @@ import torch
 from slipstream_core.runner.attention.fixed_shape import DecodeBackend, DecodeColumns
 from slipstream_core.runner.attention.kv_cache import LayerCache
 from slipstream_core.runner.compilation.trace import Forward
-from slipstream_core.runner.cuda.readback import Landing, fetch, packed_layout, write_logprobs
+from slipstream_core.runner.cuda.readback import StepReadback, fetch, packed_layout, write_logprobs
 from slipstream_core.runner.cuda.recorder import CAPTURE_S, Recorder, Work, record_all
 from slipstream_core.runner.sampling.noise import row_keys
-from slipstream_core.runner.sampling.rejection_sampling import WholeDraws
+from slipstream_core.runner.sampling.rejection_sampling import RejectionSampler
 from slipstream_core.runner.sampling.sampler import (
     NUM_CANDIDATES,
     divisors,
@@ -51,8 +51,8 @@ from slipstream_core.runner.sampling.sampler import (
     logprob_columns,
     may_reach_further,
 )
-from slipstream_core.runner.sampling.truncation import Limits
-from slipstream_core.runner.staging import AnyArray, Copies, Field, Layout, Mark, Staging
+from slipstream_core.runner.sampling.truncation import TruncationLimits
+from slipstream_core.runner.staging import AnyArray, Copies, CopyMark, Field, Layout, Staging
 from slipstream_core.step.plan import StepPlan
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 MAX_LOGPROBS = 20  # of a recorded sampling; OpenAI's and vLLM's limit
 
 
-class Kind(NamedTuple):
+class GraphKind(NamedTuple):
     """A way to sample."""
 
     drawn: bool = False  # some row is not greedy
@@ -69,7 +69,7 @@ class Kind(NamedTuple):
 
 
 KINDS = tuple(
-    Kind(drawn, truncated, logprobs)
+    GraphKind(drawn, truncated, logprobs)
     for logprobs in (False, True)
     for drawn, truncated in ((False, False), (True, False), (True, True))
 )
@@ -95,8 +95,8 @@ class DecodeGraphs:
         sizes: Sequence[int],  # ascending
         max_blocks: int,  # of one row's table
         block_size: int,
-        kinds: Sequence[Kind] = KINDS,
-        whole: WholeDraws | None = None,
+        kinds: Sequence[GraphKind] = KINDS,
+        whole: RejectionSampler | None = None,
     ) -> None:
         self._forward = forward
         self._backend = backend
@@ -109,7 +109,7 @@ class DecodeGraphs:
         self._whole = whole
         self._block_size = block_size
         self._forwards: dict[int, Work] = {}
-        self._samplers: dict[tuple[int, Kind], Work] = {}
+        self._samplers: dict[tuple[int, GraphKind], Work] = {}
         self._recorded: list[int] = []  # sizes, ascending
         self._num_logprobs = min(MAX_LOGPROBS, len(vocab))
         device, largest = vocab.device, self._sizes[-1]
@@ -126,7 +126,7 @@ class DecodeGraphs:
             for size in self._sizes
         }
         self._piece = torch.zeros(self._pieces[largest].size, dtype=torch.uint8, device=device)
-        self._last_fetch: Mark | None = None
+        self._last_fetch: CopyMark | None = None
 
     def record(self, recorder: Recorder) -> None:
         """Record what there is time for, largest first. Raises if the device is beyond use."""
@@ -167,7 +167,7 @@ class DecodeGraphs:
         self._forwards[size]()
         return self._logits[:num]
 
-    def sample(self, plan: StepPlan) -> Landing | None:
+    def sample(self, plan: StepPlan) -> StepReadback | None:
         """The result of the plan whose forward ran last; None where no recorded kind covers it."""
         size = self._size_for(plan.num_requests)
         kind = self._kind_of(plan)
@@ -186,9 +186,11 @@ class DecodeGraphs:
         asks = kind.truncated and self._whole is None
         if asks and not self._is_covered(plan, layout, target, mark):
             return None
-        return Landing(plan, layout, rows, self._piece, target, mark)
+        return StepReadback(plan, layout, rows, self._piece, target, mark)
 
-    def _is_covered(self, plan: StepPlan, layout: Layout, target: torch.Tensor, mark: Mark) -> bool:
+    def _is_covered(
+        self, plan: StepPlan, layout: Layout, target: torch.Tensor, mark: CopyMark
+    ) -> bool:
         """Whether the candidates held the kept sets of all rows; waits where that is not known."""
         vocab_size = len(self._vocab)
         open_ended = may_reach_further(plan, effective_top_ks(plan, vocab_size), vocab_size)
@@ -198,7 +200,7 @@ class DecodeGraphs:
         covered = layout.in_host(target.numpy())["covered"][: len(open_ended)]
         return bool(covered.astype(np.bool_)[open_ended].all())
 
-    def bare(self, batch: int, context: int, kind: Kind, num_blocks: int, steps: int) -> float:
+    def bare(self, batch: int, context: int, kind: GraphKind, num_blocks: int, steps: int) -> float:
         """Seconds of `steps` steps' replays with nothing of the host between them.
 
         Their `batch` rows have `context` tokens each, whose blocks are dealt out over the cache's
@@ -283,7 +285,7 @@ class DecodeGraphs:
     def _sample(
         self,
         size: int,
-        kind: Kind,
+        kind: GraphKind,
         columns: dict[str, torch.Tensor],
         piece: dict[str, torch.Tensor],
     ) -> None:
@@ -293,7 +295,9 @@ class DecodeGraphs:
             scaled = logits / columns["divisors"][:, None]
             keys = columns["keys"].view(2, size)
             if kind.truncated:
-                limits = Limits(scaled, columns["top_ks"], columns["top_ps"], columns["min_ps"])
+                limits = TruncationLimits(
+                    scaled, columns["top_ks"], columns["top_ps"], columns["min_ps"]
+                )
                 drawn, covered = draw_candidates(limits, keys)
                 piece["covered"].copy_(covered)
                 if self._whole is not None and len(self._vocab) > NUM_CANDIDATES:
@@ -340,7 +344,7 @@ class DecodeGraphs:
             columns["top_ps"][num:] = 1
             columns["min_ps"][num:] = 0
 
-    def _kind_of(self, plan: StepPlan) -> Kind | None:
+    def _kind_of(self, plan: StepPlan) -> GraphKind | None:
         if plan.rules is not None or len(plan.masked_rows) or plan.awaits_masks or plan.any_wide:
             return None
         if plan.listed is not None:
@@ -352,7 +356,7 @@ class DecodeGraphs:
             vocab_size = len(self._vocab)
             if len(limited_twice(plan, effective_top_ks(plan, vocab_size), vocab_size)):
                 return None  # how much its top_k leaves is worked out by as many as it names
-        return Kind(not plan.all_greedy, truncated, plan.max_logprobs >= 0)
+        return GraphKind(not plan.all_greedy, truncated, plan.max_logprobs >= 0)
 
     def _size_for(self, num: int) -> int:
         return self._recorded[bisect.bisect_left(self._recorded, num)]
@@ -376,6 +380,6 @@ def _columns_layout(size: int) -> Layout:
     )
 
 
-def _name(kind: Kind) -> str:
+def _name(kind: GraphKind) -> str:
     how = "truncated" if kind.truncated else "drawn" if kind.drawn else "greedy"
     return how + (", log-probabilities" if kind.logprobs else "")

@@ -18,17 +18,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream_core.runner.cuda.cuda_thread import Pending
-from slipstream_core.runner.sampling.logprobs import Coming, arrived, candidates
+from slipstream_core.runner.cuda.cuda_thread import PendingStep
+from slipstream_core.runner.sampling.logprobs import PendingLogprobs, arrived, candidates
 from slipstream_core.runner.sampling.sampler import RawLogprobs
-from slipstream_core.runner.staging import Copies, Field, Layout, Mark
+from slipstream_core.runner.staging import Copies, CopyMark, Field, Layout
 from slipstream_core.step.plan import Candidates, Logprobs, StepPlan, StepResult
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
-from slipstream_ipc.telemetry.trace import Span, Tracer
+from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 
 Int64s = npt.NDArray[np.int64]
-Wide = tuple[tuple[int, Candidates | Coming], ...]  # of rows, by their places
-Prompts = tuple[Candidates | Coming, ...]
+Wide = tuple[tuple[int, Candidates | PendingLogprobs], ...]  # of rows, by their places
+Prompts = tuple[Candidates | PendingLogprobs, ...]
 
 
 def packed_layout(
@@ -71,14 +71,14 @@ def write_logprobs(
     views["ranks"].copy_(ranks)
 
 
-def fetch(copies: Copies, piece: torch.Tensor, size: int) -> tuple[torch.Tensor, Mark]:
+def fetch(copies: Copies, piece: torch.Tensor, size: int) -> tuple[torch.Tensor, CopyMark]:
     """The first `size` bytes of a piece on their way to the host."""
     target = copies.host(size)
     return target, copies.fetch(piece[:size], target)
 
 
 @dataclass(slots=True)
-class Landing:
+class StepReadback:
     """A step's result on its way. Holds on to what the copy reads."""
 
     plan: StepPlan
@@ -86,7 +86,7 @@ class Landing:
     rows: Int64s | None  # which of the S sampled rows have log-probabilities
     piece: torch.Tensor
     target: torch.Tensor
-    mark: Mark
+    mark: CopyMark
     wide: Wide = ()
     prompt: Prompts = ()
 
@@ -142,11 +142,11 @@ def on_host(
 
 
 @dataclass(slots=True)
-class Ended:
+class EndedStep:
     """A result that is here already; `mark` is its step's end."""
 
     result: StepResult
-    mark: Mark
+    mark: CopyMark
     prompt: Prompts = ()  # the result's, which may still be on their way
 
     def wait(self) -> StepResult:
@@ -166,22 +166,22 @@ class DeviceSpans:
         self._done_ns = 0  # when the last step was
 
     def until_done(
-        self, pending: Pending[StepResult], begin_ns: int, step: int
-    ) -> Pending[StepResult]:
+        self, pending: PendingStep[StepResult], begin_ns: int, step: int
+    ) -> PendingStep[StepResult]:
         """`pending`, which notes its step's span."""
         return _Traced(self, pending, begin_ns, step)
 
     def add(self, begin_ns: int, step: int) -> None:
         """The step is done now."""
         now_ns = time.monotonic_ns()
-        self._tracer.add(Span.DEVICE, max(begin_ns, self._done_ns), now_ns, step)
+        self._tracer.add(SpanKind.DEVICE, max(begin_ns, self._done_ns), now_ns, step)
         self._done_ns = now_ns
 
 
 @dataclass(slots=True)
 class _Traced:
     spans: DeviceSpans
-    pending: Pending[StepResult]
+    pending: PendingStep[StepResult]
     begin_ns: int
     step: int
 
@@ -212,13 +212,13 @@ def deliver(
     logprobs: RawLogprobs | None,
     more: Wide,
     prompt: Prompts,
-) -> StepResult | Landing:
+) -> StepResult | StepReadback:
     """What a step gives back: at once on a CPU, on its way where there are `copies` to make."""
     if copies is not None:
         piece, layout = pack(token_ids, logprobs)
         target, mark = fetch(copies, piece, layout.size)
         rows = None if logprobs is None else logprobs.rows
-        return Landing(plan, layout, rows, piece, target, mark, more, prompt)
+        return StepReadback(plan, layout, rows, piece, target, mark, more, prompt)
     columns = None
     if logprobs is not None:
         columns = on_host(

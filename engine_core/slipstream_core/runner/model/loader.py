@@ -45,7 +45,7 @@ from slipstream_core.runner.load_error import ModelLoadError, brief
 from slipstream_core.runner.model.attention_check import check_independence
 from slipstream_core.runner.model.hub import Source, incomplete, locate
 from slipstream_core.runner.model.random_weights import is_random, random_config, random_module
-from slipstream_core.runner.model.rope import settle
+from slipstream_core.runner.model.rope import freeze_frequencies
 from slipstream_core.runner.model.unsupported import (
     refusal,
     refuse_kind,
@@ -132,7 +132,7 @@ def load_model(
             module = module.to(target).eval()  # type: ignore[arg-type]
         except torch.OutOfMemoryError as error:
             raise _no_room(name, error) from error
-        settle(module)
+        freeze_frequencies(module)
         try:
             check_independence(module, vocab_size=text.vocab_size, max_model_len=limit)
         except Exception as error:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 
-def settle(module: torch.nn.Module) -> None:
+def freeze_frequencies(module: torch.nn.Module) -> None:
     """Keep every rotary embedding of a model at the frequencies that it has now."""
     for each in module.modules():
         rope: Any = each

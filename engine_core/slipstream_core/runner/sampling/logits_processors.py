@@ -15,24 +15,24 @@ import torch
 from slipstream_core.runner.sampling.constraints import Constraints
 from slipstream_core.runner.sampling.penalties import Penalties
 from slipstream_core.runner.staging import to_device
-from slipstream_core.step.constraint_plan import RulePlan, Rules
+from slipstream_core.step.constraint_plan import ConstraintPlan, StepConstraints
 
 
-class RuleKeeper:
-    """Of one runner, with slots for `num_lanes` rows."""
+class LogitsProcessors:
+    """Of one runner, with slots for `num_state_slots` rows."""
 
     def __init__(
-        self, vocab_size: int, device: torch.device, *, num_lanes: int, max_model_len: int
+        self, vocab_size: int, device: torch.device, *, num_state_slots: int, max_model_len: int
     ) -> None:
         self._device = device
         self._constraints = Constraints(vocab_size, device)
         self._penalties = Penalties(
-            vocab_size, device, num_lanes=num_lanes, max_model_len=max_model_len
+            vocab_size, device, num_state_slots=num_state_slots, max_model_len=max_model_len
         )
-        self._loaded: Rules | None = None
+        self._loaded: StepConstraints | None = None
         self._rows = torch.empty(0, dtype=torch.int64, device=device)
 
-    def apply(self, logits: torch.Tensor, plan: RulePlan) -> torch.Tensor:
+    def apply(self, logits: torch.Tensor, plan: ConstraintPlan) -> torch.Tensor:
         """The logits to sample from, given the model's, float32 [S, vocab]; a copy."""
         if plan.refill is not None:
             self._constraints.refill(plan.refill)

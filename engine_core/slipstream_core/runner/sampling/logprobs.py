@@ -5,9 +5,9 @@ give to the host. Does not know: plans, requests. Two users: rows that want more
 columns are wide, and prompts.
 
 Rules:
-- Where there are copies to make (a card), nobody waits: what comes is `Coming` until its step is
-  done. Only a result of more than `_HELD_BYTES` is waited for, piece by piece, as all of it would
-  lie on the card and in pinned memory at once.
+- Where there are copies to make (a card), nobody waits: what comes is `PendingLogprobs` until its
+  step is done. Only a result of more than `_HELD_BYTES` is waited for, piece by piece, as all of it
+  would lie on the card and in pinned memory at once.
 - What is kept of a result lies in memory of its own, not in pinned memory.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from slipstream_core.runner.sampling.top_tokens import most_likely
-from slipstream_core.runner.staging import Copies, Field, Layout, Mark, to_device
+from slipstream_core.runner.staging import Copies, CopyMark, Field, Layout, to_device
 from slipstream_core.step.plan import Int64s
 from slipstream_ipc.history.wide_logprobs import Candidates, joined
 
@@ -35,7 +35,7 @@ class _Piece:
     width: int
     source: torch.Tensor
     target: torch.Tensor
-    mark: Mark
+    mark: CopyMark
 
     def wait(self) -> Candidates:
         self.mark.synchronize()
@@ -47,7 +47,7 @@ class _Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
+class PendingLogprobs:
     """Candidates on their way from a card."""
 
     pieces: tuple[_Piece | Candidates, ...]
@@ -58,7 +58,7 @@ class Coming:
         return joined([arrived(piece) for piece in self.pieces], self.width)
 
 
-def arrived(those: Candidates | Coming | _Piece) -> Candidates:
+def arrived(those: Candidates | PendingLogprobs | _Piece) -> Candidates:
     """Those that are here, or will be once their step is done, which is waited for."""
     return those if isinstance(those, Candidates) else those.wait()
 
@@ -69,7 +69,7 @@ def candidates(
     num_logprobs: int,
     copies: Copies | None = None,
     listed: Int64s | None = None,
-) -> Candidates | Coming:
+) -> Candidates | PendingLogprobs:
     """Of each row of `logits` [N, vocab] its token's and the `num_logprobs` most likely ones'.
 
     `token_ids` is int64 [N], on the logits' device. `listed` [num_logprobs or more] are ids whose
@@ -94,7 +94,7 @@ def candidates(
             continue
         piece = _fetch(copies, values, ids, ranks)
         pieces.append(piece.wait() if is_large else piece)
-    coming = Coming(tuple(pieces), 1 + num_logprobs)
+    coming = PendingLogprobs(tuple(pieces), 1 + num_logprobs)
     return coming.wait() if copies is None else coming
 
 

@@ -1,7 +1,7 @@
 """Presence, frequency and repetition penalties on a step's logits.
 
-Owns: what they mean, and which tokens a row has seen how often. Knows no requests: a plan's `Rules`
-say which row has what.
+Owns: what they mean, and which tokens a row has seen how often. Knows no requests: a plan's
+`StepConstraints` say which row has what.
 
 Rules:
 - As in vLLM: first the repetition penalty, over prompt and outputs (Keskar et al., 2019, CTRL),
@@ -21,19 +21,19 @@ import numpy.typing as npt
 import torch
 
 from slipstream_core.runner.staging import to_device
-from slipstream_core.step.constraint_plan import Refill, Rules
+from slipstream_core.step.constraint_plan import ConstraintRefill, StepConstraints
 
 _FIRST_WIDTH = 64
 
 
-def most_bytes(num_lanes: int, vocab_size: int, max_model_len: int) -> int:
-    """What the tables take when `num_lanes` rows have penalties and have seen all they can.
+def most_bytes(num_state_slots: int, vocab_size: int, max_model_len: int) -> int:
+    """What the tables take when `num_state_slots` rows have penalties and have seen all they can.
 
     While a table grows the old half is there too.
     """
-    lanes, width = (size + _half(size) for size in (num_lanes, max_model_len))
-    seen = max(lanes * max_model_len, num_lanes * width)
-    return 4 * vocab_size * lanes + 8 * seen
+    state_slots, width = (size + _half(size) for size in (num_state_slots, max_model_len))
+    seen = max(state_slots * max_model_len, num_state_slots * width)
+    return 4 * vocab_size * state_slots + 8 * seen
 
 
 def grown(needed: int, most: int) -> int:
@@ -52,53 +52,53 @@ def _half(size: int) -> int:
 
 
 class Penalties:
-    """Of one runner, at most `num_lanes` of whose rows have penalties at once."""
+    """Of one runner, at most `num_state_slots` of whose rows have penalties at once."""
 
     def __init__(
-        self, vocab_size: int, device: torch.device, *, num_lanes: int, max_model_len: int
+        self, vocab_size: int, device: torch.device, *, num_state_slots: int, max_model_len: int
     ) -> None:
         self._device = device
-        self._most_lanes = num_lanes
+        self._most_state_slots = num_state_slots
         self._most_seen = max_model_len
-        # by lane and token: how often it was output
+        # by state slot and token: how often it was output
         self._counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
-        # by lane: the tokens that its penalties are about; behind them one of these, or 0
+        # by state slot: the tokens that its penalties are about; behind them one of these, or 0
         width = grown(min(_FIRST_WIDTH, max_model_len), max_model_len)
         self._seen = torch.zeros((0, width), dtype=torch.int64, device=device)
-        self._num_seen = np.zeros(0, np.int64)  # by lane, on the host
+        self._num_seen = np.zeros(0, np.int64)  # by state slot, on the host
 
-    def load(self, rules: Rules) -> None:
+    def load(self, rules: StepConstraints) -> None:
         """These rules are meant from now on."""
-        self._host_lanes = rules.count_lanes
+        self._host_state_slots = rules.count_state_slots
         self._places = self._to(rules.penalty_places)[:, None]
-        self._lanes = self._to(rules.count_lanes)[:, None]
+        self._state_slots = self._to(rules.count_state_slots)[:, None]
         self._repetitions = self._to(rules.repetitions)[:, None]
         self._frequencies = self._to(rules.frequencies)[:, None]
         self._presences = self._to(rules.presences)[:, None]
         self._any_repetition = rules.any_repetition
 
-    def refill(self, refill: Refill) -> None:
-        """Rows got lanes; these are their tokens."""
-        if not len(refill.count_lanes):
+    def refill(self, refill: ConstraintRefill) -> None:
+        """Rows got state slots; these are their tokens."""
+        if not len(refill.count_state_slots):
             return
-        self._make_room(int(refill.count_lanes.max()) + 1, refill.seen.shape[1])
-        lanes = self._to(refill.count_lanes)
-        self._num_seen[refill.count_lanes] = refill.num_seen
+        self._make_room(int(refill.count_state_slots.max()) + 1, refill.seen.shape[1])
+        state_slots = self._to(refill.count_state_slots)
+        self._num_seen[refill.count_state_slots] = refill.num_seen
         seen = self._to(refill.seen)
-        self._seen[lanes] = seen[:, :1]
-        self._seen[lanes, : seen.shape[1]] = seen
-        self._counts.index_fill_(0, lanes, 0)  # assigning a number would make the host wait
-        at = self._to(refill.output_lanes), self._to(refill.output_ids)
+        self._seen[state_slots] = seen[:, :1]
+        self._seen[state_slots, : seen.shape[1]] = seen
+        self._counts.index_fill_(0, state_slots, 0)  # assigning a number would make the host wait
+        at = self._to(refill.output_state_slots), self._to(refill.output_ids)
         once = torch.ones(1, dtype=torch.int32, device=self._device).expand(len(at[0]))
         self._counts.index_put_(at, once, accumulate=True)
 
     def apply(self, logits: torch.Tensor) -> None:
         """Change the logits of the rows with rules, float32 [C, vocab], in place."""
-        if not len(self._host_lanes):
+        if not len(self._host_state_slots):
             return
-        width = max(1, int(self._num_seen[self._host_lanes].max()))
-        seen = self._seen[self._lanes[:, 0], :width]
-        counts = self._counts[self._lanes, seen]
+        width = max(1, int(self._num_seen[self._host_state_slots].max()))
+        seen = self._seen[self._state_slots[:, 0], :width]
+        counts = self._counts[self._state_slots, seen]
         values = logits[self._places, seen]
         if self._any_repetition:
             r = self._repetitions
@@ -109,24 +109,24 @@ class Penalties:
 
     def sampled(self, token_ids: torch.Tensor) -> None:
         """The rows with rules sampled these, int64 [C]."""
-        if not len(self._host_lanes):
+        if not len(self._host_state_slots):
             return
-        at = self._num_seen[self._host_lanes]
+        at = self._num_seen[self._host_state_slots]
         self._make_room(0, int(at.max()) + 1)
         new = token_ids[self._places[:, 0]]
-        lanes = self._lanes[:, 0]
-        self._counts[lanes, new] += 1
-        self._seen[lanes, self._to(at)] = new
-        self._num_seen[self._host_lanes] = at + 1
+        state_slots = self._state_slots[:, 0]
+        self._counts[state_slots, new] += 1
+        self._seen[state_slots, self._to(at)] = new
+        self._num_seen[self._host_state_slots] = at + 1
 
-    def _make_room(self, num_lanes: int, width: int) -> None:
+    def _make_room(self, num_state_slots: int, width: int) -> None:
         # each by itself: where there is no memory for one, the others stay as they are
-        if num_lanes > len(self._counts):
-            self._counts = _padded(self._counts, grown(num_lanes, self._most_lanes))
-        if num_lanes > len(self._seen):
-            self._seen = _padded(self._seen, grown(num_lanes, self._most_lanes))
-        if num_lanes > len(self._num_seen):
-            more = grown(num_lanes, self._most_lanes) - len(self._num_seen)
+        if num_state_slots > len(self._counts):
+            self._counts = _padded(self._counts, grown(num_state_slots, self._most_state_slots))
+        if num_state_slots > len(self._seen):
+            self._seen = _padded(self._seen, grown(num_state_slots, self._most_state_slots))
+        if num_state_slots > len(self._num_seen):
+            more = grown(num_state_slots, self._most_state_slots) - len(self._num_seen)
             self._num_seen = np.pad(self._num_seen, (0, more))
         if width > self._seen.shape[1]:
             more = grown(width, self._most_seen) - self._seen.shape[1]
@@ -136,7 +136,7 @@ class Penalties:
         return to_device(column, self._device)
 
 
-def _padded(table: torch.Tensor, num_lanes: int) -> torch.Tensor:
-    padded = table.new_zeros((num_lanes, table.shape[1]))
+def _padded(table: torch.Tensor, num_state_slots: int) -> torch.Tensor:
+    padded = table.new_zeros((num_state_slots, table.shape[1]))
     padded[: len(table)] = table
     return padded

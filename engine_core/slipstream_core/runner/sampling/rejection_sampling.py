@@ -16,12 +16,14 @@ from typing import Any
 import torch
 
 from slipstream_core.runner.attention.triton_support import compiling, is_wanted, unready
-from slipstream_core.runner.sampling.truncation import Limits
+from slipstream_core.runner.sampling.truncation import TruncationLimits
 
 _INTERPRETED_BLOCK = 256  # so that small vocabularies have several
 
 
-def whole_draws(vocab_size: int, device: torch.device, *, model: str) -> WholeDraws | None:
+def rejection_sampler(
+    vocab_size: int, device: torch.device, *, model: str
+) -> RejectionSampler | None:
     """Draws for rows of that many logits, compiled; None where torch's operators have to do.
 
     Raises ModelLoadError where the kernel cannot be compiled.
@@ -29,12 +31,12 @@ def whole_draws(vocab_size: int, device: torch.device, *, model: str) -> WholeDr
     if not is_wanted(device) or unready() is not None:
         return None
     with compiling(model, "sampling"):
-        draws = WholeDraws()
+        draws = RejectionSampler()
         draws.compile(vocab_size, device)
     return draws
 
 
-class WholeDraws:
+class RejectionSampler:
     """Implements what `sampler.sample` and recorded samplings ask of one."""
 
     def __init__(self) -> None:
@@ -56,7 +58,7 @@ class WholeDraws:
 
     def further(
         self,
-        limits: Limits,
+        limits: TruncationLimits,
         keys: torch.Tensor,
         wanted: torch.Tensor,
         token_ids: torch.Tensor,

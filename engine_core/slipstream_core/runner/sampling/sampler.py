@@ -33,7 +33,7 @@ import torch
 from slipstream_core.runner.sampling.noise import exponential, row_keys
 from slipstream_core.runner.sampling.token_bitmask import apply_masks
 from slipstream_core.runner.sampling.top_tokens import most_likely
-from slipstream_core.runner.sampling.truncation import Limits
+from slipstream_core.runner.sampling.truncation import TruncationLimits
 from slipstream_core.runner.staging import to_device
 from slipstream_core.step.plan import (
     Bools,
@@ -46,7 +46,7 @@ from slipstream_core.step.plan import (
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 
 if TYPE_CHECKING:
-    from slipstream_core.runner.sampling.rejection_sampling import WholeDraws
+    from slipstream_core.runner.sampling.rejection_sampling import RejectionSampler
 
 NUM_CANDIDATES = 256
 
@@ -76,7 +76,7 @@ def sample(
     *,
     allowed: torch.Tensor | None = None,
     masks: Int32s | None = None,
-    whole: WholeDraws | None = None,
+    whole: RejectionSampler | None = None,
 ) -> tuple[torch.Tensor, RawLogprobs | None]:
     """Sample one token for each of the plan's S sampled rows.
 
@@ -161,7 +161,7 @@ def logprob_columns(
 
 
 def _draw_rows(
-    logits: torch.Tensor, plan: StepPlan, vocab: torch.Tensor, whole: WholeDraws | None
+    logits: torch.Tensor, plan: StepPlan, vocab: torch.Tensor, whole: RejectionSampler | None
 ) -> torch.Tensor:
     """Tokens of all rows as if none were greedy, int64 [S]."""
     scaled = logits / _to(divisors(plan.temperatures), logits)[:, None]
@@ -173,7 +173,9 @@ def _draw_rows(
         not_greedy = (plan.temperatures > 0).astype(np.int32)
         return whole.all(scaled, keys, _to(not_greedy, logits))
     top_ks = effective_top_ks(plan, logits.shape[1])
-    limits = Limits(scaled, _to(top_ks, logits), _to(plan.top_ps, logits), _to(plan.min_ps, logits))
+    limits = TruncationLimits(
+        scaled, _to(top_ks, logits), _to(plan.top_ps, logits), _to(plan.min_ps, logits)
+    )
     keys = _to(row_keys(plan.seeds, positions), logits)
     token_ids, covered = draw_candidates(limits, keys)
     open_ended = may_reach_further(plan, top_ks, logits.shape[1])
@@ -225,7 +227,9 @@ def limited_twice(plan: StepPlan, top_ks: Int32s, vocab_size: int) -> Int64s:
     return np.flatnonzero(has_both & may_reach_further(plan, top_ks, vocab_size))
 
 
-def draw_candidates(limits: Limits, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def draw_candidates(
+    limits: TruncationLimits, keys: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens drawn among the most likely, and whether those held a row's whole kept set.
 
     `keys` int32 [2, S]; the tokens are int64 [S].
@@ -252,7 +256,7 @@ def draw_candidates(limits: Limits, keys: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def _draw_by_rejection(
-    limits: Limits,
+    limits: TruncationLimits,
     masses: torch.Tensor,  # see Limits
     seeds: Int64s,
     positions: npt.NDArray[np.integer],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-class Limits:
+class TruncationLimits:
     """Scaled logits [S, vocab] and the truncation that each of the S rows asks for."""
 
     def __init__(
@@ -26,9 +26,9 @@ class Limits:
         kept_mass = probs.cumsum(-1).gather(1, self.top_ks[rows].long() - 1)
         return self.top_ps.index_copy(0, rows, self.top_ps[rows] * kept_mass)
 
-    def of(self, index: torch.Tensor) -> Limits:
+    def of(self, index: torch.Tensor) -> TruncationLimits:
         """The same of some rows."""
-        return Limits(
+        return TruncationLimits(
             self.scaled[index],
             self.top_ks[index, 0],
             self.top_ps[index, 0],

@@ -42,7 +42,7 @@ from slipstream_core.step.plan import (
     UInt32s,
 )
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
-from slipstream_ipc.telemetry.trace import Span, Tracer, open_tracer
+from slipstream_ipc.telemetry.trace import SpanKind, Tracer, open_tracer
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
@@ -91,7 +91,7 @@ class SimulatedRunner:
         self.busy_s += duration
         self._end = begin + duration
         if self._tracer is not None:
-            self._tracer.add(Span.DEVICE, int(begin * 1e9), int(self._end * 1e9), plan.step)
+            self._tracer.add(SpanKind.DEVICE, int(begin * 1e9), int(self._end * 1e9), plan.step)
         result = None if plan.awaits_masks else self._outcome(plan, None)
         self._results.append((self._end, result))
 

@@ -28,7 +28,7 @@ from slipstream_ipc.telemetry.statistics import (
     WorkerCounters,
     WorkerNumbers,
 )
-from slipstream_ipc.telemetry.timeline import Recent
+from slipstream_ipc.telemetry.timeline import RecentSpans
 
 BEGIN = 5000.0
 
@@ -40,20 +40,20 @@ def histogram(*values: float) -> Histogram:
     return Histogram(tuple(counts), sum(values))
 
 
-def core_at(at_s: float, busy_s: float = 0.0, recent: Recent | None = None) -> CoreNumbers:
+def core_at(at_s: float, busy_s: float = 0.0, recent: RecentSpans | None = None) -> CoreNumbers:
     return CoreNumbers(
         CoreGauges(num_running=3, num_waiting=2, num_blocks=100, num_used_blocks=25),
         CoreCounters(device_busy_s=busy_s),
-        recent=(recent or Recent()).spans(at_s),
+        recent=(recent or RecentSpans()).spans(at_s),
     )
 
 
 def worker_at(
-    at_s: float, num_tokens: int, ttft: Histogram = NOTHING, recent: Recent | None = None
+    at_s: float, num_tokens: int, ttft: Histogram = NOTHING, recent: RecentSpans | None = None
 ) -> WorkerNumbers:
     return WorkerNumbers(
         counters=WorkerCounters(num_delivered_tokens=num_tokens, ttft_s=ttft),
-        recent=(recent or Recent()).spans(at_s),
+        recent=(recent or RecentSpans()).spans(at_s),
     )
 
 
@@ -132,7 +132,7 @@ def test_a_percentile_lies_in_the_bucket_of_the_true_one(values, share):
 
 
 def test_the_timeline_has_both_lanes_on_one_clock():
-    steps, work = Recent(has_nums=True), Recent()
+    steps, work = RecentSpans(has_nums=True), RecentSpans()
     for index in range(10):
         steps.add(BEGIN - 1 + index / 10, BEGIN - 0.9 + index / 10, 64)
     for index in range(8):
@@ -158,7 +158,7 @@ def test_the_timeline_has_both_lanes_on_one_clock():
 
 
 def test_who_is_silent_for_long_has_no_lane():
-    steps = Recent(has_nums=True)
+    steps = RecentSpans(has_nums=True)
     steps.add(BEGIN - 0.5, BEGIN - 0.25, 1)
     shown = told(
         statistics(BEGIN + 3, core_at(BEGIN, recent=steps), worker=worker_at(BEGIN + 3, 0))

@@ -13,9 +13,9 @@ from tests.helpers.fake_worker import Entry, deltas, end_of
 from tests.helpers.http_answer import CARD, Wire
 
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.client.streams.stream_table import StreamTable
+from slipstream.client.streams.stream_table import ClientStreamTable
 from slipstream.http.config import Limits
-from slipstream.http.exchange import Exchange, Request
+from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai import streaming
 from slipstream.http.openai.broadcast import FanOut
 from slipstream.http.openai.chat import ask_chat, read_chat
@@ -34,12 +34,12 @@ class Front:
     """Streams over one table. Together, or each by itself: then it is in nobody's company."""
 
     def __init__(self, kinds: list[str], *, together: bool) -> None:
-        self.table, shared = StreamTable(), FanOut()
+        self.table, shared = ClientStreamTable(), FanOut()
         self.wires: list[Wire] = []
         self.states: list[StreamState] = []
         for kind in kinds:
             fan_out = shared if together else FanOut()
-            wire, request = Wire(), Request()
+            wire, request = Wire(), HttpRequest()
             request.version = "1.0" if kind == "1.0" else "1.1"
             wire.exchange = Exchange(request, wire)  # type: ignore[arg-type]
             ask = replace(asked(kind), is_resumable=kind == "resumable")
@@ -231,7 +231,7 @@ def test_ends_leave_nothing_behind() -> None:
     front, fan_out = Front([], together=True), FanOut()
     for _ in range(3):
         wire = Wire()
-        wire.exchange = Exchange(Request(), wire)  # type: ignore[arg-type]
+        wire.exchange = Exchange(HttpRequest(), wire)  # type: ignore[arg-type]
         ask = asked("completion")
         streaming.start(
             ask, wire.exchange, front, TokenTexts("nowhere"), Limits(), fan_out, Share()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.delta_batch import Batch
+from slipstream.delta_batch import DeltaBatch
 from slipstream.demo_model import MODEL_PATH
 from slipstream.http.openai.logprob_json import chat_json, completion_json
 from slipstream.http.openai.logprobs import TextPlace, chat_logprobs, completion_logprobs
@@ -74,7 +74,7 @@ def deltas(draw: st.DrawFn) -> list[tuple[Delta, int]]:
         zeros, zeros, zeros, ["x"] * num, pack_u32([0] * sum(counts)), pack_u32(counts),
         logprobs=columns,
     )  # fmt: skip
-    batch = Batch(message, {})
+    batch = DeltaBatch(message, {})
     skips = [draw(st.integers(0, count)) for count in counts]
     return [
         (Delta("x", batch, entry, skip), width - 1)
@@ -107,7 +107,7 @@ def test_only_a_tie_at_the_last_rank_goes_the_full_way(texts):
             2, np.array([-1, -1], "<f4").tobytes(), pack_u32([5, 6]), pack_u32([rank])
         )
         zero = pack_u32([0])
-        batch = Batch(Deltas(zero, zero, zero, ["x"], zero, logprobs=columns), {})
+        batch = DeltaBatch(Deltas(zero, zero, zero, ["x"], zero, logprobs=columns), {})
         return chat_json(Delta("x", batch, 0), texts)
 
     assert chat(1) is None  # it is as likely as the likeliest, which is another one

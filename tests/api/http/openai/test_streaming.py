@@ -13,9 +13,9 @@ from tests.helpers.http_answer import CARD, Table, Wire
 from tests.helpers.http_front import events_of
 
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.client.streams.stream_table import StreamTable
+from slipstream.client.streams.stream_table import ClientStreamTable
 from slipstream.http.config import Limits
-from slipstream.http.exchange import Exchange, Request
+from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai import streaming
 from slipstream.http.openai.broadcast import FanOut
 from slipstream.http.openai.completions import ask_completion, read_completion
@@ -44,7 +44,7 @@ def test_nothing_runs_for_who_left_before_it_could_begin(is_stream: bytes) -> No
     body = b'{"prompt": "x", "logprobs": 1, "stream": %b}' % is_stream
     ask = ask_completion(read_completion(body), CARD)
     connection: Any = SimpleNamespace()
-    exchange, engine = Exchange(Request(), connection), Engine()
+    exchange, engine = Exchange(HttpRequest(), connection), Engine()
     exchange.leave()
     limits = Limits(held_bytes=1000)
     streaming.start(ask, exchange, engine, TokenTexts("nowhere"), limits, FanOut(), Share())
@@ -55,10 +55,10 @@ def test_choices_that_another_front_goes_on_with_are_not_ended_by_this_one() -> 
     """Its client comes for one after the other, and the first was taken over already."""
     body = b'{"prompt": "x", "n": 40, "stream": true}'
     ask = replace(ask_completion(read_completion(body), CARD), is_resumable=True)
-    wire, engine, table = Wire(), Engine(), StreamTable()
+    wire, engine, table = Wire(), Engine(), ClientStreamTable()
 
     async def main() -> None:
-        exchange = Exchange(Request(), wire)
+        exchange = Exchange(HttpRequest(), wire)
         streaming.start(ask, exchange, engine, TokenTexts("nowhere"), Limits(), FanOut(), Share())
         for state in ask.states:
             table.add(state)
@@ -77,7 +77,7 @@ def streamed(
     asks = b'"logprobs": %d,' % num_logprobs if num_logprobs is not None else b""
     body = b'{"prompt": "x", %s "stream": true}' % asks
     ask = ask_completion(read_completion(body), CARD)
-    request = Request()
+    request = HttpRequest()
     request.version = "1.0"  # without chunks around the events
     wire.exchange = Exchange(request, wire)  # type: ignore[arg-type]
     limits = Limits(held_bytes=held_bytes)

@@ -26,11 +26,11 @@ from tests.helpers.stacks import spareless_stack
 from transformers import AutoTokenizer
 
 from slipstream import BadRequestError, Client, ConnectionLostError, Stack
-from slipstream.client.connection.queries import Questions, new_tokenize
-from slipstream.client.connection.thread_io import ClientIO
+from slipstream.client.connection.queries import PendingQueries, new_tokenize
+from slipstream.client.connection.thread_io import ThreadIO
 from slipstream.demo_model import MODEL_PATH
 from slipstream.http.errors import ApiError
-from slipstream.http.exchange import Request
+from slipstream.http.exchange import HttpRequest
 from slipstream.http.openai.tokenizing import LEAST_IDS, detokenize, tokenize
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import (
@@ -178,7 +178,7 @@ def test_a_chats_tools_travel(played, raw):
 
 
 def test_a_server_that_is_away_is_not_waited_for_without_end(address):
-    io = ClientIO(address, timeout_s=0.05)
+    io = ThreadIO(address, timeout_s=0.05)
     try:
         with pytest.raises(ConnectionLostError):
             io.ask(new_tokenize("x")).result(timeout=PATIENCE_S)
@@ -358,27 +358,27 @@ def test_more_tokens_than_one_may_ask_about_name_the_field() -> None:
     )  # what is refused by its commas need not even be JSON
     for body in (whole, unread):
         with pytest.raises(ApiError, match=f"allowed: at most {LEAST_IDS}") as caught:
-            detokenize(io, Request(body=body), io)
+            detokenize(io, HttpRequest(body=body), io)
         assert caught.value.body.error.param == "tokens"
     long = structs.replace(io.model, max_model_len=2 * LEAST_IDS)
     with pytest.raises(ApiError, match="not JSON"):
-        detokenize(SimpleNamespace(model=long), Request(body=unread), io)
+        detokenize(SimpleNamespace(model=long), HttpRequest(body=unread), io)
     longest = structs.replace(io.model, max_model_len=2**30)
     with pytest.raises(ApiError, match=f"allowed: at most {MAX_QUESTION_TOKENS}"):
-        detokenize(SimpleNamespace(model=longest), Request(body=b"," * 2**21), io)
+        detokenize(SimpleNamespace(model=longest), HttpRequest(body=b"," * 2**21), io)
 
 
 def test_a_text_longer_than_one_may_ask_about_is_sent_to_nobody() -> None:
     io: Any = SimpleNamespace(model=ModelCard("m", "/nowhere", 1000, 99, ()))
     body = json.dumps({"prompt": "x" * (MAX_QUESTION_CHARS + 1)}).encode()
     with pytest.raises(ApiError, match=f"allowed: at most {MAX_QUESTION_CHARS}") as caught:
-        tokenize(io, Request(body=body), io)
+        tokenize(io, HttpRequest(body=body), io)
     assert caught.value.body.error.param == "prompt"
 
 
 def test_a_question_that_nobody_waits_for_is_not_kept() -> None:
     """Its text may be large, and no server may come to answer it for a while."""
-    questions = Questions()
+    questions = PendingQueries()
     asked = new_tokenize("x" * 99)
 
     def num_kept() -> int:
@@ -409,7 +409,7 @@ def test_a_question_that_nobody_waits_for_is_not_kept() -> None:
 
 def test_a_question_may_be_cancelled_while_it_is_sent() -> None:
     """By another thread; here in the middle of what that could interrupt."""
-    questions, future = Questions(), Future[Any]()
+    questions, future = PendingQueries(), Future[Any]()
     posted: list[Callable[[], None]] = []
     questions.ask(new_tokenize("x"), future, 0.0, posted.append)
     questions.flush(lambda _: future.cancel())
@@ -422,6 +422,6 @@ def test_a_question_may_be_cancelled_while_it_is_sent() -> None:
 
 def test_pings_are_no_answers() -> None:
     """The numbers of questions are no streams' handles: a late answer is ignored."""
-    questions = Questions()
+    questions = PendingQueries()
     questions.answer(Tokenized(5, pack_u32([1])))
     assert not isinstance(Ping(), Tokenized)

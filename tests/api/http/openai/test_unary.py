@@ -16,7 +16,7 @@ from tests.helpers.patience import Patience
 from slipstream import delta_batch
 from slipstream.http import time_slice
 from slipstream.http.config import Limits
-from slipstream.http.exchange import Exchange, Request
+from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai import streaming
 from slipstream.http.openai.chat import ask_chat, read_chat
 from slipstream.http.openai.completions import ask_completion, read_completion
@@ -70,7 +70,7 @@ class Asked:
 
     def __init__(self, kind: str) -> None:
         self.ask, self.table, self.wire = asked(kind), Table(), Wire()
-        self.exchange = self.wire.exchange = Exchange(Request(), self.wire)  # type: ignore[arg-type]
+        self.exchange = self.wire.exchange = Exchange(HttpRequest(), self.wire)  # type: ignore[arg-type]
         self.share = Share()
         where = (TokenTexts("nowhere"), Limits(), self.table.fan_out, self.share)
         streaming.start(self.ask, self.exchange, self.table, *where)

@@ -1,4 +1,4 @@
-"""What aiohttp does not do, for which `Connection` has code of its own.
+"""What aiohttp does not do, for which `ClientConnection` has code of its own.
 
 Where one of these fails, aiohttp has mended it, and that code can go.
 """

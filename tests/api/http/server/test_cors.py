@@ -9,7 +9,7 @@ from tests.helpers.fake_worker import Entry, FakeWorker, deltas
 from tests.helpers.http_front import Front, Raw
 
 from slipstream.errors import BadRequestError
-from slipstream.http.exchange import Request
+from slipstream.http.exchange import HttpRequest
 from slipstream.http.server.cors import Cors
 from slipstream.stack.process_plan import allowed_origins
 from slipstream.stack.settings import settings_from
@@ -20,9 +20,9 @@ ASKS = {"prompt": "hi", "max_tokens": 5}
 PREFLIGHT = ("Access-Control-Request-Method: POST", "Access-Control-Request-Headers: authorization")
 
 
-def request(method: str = "GET", **headers: str) -> Request:
+def request(method: str = "GET", **headers: str) -> HttpRequest:
     found = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
-    return Request(method, "/v1/models", headers=found)
+    return HttpRequest(method, "/v1/models", headers=found)
 
 
 def test_nothing_is_said_by_default():

@@ -11,7 +11,7 @@ from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.http_front import Front, Raw
 
 from slipstream.errors import BadRequestError
-from slipstream.http.exchange import Request
+from slipstream.http.exchange import HttpRequest
 from slipstream.http.server.hosts import Hosts, hosts_of, is_loopback
 from slipstream.stack.process_plan import allowed_hosts
 from slipstream.stack.settings import settings_from
@@ -51,11 +51,11 @@ FOREIGN = (
 )
 
 
-def asks(host: str | None, origin: str | None = None) -> Request:
+def asks(host: str | None, origin: str | None = None) -> HttpRequest:
     headers = {} if host is None else {b"host": host.encode("latin-1")}
     if origin is not None:
         headers[b"origin"] = origin.encode("latin-1")
-    return Request("GET", "/", headers=headers)
+    return HttpRequest("GET", "/", headers=headers)
 
 
 def test_a_server_of_loopback_has_names_of_loopback():

@@ -7,7 +7,7 @@ from typing import Any
 
 from slipstream.http import time_slice
 from slipstream.http.config import Limits
-from slipstream.http.exchange import Request
+from slipstream.http.exchange import HttpRequest
 from slipstream.http.server.server import Server
 
 
@@ -26,7 +26,7 @@ def begun_by(share_s: float, monkeypatch: Any, *, gone: int = -1) -> list[str]:
         def pattern_of(self, path: str) -> str:
             return path
 
-        def handle(self, request: Request, _exchange: object) -> None:
+        def handle(self, request: HttpRequest, _exchange: object) -> None:
             told.append(request.path)
 
     async def main() -> None:
@@ -35,7 +35,7 @@ def begun_by(share_s: float, monkeypatch: Any, *, gone: int = -1) -> list[str]:
         for number in range(3):
             exchange = Waiting()
             exchange.is_open = number != gone
-            running.handle(Request(path=str(number)), exchange)
+            running.handle(HttpRequest(path=str(number)), exchange)
 
         def other(left: int) -> None:
             told.append("other")

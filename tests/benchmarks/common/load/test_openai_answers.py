@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slipstream_bench.common.load import event_splitter
 from slipstream_bench.common.load.event_splitter import EventSplitter
 from slipstream_bench.common.load.failures import RequestFailedError
-from slipstream_bench.common.load.openai_answers import Answer
+from slipstream_bench.common.load.openai_answers import OpenAIAnswer
 
 
 def pieces_of(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -74,7 +74,7 @@ def text(content: str | None, finish: str | None = None) -> dict[str, object]:
 
 
 def answered(body: bytes, *, ignore_eos: bool = True):
-    answer = Answer(max_tokens=9, prompt_len=4, ignore_eos=ignore_eos)
+    answer = OpenAIAnswer(max_tokens=9, prompt_len=4, ignore_eos=ignore_eos)
     answer.take_piece(body)
     return answer.finish()
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from slipstream.errors import BadRequestError
 from slipstream_bench.common.load.datasets import as_words, random_requests, requests_from
 from slipstream_bench.common.load.run_load import poisson_starts, run_load
-from slipstream_bench.common.measures import Timeline
+from slipstream_bench.common.measures import RequestTimeline
 from slipstream_bench.common.process_cpu import tree_cpu_s
 
 
@@ -97,11 +97,11 @@ def test_poisson_arrivals_have_their_rate():
 def test_a_place_is_taken_when_it_is_free_and_results_keep_their_order():
     done = []
 
-    async def load() -> list[Timeline]:
+    async def load() -> list[RequestTimeline]:
         gates = [asyncio.Event() for _ in range(4)]
         running: set[int] = set()
 
-        async def ask(index: int) -> Timeline:
+        async def ask(index: int) -> RequestTimeline:
             running.add(index)
             assert len(running) <= 2
             if index == 0:
@@ -109,7 +109,7 @@ def test_a_place_is_taken_when_it_is_free_and_results_keep_their_order():
             else:
                 await gates[3].wait()
             running.discard(index)
-            return Timeline(float(index))
+            return RequestTimeline(float(index))
 
         asks = [lambda index=index: ask(index) for index in range(3)]
         return await run_load(asks, [0.0] * 3, 2, done.append)

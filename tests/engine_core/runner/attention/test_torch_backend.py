@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream_core.runner.attention import kv_cache
-from slipstream_core.runner.attention.cpu_backend import NativeContext
+from slipstream_core.runner.attention.cpu_backend import CpuContext
 from slipstream_core.runner.attention.geometry import LayerGeometry
 from slipstream_core.runner.attention.interface import AttentionParams, paged_attention
 from slipstream_core.runner.attention.kv_cache import LayerCache
-from slipstream_core.runner.attention.torch_backend import CpuAttention, Scratch
+from slipstream_core.runner.attention.torch_backend import Scratch, TorchAttention
 from slipstream_core.runner.cpu.kernels import Kernels, kernels
 from slipstream_core.runner.forward_context import ForwardContext
 
@@ -118,7 +118,7 @@ def make_step(case: Case, num_layers: int = 1, kernels: Kernels | None = None) -
             end = before + i + 1
             expected.append(attend_one(query[start + i], key[:end], value[:end], params))
         start += count
-    attention = CpuAttention(
+    attention = TorchAttention(
         num_decodes=len(case.decode_lens),
         query_lens=np.array(counts, np.int32),
         kv_lens=kv_lens,
@@ -129,7 +129,7 @@ def make_step(case: Case, num_layers: int = 1, kernels: Kernels | None = None) -
     )
     context: Any = ForwardContext(layers, torch.cat(slots), attention)
     if kernels is not None:
-        context = NativeContext(
+        context = CpuContext(
             kernels,
             layers,
             num_decodes=len(case.decode_lens),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from slipstream_core.runner.attention.cpu_backend import NativeContext
+from slipstream_core.runner.attention.cpu_backend import CpuContext
 from slipstream_core.runner.attention.kv_cache import LayerCache
 from slipstream_core.runner.attention.torch_backend import Scratch
 from slipstream_core.runner.compilation import trace
@@ -22,8 +22,8 @@ from slipstream_core.runner.compilation.operations import (
     PRODUCT,
     SILU_MUL,
     Operation,
+    OperationList,
     Part,
-    Program,
 )
 from slipstream_core.runner.compilation.program import DecodeGraph
 from slipstream_core.runner.cpu.kernels import Kernels, kernels
@@ -77,7 +77,7 @@ def _trace(
     return recorded, taken[0] if taken else None
 
 
-def _context(rows: int) -> NativeContext:
+def _context(rows: int) -> CpuContext:
     """Rows of several lengths, in a cache with something in it; the same for the same `rows`."""
     random = np.random.default_rng(rows)
     torch.manual_seed(rows)
@@ -92,7 +92,7 @@ def _context(rows: int) -> NativeContext:
     lens = random.integers(1, CONTEXT, rows).astype(np.int32)
     tables = 1 + random.permutation(rows * blocks).reshape(rows, blocks).astype(np.int32)
     slots = tables[np.arange(rows), (lens - 1) // block] * block + (lens - 1) % block
-    return NativeContext(
+    return CpuContext(
         kernels=FOUND,  # type: ignore[arg-type]
         layers=layers,
         num_decodes=rows,
@@ -105,7 +105,7 @@ def _context(rows: int) -> NativeContext:
     )
 
 
-def _logits(forward: trace.Forward, rows: int) -> tuple[torch.Tensor, NativeContext]:
+def _logits(forward: trace.Forward, rows: int) -> tuple[torch.Tensor, CpuContext]:
     context = _context(rows)
     ids = torch.arange(rows)[None] * 31 % VOCAB
     positions = torch.arange(rows)[None] * 7 % CONTEXT
@@ -168,13 +168,13 @@ def test_an_unknown_operator_between_leaves_the_recording(
 def test_a_list_that_computes_something_else_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    attend = NativeContext.address
+    attend = CpuContext.address
 
-    def another(context: NativeContext) -> int:
+    def another(context: CpuContext) -> int:
         context._call.rows = 0  # nobody attends
         return attend.fget(context)  # type: ignore[misc,no-any-return]
 
-    monkeypatch.setattr(NativeContext, "address", property(another))
+    monkeypatch.setattr(CpuContext, "address", property(another))
     caplog.set_level("INFO")
     recorded, _ = _trace(tmp_path, monkeypatch, "llama")
     assert "differ" in caplog.text
@@ -212,7 +212,7 @@ def test_any_chain_of_operations(rows: int, width: int, threads: int, data: st.D
             values.append(ours.silu_mul(values[a], values[b]))
             made = Operation(SILU_MUL, *parts, n=width)
         operations.append(made)
-    program = Program(ours, operations, [width] * len(values), 1, len(operations))
+    program = OperationList(ours, operations, [width] * len(values), 1, len(operations))
     ours.set_threads(threads)
     try:
         result = program(values[:1], [], 0)

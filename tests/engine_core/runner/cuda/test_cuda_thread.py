@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.helpers.patience import PATIENCE_S
 
-from slipstream_core.runner.cuda.cuda_thread import EnqueuingDevice
+from slipstream_core.runner.cuda.cuda_thread import CudaThread
 
 
 class Work:
@@ -32,8 +32,8 @@ class Work:
 
 
 @pytest.fixture
-def device() -> Iterator[EnqueuingDevice[int]]:
-    device: EnqueuingDevice[int] = EnqueuingDevice("card", lambda: None)
+def device() -> Iterator[CudaThread[int]]:
+    device: CudaThread[int] = CudaThread("card", lambda: None)
     yield device
     device.close()
 
@@ -47,7 +47,7 @@ def enqueue(work: Work, when: threading.Event) -> Callable[[], Work]:
 
 
 def test_the_next_step_is_enqueued_while_the_one_before_runs(
-    device: EnqueuingDevice[int],
+    device: CudaThread[int],
 ) -> None:
     first, second = Work(1), Work(2)
     enqueued = threading.Event()
@@ -66,7 +66,7 @@ def test_the_next_step_is_enqueued_while_the_one_before_runs(
     assert device.collect() == 2
 
 
-def test_errors_come_in_their_turn(device: EnqueuingDevice[int]) -> None:
+def test_errors_come_in_their_turn(device: CudaThread[int]) -> None:
     def fails() -> Work:
         raise KeyError("while it was enqueued")
 
@@ -83,7 +83,7 @@ def test_errors_come_in_their_turn(device: EnqueuingDevice[int]) -> None:
 
 
 def test_close_with_jobs_that_were_never_begun() -> None:
-    device: EnqueuingDevice[int] = EnqueuingDevice("card", lambda: None)
+    device: CudaThread[int] = CudaThread("card", lambda: None)
     may_go_on, begun = threading.Event(), threading.Event()
 
     def slow() -> Work:

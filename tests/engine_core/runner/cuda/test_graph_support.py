@@ -16,7 +16,7 @@ from slipstream_core.config import CoreConfig
 from slipstream_core.runner.cuda.graph_support import graph_sizes, why_eager
 from slipstream_core.runner.model import loader
 from slipstream_core.runner.model.loader import load_model
-from slipstream_core.runner.model.rope import settle
+from slipstream_core.runner.model.rope import freeze_frequencies
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 99,
@@ -94,7 +94,7 @@ def test_longrope_keeps_its_short_frequencies(
     ids = torch.arange(60)[None]
     reference = Phi3ForCausalLM.from_pretrained(tmp_path).eval()
     settled = Phi3ForCausalLM.from_pretrained(tmp_path).eval()
-    settle(settled)
+    freeze_frequencies(settled)
     with torch.inference_mode():
         expected, given = reference(ids).logits, settled(ids).logits
         assert torch.equal(given, expected)
@@ -104,7 +104,7 @@ def test_longrope_keeps_its_short_frequencies(
             reference(ids, position_ids=far).logits, settled(ids, position_ids=far).logits
         )
     was_settled: list[bool] = []
-    monkeypatch.setattr(loader, "settle", lambda module: was_settled.append(True))
+    monkeypatch.setattr(loader, "freeze_frequencies", lambda module: was_settled.append(True))
     load_model(str(tmp_path), device="cpu", max_model_len=64)
     assert was_settled
 
@@ -125,7 +125,7 @@ def test_a_module_that_makes_its_frequencies_anew_is_given_those_it_has() -> Non
 
     rope = Rope()
     assert rope.rope_init_fn(None)[0] is not rope.inv_freq
-    settle(torch.nn.ModuleList([rope]))
+    freeze_frequencies(torch.nn.ModuleList([rope]))
     for each in (rope, rope.to(torch.float64)):
         frequencies, scaling = each.rope_init_fn(None, device="anywhere")
         assert frequencies is each.inv_freq

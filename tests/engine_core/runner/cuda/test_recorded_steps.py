@@ -30,7 +30,7 @@ from slipstream_core.scheduler.request_table import NewRequest
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.limits import NO_ROW
 from slipstream_core.step.plan import StepPlan, StepResult
-from slipstream_ipc.history.token_log import PagedLog
+from slipstream_ipc.history.token_log import TokenLog
 
 SLOTS = 8
 
@@ -69,7 +69,7 @@ class Play:
 
     def __init__(self, runner: TorchRunner, *, budget: int, num_blocks: int, sharing: bool) -> None:
         self.runner = runner
-        self.tokens = PagedLog(np.uint32)
+        self.tokens = TokenLog(np.uint32)
         self.scheduler = Scheduler(
             tokens=self.tokens,
             num_blocks=num_blocks,
@@ -170,7 +170,7 @@ class Play:
                 self.scheduler.remove(row)
         if self.in_flight:
             self._give_masks()
-        self.scheduler.settle()
+        self.scheduler.flush_deferred()
 
     def _take_prompts(self, plan: StepPlan, result: StepResult) -> None:
         assert plan.prompt is not None

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slipstream_core.runner.sampling import logprobs as module
-from slipstream_core.runner.sampling.logprobs import Coming, candidates
+from slipstream_core.runner.sampling.logprobs import PendingLogprobs, candidates
 from slipstream_core.runner.staging import HostCopies
 from slipstream_ipc.history.wide_logprobs import Candidates
 
@@ -29,7 +29,7 @@ def test_copies_change_nothing(
     plain = candidates(logits, token_ids, num)
     assert isinstance(plain, Candidates)
     coming = candidates(logits, token_ids, num, HostCopies())
-    assert isinstance(coming, Coming)
+    assert isinstance(coming, PendingLogprobs)
     found = coming.wait()
     assert np.array_equal(found.values, plain.values)
     assert np.array_equal(found.ids, plain.ids)
@@ -39,7 +39,7 @@ def test_copies_change_nothing(
     plain = candidates(logits, token_ids, 4, None, listed)
     assert isinstance(plain, Candidates)
     coming = candidates(logits, token_ids, 4, HostCopies(), listed)
-    assert isinstance(coming, Coming)
+    assert isinstance(coming, PendingLogprobs)
     named = coming.wait()
     assert np.array_equal(named.values, plain.values)
     assert np.array_equal(named.ids, plain.ids)

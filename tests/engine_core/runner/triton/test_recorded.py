@@ -17,7 +17,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 from tests.helpers.torch_driver import BLOCK, PROMPTS, Driver, Request, generate, save_model
 
 from slipstream_core.runner.cuda import decode_graphs
-from slipstream_core.runner.cuda.decode_graphs import DecodeGraphs, Kind
+from slipstream_core.runner.cuda.decode_graphs import DecodeGraphs, GraphKind
 from slipstream_core.runner.cuda.recorder import HostRecorder
 from slipstream_core.runner.model.loader import load_model
 from slipstream_core.runner.sampling import sampler
@@ -69,7 +69,7 @@ def test_draws_as_torchs_operators_do(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(module, "NUM_CANDIDATES", 8)
     asked: list[bool] = []
     monkeypatch.setattr(DecodeGraphs, "_is_covered", lambda *_: asked.append(True))
-    kinds: list[Kind | None] = []
+    kinds: list[GraphKind | None] = []
     kind_of = DecodeGraphs._kind_of
     monkeypatch.setattr(
         DecodeGraphs, "_kind_of", lambda it, plan: kinds.append(kind_of(it, plan)) or kinds[-1]
