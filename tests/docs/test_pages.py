@@ -43,7 +43,14 @@ def named_folders() -> list[str]:
     """In the order of ARCHITECTURE.md's table."""
     [table] = re.findall(r"^\| folder \| idea \|\n(.*?)\n\n", ARCHITECTURE, re.M | re.S)
     cells = re.findall(r"^\| (.*?) \|", str(table), re.M)
-    return [name for cell in cells for name in re.findall(r"`([\w/]+/)`", cell)]
+    named, package = [], ""
+    for name in [name for cell in cells for name in re.findall(r"`([\w/]+/)`", cell)]:
+        if (ROOT / name).is_dir():
+            package = name if name.split("/")[0] in PACKAGES else ""
+            named.append(name)
+        else:  # within the package above it
+            named.append(package + name)
+    return named
 
 
 def test_every_folder_has_its_line() -> None:
