@@ -11,8 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("api", "benchmarks", "engine_core", "ipc", "output_worker", "scripts")
 NAME = re.compile(r"(?<![\w./@-])slipstream(?:_\w+)?(?:\.[A-Za-z_]\w*)+")
-# a unit's file, and the group of entry points
-OTHERS = {"slipstream.service", "slipstream.commands"}
+# a unit's file, the group of entry points, a logger
+OTHERS = {"slipstream.service", "slipstream.commands", "slipstream.http.access"}
 
 
 def texts() -> list[Path]:

@@ -30,11 +30,11 @@ from slipstream.http.config import FrontConfig
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.server.access_log import AccessLog, access_logger
 from slipstream.http.server.cors import Cors
-from slipstream.http.server.forwarded import Trusted
 from slipstream.http.server.hosts import hosts_of, is_loopback
 from slipstream.http.server.server import Server
-from slipstream.http.server.tls import tls_context
 from slipstream.stack.children.listeners import Listeners
+from slipstream.tls import tls_context
+from slipstream.trusted_proxies import Trusted
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import (
     BEAT_S,

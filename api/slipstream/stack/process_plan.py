@@ -19,12 +19,12 @@ import msgspec
 from slipstream.client.endpoints import check_listener, client_address
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream.errors import wrong_option
-from slipstream.http.server.forwarded import Trusted
-from slipstream.http.server.tls import tls_context
 from slipstream.stack.children.process import ChildSpec
 from slipstream.stack.events import SupervisorConfig
 from slipstream.stack.settings import StackSettings
+from slipstream.tls import tls_context
 from slipstream.tracing.parts import checked_trace
+from slipstream.trusted_proxies import Trusted
 from slipstream_ipc.transport.sockets import check_address
 
 API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"

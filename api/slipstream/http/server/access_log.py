@@ -15,7 +15,7 @@ from aiohttp import hdrs, web
 from aiohttp.abc import AbstractAccessLogger
 from msgspec import Struct
 
-from slipstream.http.server.forwarded import UNIX, Trusted
+from slipstream.trusted_proxies import UNIX, Trusted
 
 _MAX_PATH = 500  # characters
 

@@ -22,10 +22,10 @@ from tests.helpers.patience import PATIENCE_S
 
 from slipstream.errors import BadRequestError
 from slipstream.http.config import Limits
-from slipstream.http.server.forwarded import Trusted
 from slipstream.stack.children.listeners import Listeners
 from slipstream.stack.process_plan import plan_stack
 from slipstream.stack.settings import settings_from
+from slipstream.trusted_proxies import Trusted
 from slipstream_ipc.messages import Abort, End, Submit
 
 GET = "GET /version HTTP/1.1\r\nHost: localhost\r\n"
