@@ -56,4 +56,4 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ssl_certfile: str | None = None  # with it, every connection is TLS
     ssl_keyfile: str | None = None
     access_log: Literal["off", "text", "json"] = "off"
-    forwarded_allow_ips: tuple[str, ...] = ("127.0.0.1", "::1")  # believed proxies; `forwarded`
+    forwarded_allow_ips: tuple[str, ...] = ("127.0.0.1", "::1")  # see `trusted_proxies`
