@@ -27,7 +27,7 @@ while True:
     if tag == 1:  # Welcome
         params = {"temperature": 0.0, "max_tokens": int(max_tokens)}
         send(1, (10, 0, secrets.token_bytes(16), params, prompt))  # Submit
-    elif tag in (2, 3, 21, 24):  # Reattach, Refusal, Rejected, Superseded
+    elif tag in (2, 3, 21, 24):  # Reattach, AttachRefused, Rejected, Superseded
         sys.exit(f"refused: {body[1:]}")
     elif tag in (4, 20, 22):  # Ping (which repeats the last number), Accepted, Deltas
         received = seq

@@ -147,7 +147,7 @@ class FakeWorker:
         self._acceptor.close(self._acceptor.sessions[-1])
 
     def refuse(self, fault: Fault, *, is_leaving: bool = False) -> None:
-        """Answer something with a Refusal."""
+        """Answer something with an AttachRefused."""
         self.do(lambda: self._control(AttachRefused(fault, is_leaving)))
 
     def acknowledged(self) -> bool:

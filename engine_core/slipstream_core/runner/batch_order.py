@@ -32,7 +32,7 @@ def as_they_come(plan: StepPlan) -> tuple[Selector, Selector, npt.NDArray[np.int
 def by_length(
     plan: StepPlan,
 ) -> tuple[Selector, Selector, npt.NDArray[np.int64]]:
-    """The order in which the model sees a step: decode rows by ascending length, as CpuAttention
+    """The order in which the model sees a step: decode rows by ascending length, as TorchAttention
     wants them. Attention then finds its buckets side by side in every layer, and the way back
     costs nothing, as the rows whose logits are kept are picked by index anyhow.
 

@@ -12,7 +12,7 @@ Rules:
   than our patience would always answer a socket that is gone.
 - `Starting` is a sign of life, no answer: the Hello is repeated, without haste.
 - A handshake that fails is no break: the next attach waits its turn. One that was refused for good
-  is told as a Refusal, the others lie in `trouble` for whoever reports the server's absence.
+  is told as an AttachRefused, the others lie in `trouble` for whoever reports the server's absence.
 - An ipc:// peer is trusted for its folder, which is looked at before the first attach and again
   at each Welcome: nothing but a Hello is ever said to somebody else's server.
 - `receive` reads a bounded number of messages and of bytes, so that a flood starves nobody.

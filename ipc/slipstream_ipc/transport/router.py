@@ -7,7 +7,7 @@ Rules:
 - A party (an identity) has one session, that of its latest epoch; an older one's frames are stale.
 - A route without a session is told to attach. A gap ends a session: its peer is told to attach.
 - A route has one session: a Hello of another identity on it ends the one before.
-- What cannot be read is answered with a Refusal to whoever sent it, and touches nobody else.
+- What cannot be read is answered with an AttachRefused to whoever sent it, and touches nobody else.
 - Who cannot serve yet calls `hold` in the place of `receive`: Hellos are kept, the newest of each
   party, and their peers are told that somebody is there. Nothing else is heard.
 - `receive` reads a bounded number of messages and of bytes, so that a flood starves nobody.

@@ -83,7 +83,7 @@ class TokenizerClient:
         hang_timeout_s: float = 10.0,
         wait_s: float = WAIT_S,
     ) -> None:
-        """`config`: the fields of a PromptConfig but address and note.
+        """`config`: the fields of a TokenizerConfig but address and note.
 
         hang_timeout_s: silence after which the child is replaced. wait_s: how long prompts wait for
         a child that is ready.

@@ -91,7 +91,7 @@ class Config(Struct):
 def forever():
     while True: signal.pause()
 config, stop = start_child("child", Config)
-commands, beats = Commands(), Beats()
+commands, beats = ParentCommands(), Beats()
 cue = os.open(config.folder + "/../" + config.name + ".cue", os.O_RDWR | os.O_NONBLOCK)
 """
     + DOES
@@ -316,7 +316,7 @@ def test_a_second_signal_kills_at_once(start):
 # A supervisor on a machine where a process takes a while to end of SIGKILL, as large ones do.
 SLOW_TO_KILL = """
 import contextlib, os, sys, threading
-from slipstream import supervisor
+from slipstream.stack import supervisor
 def later(pid, number, kill=os.killpg):
     def now():
         with contextlib.suppress(ProcessLookupError): kill(pid, number)

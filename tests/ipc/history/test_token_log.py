@@ -1,4 +1,4 @@
-"""PagedLog against plain lists."""
+"""TokenLog against plain lists."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_a_client_that_lives_and_acknowledges_nothing_is_dismissed(make_stack) -
     assert bad.hop.epoch == link.epoch
     stack.pass_time(10.0)
     with pytest.raises(AssertionError, match="nothing was acknowledged for 30 s"):
-        stack.until(lambda: False)  # who speaks by hand is not prepared for a Refusal
+        stack.until(lambda: False)  # who speaks by hand is not prepared for an AttachRefused
     bad.is_reading = False
     assert not session.is_open
     assert session.link.num_unacked == 0  # nothing is kept of what was under way

@@ -87,7 +87,7 @@ class BroadcastLine:
 
 
 class FanOut:
-    """Streams of one client's table (`group.Together`), and the wakeup of each of them."""
+    """Streams of one client's table (`GroupMember`), and the wakeup of each of them."""
 
     def __init__(self) -> None:
         self.group_id = 0

@@ -42,7 +42,7 @@ def triton_attention(
     device: torch.device,
     model: str,
 ) -> TritonAttention | None:
-    """Attention by Triton's kernels, compiled; None where CpuAttention has to serve.
+    """Attention by Triton's kernels, compiled; None where TorchAttention has to serve.
 
     That is on a CPU, without Triton or what it needs, and for heads that are larger than there are
     tiles for in what the card has of shared memory. Raises ModelLoadError where the kernels cannot

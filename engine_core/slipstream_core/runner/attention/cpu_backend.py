@@ -2,10 +2,10 @@
 
 Owns a forward's context for it: store, attend, the division of labour. Decode rows go to the
 kernel, which follows block tables and lengths as they are: nothing is gathered, padded, masked or
-sorted. Prefill rows go to CpuAttention, row by row, as large products are torch's strength.
+sorted. Prefill rows go to TorchAttention, row by row, as large products are torch's strength.
 
 Rules:
-- A kernel reads what a row has written and nothing behind it, and CpuAttention cuts what it
+- A kernel reads what a row has written and nothing behind it, and TorchAttention cuts what it
   gathers for prefill rows at their length. So no block needs to be cleared when it is begun.
 - The columns it is given stay as they are until the forward is done.
 """

@@ -289,7 +289,7 @@ class DecodeGraph(NamedTuple):
 def decode_graph(graph: GraphModule, kernels: Kernels) -> DecodeGraph | None:
     """The forward with all that there are operations for as one call; None where that is not one.
 
-    Its weights are `graph`'s. It takes a NativeContext of decode rows alone.
+    Its weights are `graph`'s. It takes a CpuContext of decode rows alone.
     """
     lowering = _Lowering(graph, kernels)
     behind: set[AnyNode] = set()  # what hangs on the list and is not in it

@@ -186,7 +186,7 @@ class _Traced:
     step: int
 
     def wait(self) -> StepResult:
-        """See Pending."""
+        """See `PendingStep`."""
         try:
             return self.pending.wait()
         finally:
