@@ -167,10 +167,13 @@ class FakeRouter:
         assert option == zmq.EVENTS
         return zmq.POLLIN if self._network.arrived_up else 0
 
-    def recv_multipart(self, _flags: int) -> list[bytes]:
+    def recv(self, _flags: int, copy: bool = True) -> bytes | zmq.Frame:
+        """The route of the next message, then its body."""
         if not self._network.arrived_up:
             raise zmq.Again
-        return list(self._network.arrived_up.popleft())
+        if copy:
+            return self._network.arrived_up[0][0]
+        return zmq.Frame(self._network.arrived_up.popleft()[1])
 
     def send_multipart(self, parts: tuple[bytes, bytes], _flags: int) -> None:
         wire = self._network.wire(parts[0])

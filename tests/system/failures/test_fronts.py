@@ -202,5 +202,5 @@ def test_connections_wait_while_the_only_front_is_replaced():
 
 
 def test_fronts_without_a_port_are_refused():
-    with pytest.raises(ValueError, match="http_workers: got 2, allowed: 1 where there is no http"):
+    with pytest.raises(ValueError, match="http_workers: got 2, allowed: 1 where there is neither"):
         Stack("simulated", http_workers=2)
