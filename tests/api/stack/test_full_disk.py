@@ -20,7 +20,8 @@ def serve_on_a_small_disk(folder: Path, *, fill: str) -> str:
     script = (
         f"mount -t tmpfs -o size=16k,nr_inodes={_FILES} tmpfs {folder} && cd {folder} && "
         f"mkdir -m 700 run && {fill} && cd / && "
-        f"exec {sys.executable} -m slipstream.cli.main serve simulated: --runtime-dir {folder}/run"
+        f"exec {sys.executable} -m slipstream.cli.main serve simulated: --http-port 0 "
+        f"--runtime-dir {folder}/run"
     )
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", script],

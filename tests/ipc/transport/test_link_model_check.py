@@ -162,23 +162,18 @@ class FakeMonitor:
 class FakeRouter:
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._part: bytes | None = None  # of the message whose route was read last
 
     def getsockopt(self, option: int) -> int:
         assert option == zmq.EVENTS
         return zmq.POLLIN if self._network.arrived_up else 0
 
-    def recv(self, flags: int, copy: bool = True) -> bytes | zmq.Frame:
-        """A message is its route, and then its one part, which is asked for uncopied."""
-        assert flags == zmq.NOBLOCK
-        assert copy is (self._part is None)
-        if self._part is not None:
-            part, self._part = self._part, None
-            return zmq.Frame(part)
+    def recv(self, _flags: int, copy: bool = True) -> bytes | zmq.Frame:
+        """The route of the next message, then its body."""
         if not self._network.arrived_up:
             raise zmq.Again
-        route, self._part = self._network.arrived_up.popleft()
-        return route
+        if copy:
+            return self._network.arrived_up[0][0]
+        return zmq.Frame(self._network.arrived_up.popleft()[1])
 
     def send_multipart(self, parts: tuple[bytes, bytes], _flags: int) -> None:
         wire = self._network.wire(parts[0])

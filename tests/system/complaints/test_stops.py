@@ -65,7 +65,7 @@ def test_no_part_of_a_stop_string_leaks_vllm_57052_47616(
         assert num_tokens <= len(spell(text)), "no id leaves before its text"
     assert it.token_ids == spell(whole)
     assert len(it.ranks) == it.end.num_tokens == len(it.token_ids)
-    assert len(states) > 2
+    assert len(states) > 1
 
 
 @pytest.mark.parametrize("interval", ["auto", 1, 4])
