@@ -116,6 +116,7 @@ def measure(num_idle: int, num_malformed: int) -> dict[str, Any]:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with slipstream.Stack("simulated:step_ms=2", http_port=0) as stack:
+        assert stack.http_address is not None
         port = int(stack.http_address.rpartition(":")[2])
         front = psutil.Process(stack.pids["http"])
         honest = Honest(port)
