@@ -117,8 +117,8 @@ class WorkerCounters(Struct, frozen=True, omit_defaults=True):
     num_deltas: deltas sent to readers, with num_delivered_tokens in all, in num_messages.
     num_overrun_tokens: tokens that came for streams that had ended.
     ttft_s: from a request's arrival until its first tokens are sent; itl_s: between two deltas of a
-    stream; tpot_s: of a stream, the time from its first to its last delta per token after the first
-    delta; e2e_s: from a request's arrival until its end is sent.
+    stream; tpot_s: of a stream, from its first delta to its end, per token after the first; e2e_s:
+    from a request's arrival until its end is sent.
     """
 
     num_accepted: Count = 0
