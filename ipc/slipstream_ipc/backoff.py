@@ -15,7 +15,7 @@ class RestartBackoff:
     """The pauses before the restarts of one child."""
 
     def __init__(self) -> None:
-        self._num_quick = 0  # restarts since one last served for STEADY_S
+        self._num_quick = 0  # deaths since a child last served for STEADY_S, that one included
 
     def after(self, served_s: float) -> float:
         """The pause after a death, in seconds.

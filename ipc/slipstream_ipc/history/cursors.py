@@ -56,7 +56,7 @@ class _Streak:
         self.is_acked_written = True  # `_acked` holds the end of that portion
 
     def is_later(self, portion: Portion) -> bool:
-        """Whether a portion of the streak lies behind the latest acknowledged one."""
+        """Whether a portion of the streak is later than the latest acknowledged one."""
         return self.acked is None or self.acked.item(0) < portion.starts.item(0)
 
 

@@ -32,7 +32,7 @@ class TextLog:
     __slots__ = ("_num_chars", "_start", "_texts", "_token_ends")
 
     def __init__(self, start: TextCursor = START) -> None:
-        """`start`: a position of the stream, as its unit 0."""
+        """`start`: the position of the stream at which the log begins; its unit is 0."""
         assert start.unit == 0
         self._start = start
         self._texts: list[str] = []

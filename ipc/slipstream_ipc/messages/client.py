@@ -152,8 +152,8 @@ class Deltas(Struct, array_like=True, gc=False, frozen=True, tag=tags.DELTAS):
     """New text and tokens of a client's streams; an entry is a delta of one stream."""
 
     handles: bytes
-    chars: bytes  # characters before this entry's text
-    tokens: bytes  # tokens before this entry's ids
+    chars: bytes  # characters of the stream before the entry's text
+    tokens: bytes  # tokens of the stream before the entry's ids
     texts: list[str]
     token_ids: bytes
     counts: bytes = b""  # ids per entry; empty: one each

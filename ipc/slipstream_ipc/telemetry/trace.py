@@ -26,7 +26,7 @@ import numpy.typing as npt
 logger = logging.getLogger(__name__)
 
 CAPACITY = 2**18  # spans; 25 bytes each
-NO_STEP = -1  # of a span that belongs to no step
+NO_STEP = -1  # the step of a span that belongs to none
 PART_SUFFIX = ".part"
 
 

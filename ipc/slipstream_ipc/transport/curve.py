@@ -221,7 +221,7 @@ def _read(path: Path) -> dict[str, bytes]:
             "file in one"
         )
         raise BadRequest("keys", str(path), allowed) from None
-    except (ValueError, IndexError):  # no public key, a name without a value
+    except (ValueError, IndexError):  # no public key, or a name without a value
         raise _no_key(path, "public-key") from None
     found: dict[str, bytes] = {}
     for name, key in (("public-key", public), ("secret-key", secret)):

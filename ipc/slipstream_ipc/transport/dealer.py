@@ -54,7 +54,7 @@ Out = TypeVar("Out")
 In = TypeVar("In")
 Receipt = TypeVar("Receipt")
 
-_MAX_PATIENCE = 4.0  # times the first one
+_MAX_PATIENCE = 4.0  # the longest wait for a Welcome, in multiples of `welcome_within_s`
 
 
 class Dealer(Generic[Out, In, Receipt]):

@@ -12,7 +12,7 @@ argument.
 - A peer that is alive but acknowledges nothing of what it was sent for `stalled_after_s` has
   stalled: what is kept for it must not grow without bound.
 - A silent peer is pinged once; only an unanswered ping means that it is dead. An overdue answer is
-  given one more beat, as it may lie unread behind whatever kept this process from reading.
+  given one more beat: it may already have arrived and lie unread if this process was busy.
 """
 
 from __future__ import annotations
