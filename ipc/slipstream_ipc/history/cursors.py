@@ -137,8 +137,8 @@ class Cursors(RowTable):
         return portion
 
     def take_next(self, rows: RowSet, budget: int) -> Portion | None:
-        """The next message's portion of `rows`, if each has one position more than in the last one;
-        moves the cursors. Cheaper than `next_portion`; None if that has to be called instead.
+        """As `next_portion` but cheaper, for rows that each got exactly one position since the last
+        portion; None if they are not the streak's rows, and `next_portion` has to be called.
         """
         streak = self._streak
         if streak is None or streak.rows.version != rows.version or len(rows) > budget:
