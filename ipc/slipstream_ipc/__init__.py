@@ -1,1 +1,1 @@
-"""What crosses between processes: messages, links, logs, sockets."""
+"""What Slipstream's processes share: messages, their transport, histories, checks, statistics."""

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, whatever dies meanwhile: process, machine or disk."""
+"""Writes files that appear complete or not at all, even if the process or the machine dies."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["write_atomically"]
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Put `content` at `path`: written beside it, synced, moved there. Raises OSError.
+    """Write `content` to a temporary file beside `path`, sync it and move it there. Raises OSError.
 
-    The temporary name is each writer's own: two processes may write the same file at once. Without
-    the sync a machine that loses its power may keep the move and not the content.
+    The temporary name is unique, so several processes may write the same file at once. Without the
+    sync, a power failure could keep the move and lose the content.
     """
     handle, name = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
     temporary = Path(name)

@@ -1,7 +1,7 @@
-"""Columns of messages: bytes to numpy views and back, every length checked in one place.
+"""Converts the columns of messages to numpy views and back, and checks that their lengths agree.
 
-For a few entries, `pack_short` and `unpack_short` do the same for u32 columns with Python integers,
-as numpy's fixed cost would be more than all the rest.
+`pack_short` and `unpack_short` do the same for u32 columns of a few Python integers, where numpy's
+fixed costs would dominate.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ def pack_u64(values: npt.ArrayLike) -> bytes:
 
 
 def u32(column: bytes, name: str = "column", length: int | None = None) -> UInt32s:
-    """A read-only view of a u32 column; ProtocolError unless it has `length` entries."""
+    """A read-only view of a u32 column. Raises: ProtocolError unless it has `length` entries."""
     return _view(column, _U32, name, length)
 
 
 def f32(column: bytes, name: str = "column", length: int | None = None) -> Float32s:
-    """A read-only view of an f32 column; ProtocolError unless it has `length` entries."""
+    """A read-only view of an f32 column. Raises: ProtocolError unless it has `length` entries."""
     return _view(column, _F32, name, length)
 
 
 def u64(column: bytes, name: str = "column", length: int | None = None) -> npt.NDArray[np.uint64]:
-    """A read-only view of a u64 column; ProtocolError unless it has `length` entries."""
+    """A read-only view of a u64 column. Raises: ProtocolError unless it has `length` entries."""
     return _view(column, _U64, name, length)
 
 
 def check_report(report: Report) -> None:
-    """ProtocolError where a Report's columns do not fit each other."""
-    if report.rows or report.num_tokens:  # most have none
+    """Raise ProtocolError if a Report's columns do not fit each other."""
+    if report.rows or report.num_tokens:  # most reports have none
         u32(report.num_tokens, "num_tokens", len(u32(report.rows, "rows")))
 
 
 def check_step(step: Step) -> None:
-    """ProtocolError where a Step's columns do not fit each other."""
+    """Raise ProtocolError if a Step's columns do not fit each other."""
     num_rows = len(u32(step.rows, "rows"))
     total = num_rows
     if step.counts:
@@ -75,21 +75,21 @@ def check_step(step: Step) -> None:
 
 
 def check_entry(logprobs: LogprobColumns, num_tokens: int, width: int) -> None:
-    """ProtocolError where columns are not those of one entry, `width` values to a token."""
+    """Raise ProtocolError unless there is one entry, of `num_tokens` with `width` values each."""
     if logprobs.width != width or logprobs.widths:
         raise ProtocolError(f"logprobs.width: got {logprobs.width}, expected {width}")
     _check_logprobs(logprobs, pack_u32([num_tokens]), 1)
 
 
 def num_scored(admit: Admit) -> int:
-    """How many of the last outputs of a registration come with their log-probabilities."""
+    """The number of a registration's last output tokens that have log-probabilities."""
     if admit.logprobs is None:
         return 0
     return min(len(admit.logprobs.ranks), len(admit.output_ids)) // 4
 
 
 def check_deltas(deltas: Deltas) -> None:
-    """ProtocolError where Deltas' columns do not fit each other."""
+    """Raise ProtocolError if the columns of Deltas do not fit each other."""
     num = len(deltas.texts)
     u32(deltas.handles, "handles", num)
     u32(deltas.chars, "chars", num)
@@ -142,5 +142,5 @@ def pack_short(values: Sequence[int]) -> bytes:
 
 
 def unpack_short(column: bytes) -> tuple[int, ...]:
-    """A u32 column's entries, at most MOST_SHORT: its length is to be a whole number of them."""
+    """The entries of a u32 column of at most MOST_SHORT; its length has to be a multiple of 4."""
     return _COLUMNS[len(column) >> 2].unpack(column)

@@ -1,7 +1,7 @@
-"""Errors of everything that crosses processes.
+"""The exceptions for messages and requests that are not accepted.
 
-ProtocolError     a peer sent what the protocol does not allow
-BadRequest        the caller's request cannot be taken; names the field
+ProtocolError     a peer's message breaks the protocol
+BadRequest        a caller's request is invalid; names the field
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ _MAX_CHARS = 300
 
 
 def brief(text: str) -> str:
-    """An error's text without the kilobytes that somebody may have made it quote."""
+    """An error's text, cut to 300 characters: it may quote kilobytes of input."""
     return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 3] + "..."
 
 
 class ProtocolError(Exception):
-    """A peer's message breaks the protocol; says what was found and what was expected.
+    """A peer's message breaks the protocol; the text says what was found and what was expected.
 
-    `field` names the one that is wrong, where it is one.
+    `field` names the wrong field, or is None if the error is not about a single field.
     """
 
     def __init__(self, message: str, field: str | None = None) -> None:
@@ -28,7 +28,7 @@ class ProtocolError(Exception):
 
 
 class BadRequest(ValueError):  # noqa: N818  (the outcome's name in HTTP and in this field)
-    """The caller's request cannot be taken; `field` names the one that is wrong."""
+    """The caller's request is invalid; `field` names the wrong field."""
 
     def __init__(self, field: str, given: object, allowed: str) -> None:
         shown = repr(given)
@@ -39,5 +39,5 @@ class BadRequest(ValueError):  # noqa: N818  (the outcome's name in HTTP and in 
 
     @property
     def fault(self) -> Fault:
-        """The same as a wire type."""
+        """The error as a wire type."""
         return Fault("bad_request", str(self), self.field)

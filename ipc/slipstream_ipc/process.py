@@ -1,23 +1,19 @@
-"""What every child process of a stack does the same way: start, log, report, beat, obey, stop.
+"""The contract between a parent process and its children: start, log, status, commands, stop.
 
-Owns: the contract between a parent and its child. A parent starts `python -m MODULE` and writes one
-JSON config to the child's standard input. Environment variables name the parent's process id and
-two descriptors: to one the child writes `Status` lines (JSON), from the other it reads commands.
-SIGTERM asks a child to stop; SIGINT is the parent's business. When the parent dies, so does the
-child, however early.
+A parent starts `python -m MODULE` and writes one JSON config to the child's standard input.
+Environment variables give the parent's process id and two descriptors: the child writes `Status`
+lines (JSON) to one and reads commands from the other. SIGTERM asks a child to stop; SIGINT is left
+to the parent. When the parent dies, the child does too, even while it starts.
 
-Does not know: what the processes do.
-
-Rules:
-- A child serves from `Activate` on and not before: it binds no address and takes no memory for a
-  model until then, so that it can wait as a spare beside the process that it will replace.
-- The loop that does a child's work writes its beats, so their absence says that the loop hangs.
-  From the first beat on they are expected, until the child says that it is `loading`, and again
-  from when it is ready.
-- A child never waits for its parent to read: a beat that finds no room is dropped. It is written
-  as a whole or not at all, so it takes at most PIPE_BUF bytes; numbers that do not fit stay away.
-- A child's own files in the runtime directory are named `*-PID.sock`: its parent removes them when
-  it has died.
+- A child serves only after `Activate`: until then it binds no address and takes no memory for a
+  model, so that it can wait as a spare beside the process that it will replace.
+- Beats are written by the loop that does the child's work, so a missing beat means that the loop
+  hangs. They are expected from the first beat on, not while the child is `loading`, and again from
+  when it is ready.
+- A beat never waits for the parent to read: it is dropped if the pipe is full. It is written as a
+  whole or not at all, so it has at most PIPE_BUF bytes and leaves out numbers that do not fit.
+- A child's files in the runtime directory are named `*-PID.sock`; the parent removes them when the
+  child has died.
 """
 
 from __future__ import annotations
@@ -44,9 +40,9 @@ from slipstream_ipc.transport.connections import raise_file_limit
 STATUS_FD_VARIABLE = "SLIPSTREAM_STATUS_FD"
 CONTROL_FD_VARIABLE = "SLIPSTREAM_CONTROL_FD"
 PARENT_PID_VARIABLE = "SLIPSTREAM_PARENT_PID"
-BEAT_S = 0.5  # between two beats; a loop that beats turns at least as often
-NEWS_S = 0.1  # the same, where there is news
-SILENT_S = 4 * BEAT_S  # without a beat, from when on a process is called silent
+BEAT_S = 0.5  # between two beats; a loop that beats turns at least this often
+NEWS_S = 0.1  # between two beats when there is news
+SILENT_S = 4 * BEAT_S  # without a beat for this long, a process is silent
 
 Config = TypeVar("Config")
 
@@ -60,9 +56,9 @@ _MAX_LAST_WORDS = 400  # characters
 class Activate(msgspec.Struct, frozen=True, tag=True):
     """Serve from now on.
 
-    incarnation: larger than those of all who served in this place before. died_within: whether the
-    last of them died of what it did itself: an exception, a fatal signal that nobody sent, a hang
-    in which it was busy, want of memory.
+    incarnation: larger than those of all predecessors. died_within: whether the predecessor crashed
+    by itself: by an exception, a fatal signal that was not sent from outside, a hang while it was
+    busy, or lack of memory.
     """
 
     incarnation: int = 0
@@ -70,17 +66,17 @@ class Activate(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
-    """Take in nothing new; what still runs after `within_s` is to be ended. Then say `drained`."""
+    """Accept nothing new, end what still runs after `within_s`, then report `drained`."""
 
     within_s: float
 
 
 class Condition(msgspec.Struct, frozen=True, tag=True):
-    """How the stack's processes are, by name, for a child that tells others; those that a child
-    keeps itself are among them.
+    """The states of the stack's processes by name, for a child that reports them to others; those
+    that a child runs itself are included.
 
-    `starting` until one was ready for the first time, `restarting` while a dead one's successor is
-    not; `ready`; `silent` where one that beats has not done so for a while.
+    `starting` until a process was ready for the first time; `restarting` while the successor of a
+    dead one is not ready; `ready`; `silent` if beats are missing for SILENT_S.
     """
 
     processes: dict[str, str]
@@ -90,7 +86,7 @@ Command = Activate | Drain | Condition | Statistics
 
 
 class StopSignal:
-    """SIGTERM as something a poller can wait for."""
+    """SIGTERM as a descriptor that a poller can wait for."""
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -109,7 +105,7 @@ class StopSignal:
 
 
 class ParentCommands:
-    """What the parent commands. A child whose parent cannot command is active at once."""
+    """Commands of the parent. Without a command descriptor, the child is active at once."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -117,7 +113,7 @@ class ParentCommands:
         self._decode = msgspec.json.Decoder[Command](Command).decode
         given = os.environ.pop(CONTROL_FD_VARIABLE, None)
         if given is None:
-            self._fd, self._held_open = os.pipe2(os.O_CLOEXEC)  # nothing ever comes of it
+            self._fd, self._held_open = os.pipe2(os.O_CLOEXEC)  # never readable
             self._waiting.append(Activate())
         else:
             self._fd = int(given)
@@ -125,18 +121,18 @@ class ParentCommands:
         os.set_blocking(self._fd, False)
 
     def fileno(self) -> int:
-        """Readable when a command has come."""
+        """Readable once a command has come."""
         return self._fd
 
     @property
     def any_waiting(self) -> bool:
-        """Whether `read` would give some, or end this process."""
+        """Whether `read` would return commands, or end this process."""
         return bool(self._waiting or select.select([self._fd], [], [], 0)[0])
 
     def read_activation(self) -> Activate | None:
-        """The activation, where it has come; what was said after it is read later.
+        """The activation, if it has come; commands after it are left for `read`.
 
-        The parent may tell a child at once that it serves and that the stack drains.
+        The parent may send Activate and Drain right after each other.
         """
         commands = self.read()
         for number, command in enumerate(commands):
@@ -146,8 +142,9 @@ class ParentCommands:
         return None
 
     def read(self) -> list[Command]:
-        """Those that have come since; what is none is a line in the log. Ends this process where
-        nobody is left who could command.
+        """Commands that have come since the last call; invalid ones are logged.
+
+        Ends this process if the parent has closed its end.
         """
         commands, self._waiting = self._waiting, []
         try:
@@ -166,7 +163,7 @@ class ParentCommands:
 
 
 class Beats:
-    """The signs of life of the loop that calls `beat` in each of its turns."""
+    """Writes the beats of the loop that calls `beat` in each of its turns."""
 
     def __init__(self) -> None:
         self._due = self._news_due = 0.0
@@ -179,11 +176,11 @@ class Beats:
         processes: dict[str, State] | None = None,
         news: object = None,
     ) -> bool:
-        """Write a beat if one is due, with what was counted by then; whether it was.
+        """Write a beat if one is due, with the current `numbers`; returns whether one was due.
 
-        processes: how those are that this one keeps itself. news: where it is another than in the
-        beat before, the next one is due sooner: else the first instant of what has just begun
-        would be told for as long as half of it may take.
+        processes: the states of the processes that this one runs itself. news: a value that differs
+        from the previous beat's makes the next beat due after NEWS_S, so that a change is visible
+        soon.
         """
         if now < (self._due if news == self._told else self._news_due):
             return False
@@ -196,10 +193,10 @@ class Beats:
 
 
 def start_child(name: str, config_type: type[Config]) -> tuple[Config, StopSignal]:
-    """The first thing a child does: its logging, its config, its stop signal, its parent's death,
-    as many files as it may have.
+    """The first call of a child: sets up its logging, death with the parent, status descriptor,
+    limit of open files and stop signal, and reads its config.
 
-    Exits with a status line and code 2 where the config is wrong.
+    Exits with a status line and code 2 if the config is invalid.
     """
     logging.basicConfig(
         stream=sys.stderr,
@@ -208,7 +205,7 @@ def start_child(name: str, config_type: type[Config]) -> tuple[Config, StopSigna
     )
     parent = int(os.environ.pop(PARENT_PID_VARIABLE, os.getppid()))
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked to be told
+    if os.getppid() != parent:  # the parent died before the prctl
         sys.exit(1)
     status_fd = os.environ.get(STATUS_FD_VARIABLE)
     if status_fd is not None:
@@ -225,10 +222,10 @@ def start_child(name: str, config_type: type[Config]) -> tuple[Config, StopSigna
 
 
 def run_child(main: Callable[[], int]) -> NoReturn:
-    """Run a child's `main` and end the process with its code, without the interpreter's tear-down.
+    """Run a child's `main` and exit with its code, without the interpreter's tear-down.
 
-    By then everything is closed. Tear-down takes a core 0.1 to 0.3 s, and libraries use it to talk
-    about themselves: torch 2.15 fills 25 lines of a terminal with what nanobind believes leaked.
+    Everything is closed by then. Tear-down takes a core 0.1 to 0.3 s, and torch 2.15 prints 25
+    lines about leaks that nanobind reports.
     """
     code: object = 1
     try:
@@ -237,7 +234,7 @@ def run_child(main: Callable[[], int]) -> NoReturn:
         code = ending.code
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # closed, or nothing reads it any more
+        with contextlib.suppress(OSError, ValueError):  # closed, or the reader is gone
             stream.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))
 
@@ -245,7 +242,7 @@ def run_child(main: Callable[[], int]) -> NoReturn:
 def wait_for_activation(
     commands: ParentCommands, stop: StopSignal, beats: Beats
 ) -> Activate | None:
-    """What a spare does, with beats; None where the stop signal comes first."""
+    """Wait as a spare, with beats, for the activation; None if the stop signal comes first."""
     while not stop.is_set:
         if (activation := commands.read_activation()) is not None:
             return activation
@@ -255,11 +252,11 @@ def wait_for_activation(
 
 
 def prepare(work: Callable[[], None], commands: ParentCommands) -> None:
-    """Do `work` before `Activate`, or beside another who serves: then with less of the processors.
+    """Do `work` before the activation: at low priority, unless a command is already waiting.
 
-    A spare's imports take seconds of a core that those who serve have a use for. Niceness is a
-    thread's own and cannot be taken back, so they are a thread's of their own. Where their place
-    falls free meanwhile they go on like that: who died needs no processor any more.
+    A spare's imports take seconds of CPU time that the serving processes need. Niceness applies to
+    a thread and cannot be lowered again, so `work` runs on a separate thread. If the spare is
+    activated meanwhile it continues at low priority: the dead process has freed its CPU time.
     """
     if commands.any_waiting:
         work()
@@ -268,10 +265,10 @@ def prepare(work: Callable[[], None], commands: ParentCommands) -> None:
 
     def gently() -> None:
         try:
-            with contextlib.suppress(OSError):  # not everywhere may a thread be nice alone
+            with contextlib.suppress(OSError):  # some systems do not allow niceness per thread
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _niceness_of_spares())
             work()
-        except BaseException as error:  # the main thread's to raise
+        except BaseException as error:  # raised again on the main thread
             raised.append(error)
 
     thread = threading.Thread(target=gently, name="prepare")
@@ -286,7 +283,7 @@ def _niceness_of_spares() -> int:
 
 
 def report(status: Status) -> None:
-    """Tell the parent, if one listens."""
+    """Write a status line to the parent, if there is a status descriptor."""
     given = os.environ.get(STATUS_FD_VARIABLE)
     if given is None:
         return
@@ -294,20 +291,20 @@ def report(status: Status) -> None:
     line = msgspec.json.encode(status) + b"\n"
     if status.beat and len(line) > select.PIPE_BUF:
         line = msgspec.json.encode(msgspec.structs.replace(status, numbers=None)) + b"\n"
-    with contextlib.suppress(BrokenPipeError):  # it has heard enough, or is dying
+    with contextlib.suppress(BrokenPipeError):  # the parent has closed its end, or is dying
         while line:
             try:
                 line = line[os.write(fd, line) :]
             except BlockingIOError:
                 if status.beat:
-                    return  # it says nothing that the beats before it do not say
+                    return  # the unread beats before it say the same
                 select.select([], [fd], [])
 
 
 def _die_of(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
-    """What nobody caught ends the process here: to tear down what is broken may take for ever."""
+    """The excepthook: report the exception and exit at once, as tear-down might hang."""
     words = " ".join(f"{kind.__name__}: {error}".split())
     report(Status(last_words=words[:_MAX_LAST_WORDS]))
     sys.__excepthook__(kind, error, traceback)

@@ -1,4 +1,4 @@
-"""Rows that histories, cursors and tables recognise when they come again."""
+"""Sets of rows that histories, cursors and tables recognise when they are passed again."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _versions = count()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowSet:
-    """Row numbers in their order, [n], with a version that no other set has.
+    """Row numbers in order, [n], with a version that no other set has.
 
-    What was worked out for the rows of a set holds for every set of that version: a batch that
-    stays the same from step to step hands on one set, and its rows are not looked up again. The
-    array is read-only from here on, so it must not be a view of one that is written.
+    What is computed for the rows of a set can be cached by its version: a batch that stays the same
+    from step to step passes the same set, and its rows are not looked up again. The array becomes
+    read-only, so it must not be a view of an array that is written to.
     """
 
     array: Int64s
@@ -41,7 +41,7 @@ class RowSet:
 
 NO_ROWS = RowSet(np.empty(0, np.int64))
 
-# A set where the caller has one; an array is taken for rows that were never seen before.
+# A set if the caller has one; an array counts as rows that were never seen before.
 Rows: TypeAlias = RowSet | Int64s
 
 

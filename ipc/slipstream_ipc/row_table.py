@@ -1,4 +1,4 @@
-"""Tables of numpy columns by row that grow together."""
+"""Tables of numpy columns, indexed by row, that grow together."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class _Column(NamedTuple):
 
 
 def column(dtype: npt.DTypeLike, fill: object = 0) -> Any:
-    """Declares a column of a `RowTable`: an array [num_rows], `fill` where no row is in use."""
+    """Declares a column of a `RowTable`: an array [num_rows], initially filled with `fill`."""
     return _Column(np.dtype(dtype), fill)
 
 
 class RowTable:
     """Columns by row. A subclass declares each of them in its body: `slot: Int64s = column(...)`.
 
-    Growing replaces the arrays, so a view of one is good until the next `grow`. Other attributes,
-    arrays among them, are left alone.
+    Growing replaces the arrays, so a view of one is valid until the next `grow`. Other attributes
+    are not affected.
     """
 
     _columns: ClassVar[dict[str, _Column]]
@@ -39,7 +39,7 @@ class RowTable:
             setattr(self, name, np.full(num_rows, fill, dtype))
 
     def grow(self, num_rows: int) -> None:
-        """Have at least `num_rows`, and twice as many as before; new rows hold the fill values."""
+        """Grow to `num_rows` or twice the size, the larger; new rows hold the fill values."""
         self.num_rows = max(num_rows, 2 * self.num_rows)
         for name, (dtype, fill) in self._columns.items():
             before = getattr(self, name)

@@ -1,1 +1,1 @@
-"""Token and text histories by row, and the cursors of their receivers."""
+"""Histories of tokens, text and log-probabilities, and the cursors of their receivers."""

@@ -1,19 +1,16 @@
-"""How far one receiver has been sent, and has acknowledged, each row of a history.
+"""Cursors of one receiver into token histories (`token_log`): what was sent, and acknowledged.
 
-Owns: the cursors into token histories (`token_log`), by row: which rows have something new, how
-much of it fits the next message, what an acknowledgement means for them.
+`Cursors` decides which rows have something new and how much of it goes into the next message.
 
-Does not know: messages, sockets, what a row is.
-
-Rules:
-- A message takes what lies between the cursor and the end of the history, and moves the cursor.
-- A message has a budget of tokens, shared evenly by the rows that wait; whoever was left out is
-  taken first the next time.
-- An attach moves cursors back to what the receiver states it has; nothing else moves them back.
-- Rows that are sent one position each, message after message, are counted and not looked up
-  (`take_next`), as long as no row is opened or closed.
-- A row that is opened again begins a new life: an acknowledgement of an earlier one is void, so a
-  row can be given to another stream while messages about the last one are still under way.
+- A message takes the positions between the cursor and the end of the history, and moves the cursor.
+- A message has a budget of tokens, shared evenly by the rows that have news; rows that were left
+  out come first in the next one.
+- An attach moves cursors back to what the receiver states that it has. Otherwise they move back
+  only when a message could not be sent (`untake`).
+- A streak, that is message after message with one position of each of the same rows, is counted
+  instead of looked up (`take_next`), as long as no row is opened or closed.
+- Opening a row again begins a new life of it, which voids acknowledgements of earlier ones: a row
+  can be reused by another stream while messages about the previous one are in flight.
 """
 
 from __future__ import annotations
@@ -30,41 +27,41 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Portion(NamedTuple):
-    """What a message carries: of each row, `counts` positions from `starts` on."""
+    """What a message carries: `counts` positions of each row, from `starts` on."""
 
     rows: RowSet
     starts: Int64s
     counts: Int64s
     lives: Int64s  # the row's life (see Cursors.open) when the message was made
     num_tokens: int  # the sum of counts, none of which is 0
-    is_all: bool  # that the rows in question had to be sent
-    streak: int = 0  # the run of messages to the same rows that it is a part of; 0: none
+    is_all: bool  # the rows asked about have nothing more to send
+    streak: int = 0  # number of the streak that it is part of; 0: none
 
     @property
     def each_one(self) -> bool:
-        """Whether it is one position of each row."""
+        """Whether it has one position of each row."""
         return self.num_tokens == len(self.rows)
 
 
 class _Streak:
-    """Rows that are all open and have been sent all they have: what is sent of them next."""
+    """Open rows that have been sent completely, one position each in every message."""
 
     def __init__(self, portion: Portion) -> None:
-        """The streak that begins with `portion`, which took one position of each row."""
+        """A streak that begins with `portion`, which has one position of each row."""
         self.number = portion.streak
         self.rows, self.counts, self.lives = portion.rows, portion.counts, portion.lives
         self.ends = portion.starts + 1
-        self.is_written = True  # `ends` stand in the column of what was sent
-        self.acked: Int64s | None = None  # the starts of the latest that was acknowledged
-        self.is_acked_written = True  # it stands in the column of what was acknowledged
+        self.is_written = True  # `_sent` holds `ends`
+        self.acked: Int64s | None = None  # starts of the latest portion that was acknowledged
+        self.is_acked_written = True  # `_acked` holds the end of that portion
 
     def is_later(self, portion: Portion) -> bool:
-        """Whether a portion of the streak acknowledges more than is known."""
+        """Whether a portion of the streak is later than the latest acknowledged one."""
         return self.acked is None or self.acked.item(0) < portion.starts.item(0)
 
 
 class Cursors(RowTable):
-    """Cursors by row; positions count from the row's own start."""
+    """Cursors by row; positions count from the row's start."""
 
     _sent: Int64s = column(np.int64)
     _acked: Int64s = column(np.int64)
@@ -73,23 +70,23 @@ class Cursors(RowTable):
 
     def __init__(self, rows: int = 64) -> None:
         super().__init__(rows)
-        self._first = 0  # the row that is taken first where not all fit
+        self._first = 0  # the row that comes first when not all fit the budget
         self._streak: _Streak | None = None
         self._num_streaks = 0
 
     @property
     def acked(self) -> Int64s:
-        """Positions acknowledged until now, by row; not to be written."""
+        """Positions acknowledged so far, [num_rows]; must not be written to."""
         streak = self._streak
         if streak is not None and not streak.is_acked_written:
-            # nobody was opened since the portion was made, and acknowledgements only grow
+            # no row was opened since the portion was made, and acknowledgements only grow
             assert streak.acked is not None
             self._acked[streak.rows.array] = streak.acked + 1
             streak.is_acked_written = True
         return self._acked
 
     def open(self, row: int, position: int) -> None:
-        """Begin (or, after an attach, begin again) to send `row` from `position` on."""
+        """Send `row` from `position` on, as a new life of the row."""
         self._end_course()
         if row >= self.num_rows:
             self.grow(row + 1)
@@ -114,7 +111,7 @@ class Cursors(RowTable):
     def next_portion(self, rows: RowSet, lengths: Int64s, budget: int) -> Portion:
         """The next message's portion of `rows`, whose histories have `lengths`; moves the cursors.
 
-        At most `budget` positions altogether, at least one of some row if any has news.
+        It has at most `budget` positions in all, and at least one if any row has news.
         """
         self._end_course()
         some = rows.array
@@ -140,8 +137,8 @@ class Cursors(RowTable):
         return portion
 
     def take_next(self, rows: RowSet, budget: int) -> Portion | None:
-        """The next message's portion of `rows`, each of which has got one position since they were
-        taken last; moves the cursors. As `take`, for less; None where that has to be asked.
+        """As `next_portion` but cheaper, for rows that each got exactly one position since the last
+        portion; None if they are not the streak's rows, and `next_portion` has to be called.
         """
         streak = self._streak
         if streak is None or streak.rows.version != rows.version or len(rows) > budget:
@@ -152,12 +149,12 @@ class Cursors(RowTable):
         return Portion(rows, starts, streak.counts, streak.lives, len(rows), True, streak.number)
 
     def untake(self, portion: Portion) -> None:
-        """The message of `portion`, the last one taken, did not leave: move the cursors back."""
+        """Move the cursors back: the message with `portion`, the last one taken, was not sent."""
         self._end_course()
         self._sent[portion.rows.array] = portion.starts
 
     def lags(self, rows: Int64s, lengths: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of `rows` are being sent and have not been sent all of their `lengths`."""
+        """Which of `rows` are open and have not been sent up to their `lengths`, bool [n]."""
         self._write_sent()
         behind: npt.NDArray[np.bool_] = self._open.take(rows) & (self._sent.take(rows) < lengths)
         return behind
@@ -183,7 +180,7 @@ class Cursors(RowTable):
             streak.is_written = True
 
     def _end_course(self) -> None:
-        """What is known of its rows is written, and no longer counted."""
+        """End the streak: write what was sent and acknowledged into the columns."""
         if self._streak is not None:
             self._write_sent()
             _ = self.acked

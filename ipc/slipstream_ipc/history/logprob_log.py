@@ -1,16 +1,14 @@
-"""Histories of log-probabilities by row, ragged: each row as wide as its request asked.
+"""Histories of log-probabilities by row, ragged: each row is as wide as its request asked.
 
-Owns: the values beside the tokens of rows that want them, from the row's opening on. Positions are
-those of the row's token history. Does not know: cursors, when something is sent, tokens.
+A row has values from its opening on; positions are those of the row's token history.
 
-Rules:
-- A row's `width` is the number of values to a token: the token's own and the most likely ones'.
-- All rows of one width share a page table and three pools: where a token's values lie is looked up
-  once.
-- Rows that want very many are not paged (`wide_logprobs`): a page would cost megabytes. Neither do
-  their values come in the columns of all rows: `append_wide` takes those.
-- What was appended last is kept as it came until something else is wanted (see `token_log`).
-- Rows that were never opened, or were dropped, want none: what comes for them is passed over.
+- A row's `width` is its number of values per token: the token's own and those of its alternatives.
+- All rows of one width share a page table and three pools, so that the place of a token's values is
+  looked up once.
+- Rows wider than MAX_NARROW are not paged (`wide_logprobs`), as a page would take megabytes.
+  `append` skips them; `append_wide` takes their values.
+- The values appended last are kept as they came until something else is read (see `token_log`).
+- Values for rows that are not open are ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from slipstream_ipc.row_set import Rows, RowSet, array_of
 from slipstream_ipc.row_table import RowTable, column
 
 _FEWEST_ROWS = 64
-_SPARE_BYTES = 2**22  # that the pools of a width may keep when no row has it
+_SPARE_BYTES = 2**22  # kept in the pools of a width when no row has it
 
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
@@ -39,9 +37,9 @@ Float32s = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Log-probabilities of S tokens, column 0 the sampled token, then the most likely.
+    """Log-probabilities of S tokens: column 0 is the sampled token, then the most likely ones.
 
-    As wide as the widest of them asked for: row i means the first columns of each.
+    The arrays are as wide as the widest row; a narrower row takes the first columns.
     """
 
     values: Float32s  # [S, width], natural logarithm, of the raw logits
@@ -50,7 +48,7 @@ class Logprobs:
 
 
 class _Latest(NamedTuple):
-    """What was appended last, one token for each of `rows`, all of one width; has no place yet."""
+    """What was appended last, a token for each of `rows`, all of one width; not written yet."""
 
     rows: RowSet
     values: Float32s
@@ -59,7 +57,7 @@ class _Latest(NamedTuple):
 
 
 class _Width:
-    """All rows with the same number of values to a token."""
+    """All rows of one width."""
 
     def __init__(self, width: int) -> None:
         self._table = PageTable()
@@ -67,7 +65,7 @@ class _Width:
         self._ids = Pool(np.uint32, width)
         self._ranks = Pool(np.uint32)
         self._latest: _Latest | None = None
-        self._num_rows = 0  # that are open
+        self._num_rows = 0  # open rows
 
     @property
     def num_pages_used(self) -> int:
@@ -76,11 +74,11 @@ class _Width:
 
     @property
     def is_spent(self) -> bool:
-        """Whether no row is open, and enough memory lies in the pools to be worth giving back."""
+        """Whether no row is open and the pools hold enough memory to be worth freeing."""
         return not self._num_rows and len(self._values) * self._values.width * 8 > _SPARE_BYTES
 
     def open(self, row: int) -> None:
-        self._table.open(row)  # it was dropped: what is not settled is none of its own
+        self._table.open(row)  # it was dropped before, so no deferred value belongs to it
         self._num_rows += 1
 
     def drop(self, row: int) -> None:
@@ -112,7 +110,7 @@ class _Width:
     def find(
         self, rows: Rows, positions: Int64s, counts: Int64s | None
     ) -> tuple[Float32s, UInt32s, UInt32s]:
-        """Their values [n, width], ids [n, width] and ranks [n]."""
+        """Values [n, width], ids [n, width] and ranks [n] at these positions."""
         latest = self._latest
         if latest is not None:
             is_same = isinstance(rows, RowSet) and rows.version == latest.rows.version
@@ -129,7 +127,7 @@ class _Width:
 
 
 class _Wide:
-    """All rows of one width that is no page's, with the face of `_Width`."""
+    """All rows of one width above MAX_NARROW, with the interface of `_Width`."""
 
     def __init__(self, rows: WideLogprobLog, width: int) -> None:
         self._rows = rows
@@ -163,14 +161,14 @@ class _Wide:
         for row, begin, end in zip(
             rows.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True
         ):
-            # copies: a view would keep all of the message, other rows' parts too
+            # copies: a view would keep the whole message in memory, other rows' values included
             piece = Candidates(
                 values[begin:end].copy(), ids[begin:end].copy(), ranks[begin:end].copy()
             )
             self._rows.append(row, piece)
 
     def flush_deferred(self) -> None:
-        """Nothing is put off."""
+        """Nothing is deferred."""
 
     def find(
         self, rows: Rows, positions: Int64s, counts: Int64s | None
@@ -188,17 +186,17 @@ class _Wide:
 class LogprobLog(RowTable):
     """Log-probabilities of every token since a row was opened."""
 
-    _widths: Int64s = column(np.int64)  # 0: none wanted
-    _bases: Int64s = column(np.int64)  # position in the row's token history of the first
+    _widths: Int64s = column(np.int64)  # 0: not open
+    _bases: Int64s = column(np.int64)  # position of the first value in the row's token history
 
     def __init__(self) -> None:
         super().__init__(_FEWEST_ROWS)
         self._by_width: dict[int, _Width | _Wide] = {}
         self._wide = WideLogprobLog()
-        self._asked: tuple[RowSet, int] | None = None  # rows last asked for, the width of all
+        self._asked: tuple[RowSet, int] | None = None  # the rows asked for last, and their width
 
     def open(self, row: int, num_logprobs: int, position: int) -> None:
-        """Keep the sampled token's and `num_logprobs` more for tokens from `position` on."""
+        """Keep the sampled token's and `num_logprobs` more values for tokens from `position` on."""
         if row >= self.num_rows:
             self.grow(row + 1)
         self.drop(row)
@@ -212,23 +210,23 @@ class LogprobLog(RowTable):
         self._bases[row] = position
 
     def drop(self, row: int) -> None:
-        """Free what `row` holds, if it was ever opened."""
+        """Free what `row` holds, if it is open."""
         if row < len(self._widths) and self._widths[row]:
             self._asked = None
             width = int(self._widths[row])
             self._by_width[width].drop(row)
             if self._by_width[width].is_spent:
-                del self._by_width[width]  # there may be many widths, each at its most at its time
+                del self._by_width[width]  # else every width ever used would keep its largest pools
             self._widths[row] = self._bases[row] = 0
 
     @property
     def num_pages_used(self) -> int:
-        """Pages that hold values of some row."""
+        """Pages that hold values of a row."""
         return sum(of_width.num_pages_used for of_width in self._by_width.values())
 
     @property
     def num_wide_values(self) -> int:
-        """Values that rows hold which are not paged."""
+        """Values that wide rows hold."""
         return self._wide.num_values
 
     @property
@@ -241,11 +239,11 @@ class LogprobLog(RowTable):
         return int(self._width_of(rows).max(initial=0))
 
     def is_wide(self, rows: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of `rows` want so many that `append` passes them over."""
+        """Which of `rows` are wide, so that `append` skips them, bool [n]."""
         return self._width_of(rows) > MAX_NARROW
 
     def append_wide(self, row: int, piece: Candidates) -> None:
-        """More tokens of one row, at least as wide as it asked; passed over if it wants none."""
+        """Append tokens of one row, at least as wide as the row; ignored if it is not open."""
         width = self.width(row)
         if width:
             assert width > MAX_NARROW
@@ -254,18 +252,18 @@ class LogprobLog(RowTable):
             )
 
     def width(self, row: int) -> int:
-        """Values to a token of `row`; 0 where it wants none."""
+        """Values per token of `row`; 0 if it is not open."""
         return int(self._widths[row]) if row < len(self._widths) else 0
 
     def end(self, row: int) -> int:
-        """The position behind the last of an open row."""
+        """The position after the last one of an open row."""
         return int(self._bases[row]) + self._by_width[self.width(row)].length(row)
 
     def append(self, rows: RowSet, logprobs: Logprobs, index: Int64s) -> None:
-        """One token for each of `rows`, all different; row i's values are those at `index[i]`.
-        Wide rows are passed over (`append_wide`).
+        """Append a token to each of `rows`, all different, with the values at `index[i]`.
 
-        `index` ascends. None of the arrays is ever to be written again.
+        Wide rows are skipped (`append_wide`). `index` ascends. The arrays must not be written to
+        afterwards.
         """
         values, ids, ranks = logprobs.values, logprobs.ids, logprobs.ranks
         width = self._width_of_all(rows)
@@ -283,17 +281,17 @@ class LogprobLog(RowTable):
             self._by_width[width].append(_Latest(rows, values[:, :width], ids[:, :width], ranks))
 
     def flush_deferred(self) -> None:
-        """Write what was appended last, where it is not written yet."""
+        """Write what was appended last, if it is not written yet, for every width."""
         for of_width in self._by_width.values():
             of_width.flush_deferred()
 
     def append_columns(
         self, row_set: RowSet, counts: Int64s | None, columns: LogprobColumns
     ) -> None:
-        """What a message carries: `counts[i]` tokens (None: one) for each of these rows.
+        """Append what a message carries: `counts[i]` tokens (None: one) for each of these rows.
 
-        Raises ProtocolError where the columns do not fit each other, or a row's entry has another
-        width than the row.
+        Raises: ProtocolError if the columns do not fit each other, or an entry has another width
+        than its row.
         """
         if not columns.widths and self._width_of_all(row_set) == columns.width:
             if columns.width:
@@ -330,7 +328,7 @@ class LogprobLog(RowTable):
             )
 
     def read(self, row: int, start: int, stop: int) -> LogprobColumns | None:
-        """The columns of one entry, positions [start, stop) of `row`; None where it wants none."""
+        """Positions [start, stop) of `row`, as the columns of one entry; None if it is not open."""
         return self.columns(np.array([row]), np.array([start]), np.array([stop - start]))
 
     def columns(
@@ -338,7 +336,8 @@ class LogprobLog(RowTable):
     ) -> LogprobColumns | None:
         """The columns of `counts[i]` (None: one) tokens from `starts[i]` on of each row.
 
-        None where none of them wants any. Raises IndexError for a position that is not there.
+        None if none of the rows is open. Raises: IndexError for a position that a row does not
+        hold.
         """
         width = self._width_of_all(row_set)
         if width == 0:
@@ -368,7 +367,7 @@ class LogprobLog(RowTable):
         )
 
     def _append_even(self, rows: RowSet, counts: Int64s | None, columns: LogprobColumns) -> None:
-        """Columns of one width, which all of `rows` have."""
+        """Append columns of one width, which is that of all `rows`."""
         width = columns.width
         num = len(rows) if counts is None else int(counts.sum())
         values = f32(columns.values, "logprobs.values", num * width).reshape(num, width)
@@ -380,7 +379,7 @@ class LogprobLog(RowTable):
             self._by_width[width].append_spans(rows.array, counts, values, ids, ranks)
 
     def _width_of_all(self, rows: Rows) -> int | None:
-        """The width that all of `rows` have, 0 where none is open; None where they differ."""
+        """The width that all of `rows` share, 0 if none is open; None if their widths differ."""
         row_set = rows if isinstance(rows, RowSet) else None
         asked = self._asked
         if asked is not None and row_set is not None and asked[0].version == row_set.version:
@@ -402,7 +401,7 @@ class LogprobLog(RowTable):
 
 
 class _Entries:
-    """Where the entries of a ragged message lie in its columns."""
+    """The positions of a ragged message's entries in its columns."""
 
     def __init__(self, widths: Int64s, counts: Int64s) -> None:
         self._sizes = counts * widths

@@ -1,13 +1,11 @@
-"""Memory of histories in pages: where the positions of rows lie, and pools of values there.
+"""Paged memory for histories: page tables that map positions of rows to places in pools of values.
 
-Owns: the page tables of rows, the growth of pools. A row's memory grows by one page at a time, and
-a thousand rows grow in a handful of numpy operations. Does not know: what a value means, or which
-pools go with which table (see `token_log`, `logprob_log`).
+A row grows one page at a time, and a thousand rows grow in a handful of numpy operations.
+`token_log` and `logprob_log` combine tables and pools.
 
-Rules:
-- A row is opened before it is written, and dropped when nobody asks for it any more.
-- Positions never move.
-- No growth copies a large pool: it would keep everybody waiting.
+- A row is opened before it is written, and dropped when it is no longer needed.
+- A position never moves to another place.
+- Growing does not copy a large pool, which would stall the loop.
 """
 
 from __future__ import annotations
@@ -21,18 +19,18 @@ import numpy.typing as npt
 Int64s = npt.NDArray[np.int64]
 
 PAGE_LEN = 64
-_SHIFT = 6  # PAGE_LEN is 1 << _SHIFT: numpy divides and takes remainders many times slower
-_MOST_NEW_PAGES = 8192  # at a time, unless more are asked for
+_SHIFT = 6  # PAGE_LEN is 1 << _SHIFT: numpy's division and modulo are many times slower
+_MOST_NEW_PAGES = 8192  # added at a time, unless more are requested
 _NO_PAGE = -1
 
 assert 1 << _SHIFT == PAGE_LEN
 
 
 class PageTable:
-    """Where the positions of rows lie: places of a pool, PAGE_LEN of them to a page.
+    """Maps positions of rows to places of a pool, with PAGE_LEN places per page.
 
-    The row table and the number of pages grow when they run out; whoever has a pool for them
-    reserves `num_places` before writing.
+    Rows and pages are added when they run out; the owner of a pool has to reserve `num_places`
+    there before writing.
     """
 
     def __init__(self, rows: int = 64) -> None:
@@ -40,16 +38,16 @@ class PageTable:
         self._free: list[int] = list(range(rows - 1, -1, -1))
         self._tables = np.full((rows, 8), _NO_PAGE, np.int64)  # [row, page number] -> page
         self._lengths = np.zeros(rows, np.int64)
-        self._offsets = np.zeros(rows, np.int64)  # of a row's last page: place less position
+        self._offsets = np.zeros(rows, np.int64)  # place minus position, in a row's last page
 
     @property
     def num_places(self) -> int:
-        """Places that may have been given out."""
+        """Places that may be in use; an upper bound of every place."""
         return self._num_pages * PAGE_LEN
 
     @property
     def num_pages_used(self) -> int:
-        """Pages that belong to some row."""
+        """Pages that belong to a row."""
         return self._num_pages - len(self._free)
 
     def lengths(self, rows: Int64s) -> Int64s:
@@ -79,7 +77,7 @@ class PageTable:
         self._lengths[row] = 0
 
     def append(self, rows: Int64s) -> Int64s:
-        """The place of one more position for each of `rows`, all different."""
+        """Append a position to each of `rows`, all different; their places, [len(rows)]."""
         at = self._lengths.take(rows)
         begins = at & (PAGE_LEN - 1) == 0
         if begins.any():
@@ -89,7 +87,7 @@ class PageTable:
         return at
 
     def append_few(self, rows: Sequence[int]) -> tuple[list[int], list[int]]:
-        """As `append`, for a few rows, all different; how many positions each holds then, too."""
+        """As `append`, for a few rows, all different; their places and new lengths."""
         lengths, offsets = self._lengths, self._offsets
         places, ends = [], []
         for row in rows:
@@ -107,13 +105,13 @@ class PageTable:
         return [item(row) for row in rows]
 
     def last_place(self, row: int, position: int) -> int | None:
-        """Where this position of a row lies, if it was appended last."""
+        """The place of this position of a row if it is the row's last one, else None."""
         if self._lengths.item(row) != position + 1:
             return None
         return position + self._offsets.item(row)
 
     def append_spans(self, rows: Int64s, counts: Int64s) -> Int64s:
-        """The places of `counts[i]` more positions for each of `rows`, all different."""
+        """Append `counts[i]` positions to each of `rows`, all different; places [sum(counts)]."""
         at = self._lengths.take(rows)
         ends = at + counts
         first = (at + PAGE_LEN - 1) >> _SHIFT
@@ -126,7 +124,7 @@ class PageTable:
     def find(self, rows: Int64s, starts: Int64s, counts: Int64s | None) -> Int64s:
         """The places of `counts[i]` (None: one) positions of each row from `starts[i]` on.
 
-        Raises IndexError for a position that is not there yet.
+        Raises: IndexError for a position outside of the history.
         """
         if not len(rows):
             return starts
@@ -139,7 +137,7 @@ class PageTable:
         return self._places(np.repeat(rows, counts), spans(starts, counts))
 
     def are_next(self, rows: Int64s, positions: Int64s) -> bool:
-        """Whether these are the positions of `rows` that are appended next."""
+        """Whether each position equals the length of its row, so that it is appended next."""
         return bool((self._lengths.take(rows) == positions).all())
 
     def _places(self, rows: Int64s, positions: Int64s) -> Int64s:
@@ -151,7 +149,7 @@ class PageTable:
         return pages
 
     def _add_pages(self, rows: Int64s, numbers: Int64s) -> None:
-        """A fresh page for each (row, page number); a row's numbers ascend."""
+        """Add a page for each (row, page number); the numbers of a row ascend."""
         if len(self._free) < len(rows):
             had = self._num_pages
             self._num_pages += max(min(had, _MOST_NEW_PAGES), len(rows))
@@ -164,17 +162,17 @@ class PageTable:
         pages = np.array(self._free[cut:], np.int64)
         del self._free[cut:]
         self._tables[rows, numbers] = pages
-        self._offsets[rows] = (pages - numbers) << _SHIFT  # of a row's pages the last one stays
+        self._offsets[rows] = (pages - numbers) << _SHIFT  # the last page of a repeated row wins
 
 
 class Pool:
-    """Values at places, `width` of one dtype to a place."""
+    """Values by place, `width` of one dtype per place."""
 
     def __init__(self, dtype: npt.DTypeLike, width: int = 1) -> None:
         self.dtype = np.dtype(dtype)
         self.width = width
         self._values = np.zeros((0, width), dtype)
-        # a place as one item: numpy copies items several times faster than rows
+        # a whole place as one item: numpy copies items several times faster than rows
         self._item = self.dtype if width == 1 else np.dtype((np.void, width * self.dtype.itemsize))
         self._items = self._values.view(self._item).reshape(-1)
 
@@ -182,20 +180,20 @@ class Pool:
         return len(self._values)
 
     def reserve(self, num_places: int) -> None:
-        """Have that many places."""
+        """Grow to at least `num_places`."""
         if num_places > len(self._values):
-            del self._items  # the one view there is: resizing moves what it would look at
-            # in place: the allocator moves large pools by their page tables, and copies nothing
+            del self._items  # the only view of the memory, which resizing moves
+            # in place: the allocator remaps the memory of large pools instead of copying it
             self._values.resize((num_places, self.width), refcheck=False)
             self._items = self._values.view(self._item).reshape(-1)
 
     def write(self, places: Int64s, values: npt.NDArray[Any]) -> None:
-        """values [n] or [n, width], at places [n]."""
+        """Write values [n] or [n, width] at places [n]."""
         values = np.ascontiguousarray(values, self.dtype)
         self._items[places] = values.view(self._item).reshape(-1)
 
     def write_few(self, places: Sequence[int], values: Sequence[int]) -> None:
-        """As `write`, a few integers; width 1."""
+        """As `write`, for a few integers; width 1."""
         items = self._items
         for place, value in zip(places, values, strict=True):
             items[place] = value
@@ -205,14 +203,14 @@ class Pool:
         return self._items.item(place)
 
     def read(self, places: Int64s) -> npt.NDArray[Any]:
-        """A copy: [n] where width is 1, else [n, width]."""
+        """A copy of the values: [n] if width is 1, else [n, width]."""
         if self.width == 1:
             return self._items.take(places)
         return self._values.take(places, 0)
 
 
 def spans(starts: Int64s, sizes: Int64s) -> Int64s:
-    """The indices of many spans, one behind the other."""
+    """The indices of many spans, concatenated: [sum(sizes)]."""
     ends = np.cumsum(sizes)
     total = int(ends[-1]) if len(ends) else 0
     return np.arange(total) + np.repeat(starts - ends + sizes, sizes)

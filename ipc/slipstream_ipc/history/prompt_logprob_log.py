@@ -1,13 +1,12 @@
-"""Log-probabilities of prompts, by row: computed in pieces, sent in pieces, complete or nobody's.
+"""Log-probabilities of prompts, by row: collected in pieces, and read once they are complete.
 
-Owns: what is there of them, and how they are cut into messages. The core fills one as it computes,
-the worker as it receives. Does not know: messages' types, sockets, when something is sent.
+The core adds pieces as it computes them, the worker as it receives them; both split complete ones
+into messages.
 
-Rules:
-- Positions count from 0, which is the prompt's second token: its first has none.
-- A piece that begins at 0 begins anew (a prompt is computed again after a preemption, said again
-  after an attach); any other goes on where the last one ended. What is whole stays as it is.
-- Nobody is given a part: only what is whole is read.
+- Positions count from 0, which is the prompt's second token: the first has no log-probability.
+- A piece at 0 starts over (a prompt is computed again after a preemption, and sent again after an
+  attach); any other piece continues where the last one ended. A complete row ignores pieces.
+- Only a complete row can be read.
 """
 
 from __future__ import annotations
@@ -24,41 +23,41 @@ from slipstream_ipc.messages.budgets import LOGPROB_BYTES, MESSAGE_BUDGET_BYTES
 
 @dataclass(frozen=True, slots=True)
 class _PromptRow:
-    num_tokens: int  # that have log-probabilities: all of the prompt but the first
+    num_tokens: int  # tokens with log-probabilities: all of the prompt but the first
     width: int
 
 
 class PromptLogprobLog:
-    """Rows that were asked for their prompts' log-probabilities."""
+    """The prompt log-probabilities of the rows that asked for them."""
 
     def __init__(self) -> None:
         self._rows: dict[int, _PromptRow] = {}
         self._values = WideLogprobLog()
 
     def open(self, row: int, prompt_len: int, num_logprobs: int) -> None:
-        """They are wanted of a row that is not here: the token's own and `num_logprobs` more."""
+        """Open a row that is not open yet, for the token's own and `num_logprobs` more values."""
         self._rows[row] = _PromptRow(prompt_len - 1, 1 + num_logprobs)
         self._values.open(row, 1 + num_logprobs)
 
     def drop(self, row: int) -> None:
-        """Free what is there of a row. Idempotent."""
+        """Free what a row holds. Idempotent."""
         if self._rows.pop(row, None) is not None:
             self._values.drop(row)
 
     def is_whole(self, row: int) -> bool:
-        """Whether a row wants them, and all are here."""
+        """Whether a row is open and complete."""
         wanted = self._rows.get(row)
         return wanted is not None and self._values.length(row) == wanted.num_tokens
 
     def num_bytes(self, row: int) -> int:
-        """What is there of a row takes so many."""
+        """The size of what a row holds, in bytes of messages."""
         wanted = self._rows.get(row)
         return 0 if wanted is None else self._values.length(row) * wanted.width * LOGPROB_BYTES
 
     def add(self, row: int, start: int, piece: Candidates) -> bool:
-        """More of a row, at least as wide as it asked; whether that made it whole.
+        """Add a piece, at least as wide as the row; returns whether that completes it.
 
-        Raises ProtocolError for a piece that neither goes on nor begins anew.
+        Raises: ProtocolError for a piece that neither continues the row nor starts it over.
         """
         wanted = self._rows.get(row)
         if wanted is None or self.is_whole(row):
@@ -79,7 +78,7 @@ class PromptLogprobLog:
         return self.is_whole(row)
 
     def add_columns(self, row: int, start: int, columns: LogprobColumns) -> bool:
-        """The same, of what a message carries, one entry. Raises ProtocolError."""
+        """As `add`, for the columns of one entry that a message carries. Raises: ProtocolError."""
         wanted = self._rows.get(row)
         if wanted is None:
             return False
@@ -90,16 +89,16 @@ class PromptLogprobLog:
         return self.add(row, start, Candidates(values, ids, ranks))
 
     def columns(self, row: int) -> LogprobColumns | None:
-        """All of a row's as one entry; None unless they are whole."""
+        """All values of a row as one entry; None unless it is complete."""
         return self._read(row, 0, self._rows[row].num_tokens) if self.is_whole(row) else None
 
     def pieces(self, row: int) -> Iterator[tuple[int, LogprobColumns]]:
-        """The same cut into messages, with where each begins; none unless they are whole."""
+        """All values of a row, split for messages, with the start of each; none unless complete."""
         if not self.is_whole(row):
             return
         wanted = self._rows[row]
         size = max(1, MESSAGE_BUDGET_BYTES // (LOGPROB_BYTES * wanted.width + 4))
-        for start in range(0, max(wanted.num_tokens, 1), size):  # of one token: an empty piece
+        for start in range(0, max(wanted.num_tokens, 1), size):  # a one-token prompt: empty piece
             yield start, self._read(row, start, min(start + size, wanted.num_tokens))
 
     def _read(self, row: int, start: int, stop: int) -> LogprobColumns:

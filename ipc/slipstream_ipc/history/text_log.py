@@ -1,12 +1,10 @@
-"""The history of a stream's text: what it has released, with opaque positions.
+"""The history of a stream's released text, readable from any position on.
 
-Owns: the units of text and tokens in which a stream becomes readable, and reading from any unit
-on. Does not know: readers, intervals, stop rules, token ids (they lie beside, by token position).
+Text is released in units. Token ids are kept elsewhere, by token position.
 
-Rules:
 - A unit is text together with the tokens that produced it; neither is readable without the other.
-- Units are a pure function of the token history, so every life of a worker cuts the same ones and
-  a position (chars, tokens) that one life handed out means the same in the next.
+- Units are a pure function of the token history: a restarted worker makes the same ones, so a
+  position (chars, tokens) that an earlier worker process handed out is still valid.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ class TextLog:
     __slots__ = ("_num_chars", "_start", "_texts", "_token_ends")
 
     def __init__(self, start: TextCursor = START) -> None:
-        """`start`: a position of the stream, as its unit 0."""
+        """`start`: the position of the stream at which the log begins; its unit is 0."""
         assert start.unit == 0
         self._start = start
         self._texts: list[str] = []
@@ -43,17 +41,17 @@ class TextLog:
 
     @property
     def end(self) -> TextCursor:
-        """The position behind everything released."""
+        """The position after everything released."""
         return TextCursor(len(self._texts), self._num_chars, self.num_tokens)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens released."""
+        """Tokens of the stream released so far, those before `start` included."""
         return self._token_ends[-1] if self._token_ends else self._start.num_tokens
 
     @property
     def ends_within_token(self) -> bool:
-        """Whether the last unit is text alone: of a token that has more to come."""
+        """Whether the last unit has text but no token: its token is released with later text."""
         if not self._token_ends:
             return False
         before = self._token_ends[-2] if len(self._token_ends) > 1 else self._start.num_tokens
@@ -66,26 +64,26 @@ class TextLog:
         self._num_chars += len(text)
 
     def append_each(self, texts: Sequence[str], before: int) -> None:
-        """Release each of `texts` together with one token, behind the `before` first."""
+        """Release each of `texts` together with one token, after the first `before` tokens."""
         self._texts += texts
         self._token_ends += range(before + 1, before + 1 + len(texts))
         self._num_chars += sum(map(len, texts))
 
     @property
     def starts_at_zero(self) -> bool:
-        """Whether it holds all units of the stream."""
+        """Whether the log holds all units of the stream."""
         return self._start == START
 
     @property
     def num_units(self) -> int:
-        """Units released."""
+        """Units in this log."""
         return len(self._texts)
 
     def advance(
         self, cursor: TextCursor, max_chars: int, max_tokens: int = sys.maxsize
     ) -> TextCursor:
-        """The end, or as far as `max_chars` and `max_tokens` reach from `cursor`, though at least
-        one unit.
+        """The end, or the last position within `max_chars` and `max_tokens` of `cursor`, but at
+        least one unit further.
         """
         end = self.end
         last_char, last_token = cursor.num_chars + max_chars, cursor.num_tokens + max_tokens
@@ -110,14 +108,12 @@ class TextLog:
         return "".join(self._texts[start.unit : stop.unit])
 
     def find(self, num_chars: int, num_tokens: int) -> TextCursor | None:
-        """The cursor at a reader's position; None where this stream never had such a one, or no
-        unit of this log reaches it yet.
-        """
+        """The cursor at a reader's position; None if this log has no such position."""
         unit = 0
         if num_tokens > self._start.num_tokens:
             unit = bisect_left(self._token_ends, num_tokens) + 1
         chars = self._start.num_chars + sum(map(len, self._texts[:unit]))
-        # units may release text alone (a flush at the end): the ends of all of them are positions
+        # units may have text and no token (a flush at the end), so one token count may have many
         for end in range(unit, len(self._texts) + 1):
             tokens = self._token_ends[end - 1] if end else self._start.num_tokens
             if tokens != num_tokens or chars > num_chars:

@@ -1,18 +1,15 @@
-"""Histories of streams as paged numpy columns: what a sender keeps of tokens.
+"""Histories of streams' tokens as paged numpy columns, and digests of them.
 
-Owns: the values that streams have produced so far, by row. A row is a small integer that its
-user hands out; a position counts the values of that row since its start.
+A row is a small integer that the caller assigns; a position counts the values of a row since its
+start.
 
-Does not know: cursors, messages, what a value means.
-
-Rules:
 - A row is opened before it is written and dropped when its stream is forgotten.
-- Positions never move, and what was written never changes.
-- What was appended last is kept as it came until something else is wanted, or much has come
-  together: places are all over memory, and writing to a thousand of them takes longer than all that
-  a message takes that carries just what was appended. So a sender sends first.
-- Who appends to the same rows again and again hands in the same `RowSet` each time. Then nothing is
-  looked up: the values are put aside, and written sixteen at a time.
+- Positions never move, and a written value never changes.
+- The values appended last are kept as they came until something else is read, or many have
+  gathered. Places are scattered over memory: writing a thousand of them takes longer than making a
+  message with just those values, so a sender sends first and writes later (`flush_deferred`).
+- A caller that appends to the same rows again passes the same `RowSet`. Then no row is looked up:
+  the values are put aside and written sixteen positions at a time.
 """
 
 from __future__ import annotations
@@ -34,41 +31,41 @@ _MOST_PUT_ASIDE = 16  # positions of each row
 
 
 def history_digest(token_ids: npt.NDArray[np.uint32]) -> int:
-    """A u64 by which two parties see that they have the same tokens."""
+    """A u64 hash (BLAKE2b) by which two processes check that they have the same tokens."""
     digest = hashlib.blake2b(token_ids.astype("<u4").tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def history_checksum(token_ids: bytes, before: int = 0) -> int:
-    """A u32 that stands for a u32 column of tokens, going on from the checksum of those before.
+    """The CRC-32 of a u32 column of tokens, continued from the checksum of the tokens before it.
 
-    Unlike the digest it can be carried on by a party that no longer has the tokens.
+    Unlike the digest it can be continued without having those tokens.
     """
     return zlib.crc32(token_ids, before)
 
 
 class TokenLog:
-    """Growing columns of one dtype, `width` values to a position.
+    """Growing columns of one dtype, with `width` values per position.
 
-    What `read` and `gather` return is never to be written.
+    The arrays that it returns must not be written to.
     """
 
     def __init__(self, dtype: npt.DTypeLike, width: int = 1, *, rows: int = 64) -> None:
         self._table = PageTable(rows)
         self._pool = Pool(dtype, width)
-        self._rows = NO_ROWS  # that were appended to last, …
-        self._is_again = False  # … and the time before, …
-        self._aside: list[npt.NDArray[Any]] = []  # … and what, as far as it is not written yet
-        self._places: Int64s | None = None  # of the first of those, if the table has it already
+        self._rows = NO_ROWS  # the rows that were appended to last
+        self._is_again = False  # the append before was to the same rows
+        self._aside: list[npt.NDArray[Any]] = []  # appended to `_rows`, not written yet
+        self._places: Int64s | None = None  # of the first of `_aside`, if the table has it
 
     @property
     def width(self) -> int:
-        """Values to a position."""
+        """Values per position."""
         return self._pool.width
 
     @property
     def num_pages_used(self) -> int:
-        """Pages that hold values of some row."""
+        """Pages that hold values of a row."""
         self._write_aside()
         return self._table.num_pages_used
 
@@ -103,8 +100,9 @@ class TokenLog:
         self._table.drop(row)
 
     def append(self, rows: RowSet, values: npt.NDArray[Any]) -> None:
-        """One position for each of `rows`, all different; values [n] or [n, width], which are never
-        to be written again.
+        """Append a position to each of `rows`, all different.
+
+        The values, [n] or [n, width], are kept as they are and must not be written to afterwards.
         """
         self._is_again = rows.version == self._rows.version
         if not self._is_again:
@@ -117,7 +115,7 @@ class TokenLog:
     def append_few(self, rows: Sequence[int], values: Sequence[int]) -> list[int]:
         """As `append`, for a few rows and integers, width 1, without numpy's fixed costs.
 
-        How many positions each holds then.
+        Returns the new lengths of the rows.
         """
         self._write_aside()
         places, lengths = self._table.append_few(rows)
@@ -126,40 +124,43 @@ class TokenLog:
         return lengths
 
     def flush_deferred(self) -> None:
-        """Now is a good time to write what was put aside, unless more of it is to be expected."""
+        """Write what was put aside, unless more for the same rows is to be expected.
+
+        To be called when the loop has time for it.
+        """
         if not self._is_again or len(self._aside) >= _MOST_PUT_ASIDE:
             self._write_aside()
 
     def last(self, rows: Rows) -> npt.NDArray[Any]:
-        """The last position of each of `rows`: [n] where width is 1, else [n, width].
+        """The last position of each of `rows`: [n] if width is 1, else [n, width].
 
-        Raises IndexError for an empty row.
+        Raises: IndexError for an empty row.
         """
         if self._aside and isinstance(rows, RowSet) and rows.version == self._rows.version:
             return self._aside[-1].astype(self._pool.dtype, copy=False)
         return self.gather(rows, self.lengths(rows) - 1, None)
 
     def append_spans(self, rows: Int64s, counts: Int64s, values: npt.NDArray[Any]) -> None:
-        """`counts[i]` positions for each of `rows`, all different, one row's behind the other's.
+        """Append `counts[i]` positions to each of `rows`, all different.
 
-        values [sum(counts)] or [sum(counts), width].
+        values: [sum(counts)] or [sum(counts), width], row by row.
         """
         self._write_aside()
         self._write(self._table.append_spans(rows, counts), values)
 
     def extend(self, row: int, values: npt.NDArray[Any]) -> None:
-        """Many positions for one row; values [n] or [n, width]."""
+        """Append many positions to one row; values [n] or [n, width]."""
         num = values.size // self.width
         self.append_spans(np.array([row]), np.array([num]), values)
 
     def read(self, row: int, start: int, stop: int) -> npt.NDArray[Any]:
-        """Positions [start, stop) of `row`: [n] where width is 1, else [n, width]."""
+        """Positions [start, stop) of `row`: [n] if width is 1, else [n, width]."""
         return self.gather(np.array([row]), np.array([start]), np.array([stop - start]))
 
     def read_few(self, spans: Sequence[tuple[int, int, int]]) -> list[int]:
-        """As `gather`, of a few spans (row, start, count) of integers, width 1.
+        """As `gather`, for a few spans (row, start, count) of integers, width 1.
 
-        Cheap where they are the last positions alone.
+        Cheap if each is only the last position of its row.
         """
         self._write_aside()
         values: list[int] = []
@@ -174,8 +175,8 @@ class TokenLog:
     def gather(self, rows: Rows, starts: Int64s, counts: Int64s | None) -> npt.NDArray[Any]:
         """`counts[i]` (None: one) positions of each row from `starts[i]` on, row by row.
 
-        [sum(counts)] where width is 1, else [sum(counts), width]. Raises IndexError for a
-        position that is not there yet.
+        [sum(counts)] if width is 1, else [sum(counts), width]. Raises: IndexError for a position
+        outside of the history.
         """
         if self._aside:
             is_same = isinstance(rows, RowSet) and rows.version == self._rows.version
@@ -185,17 +186,17 @@ class TokenLog:
         return self._pool.read(self._table.find(array_of(rows), starts, counts))
 
     def _are_last(self, starts: Int64s) -> bool:
-        """Whether these are the last positions of the rows that were appended to last."""
+        """Whether these are the last positions of `self._rows`."""
         lengths = self._table.lengths(self._rows.array)
         return bool((lengths + (self._num_uncounted - 1) == starts).all())
 
     @property
     def _num_uncounted(self) -> int:
-        """Positions put aside of which the table does not know."""
+        """Positions put aside that the table does not count yet."""
         return len(self._aside) - (self._places is not None)
 
     def _write_aside(self) -> None:
-        """Everything that was put aside goes to its places."""
+        """Write everything that was put aside to its places."""
         rows, aside, places = self._rows.array, self._aside, self._places
         if not aside:
             return

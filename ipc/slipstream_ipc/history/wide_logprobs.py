@@ -1,13 +1,13 @@
-"""Histories of log-probabilities of rows that want very many to a token: arrays, not pages.
+"""Histories of log-probabilities for rows with very many values per token, in arrays, not pages.
 
-Owns: the values of wide rows, each as the pieces they came in. A page of 64 positions would take
-megabytes for one token of such a row, and a pool of pages far more than all of them hold; here a
-row costs what it holds. Does not know: cursors, messages, where a row's positions begin.
+Each row keeps its values in the pieces in which they were appended, so it takes only the memory of
+what it holds. Pages of 64 positions would take megabytes for the first token of such a row, and a
+pool of them far more than its rows hold.
 
-Rules:
-- Python runs for each row and piece: a token of such a row is hundreds of values, so that is little
-  beside copying them.
-- Pieces are never written again, nor may whoever gave or read one do so.
+- Python code runs for each row and piece: a token of such a row has hundreds of values, whose
+  copying takes longer.
+- Pieces are kept and returned without a copy, so neither the caller that appends one nor the one
+  that reads it may write to it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
 Float32s = npt.NDArray[np.float32]
 
-MAX_NARROW = 64  # values to a token, up to which rows are paged
+MAX_NARROW = 64  # values per token up to which rows are paged
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Of N tokens: column 0 is the token itself, then the most likely ones in its place."""
+    """Log-probabilities of N tokens: column 0 is the token itself, then its alternatives."""
 
     values: Float32s  # [N, width], natural logarithm, of the raw logits
     ids: UInt32s  # [N, width]
@@ -41,7 +41,7 @@ class Candidates:
 
 
 def joined(pieces: list[Candidates], width: int) -> Candidates:
-    """All of them, one behind the other; `width` says how wide none at all are."""
+    """The pieces concatenated; `width` is that of the result if there are none."""
     if len(pieces) == 1:
         return pieces[0]
     if not pieces:
@@ -58,11 +58,11 @@ def joined(pieces: list[Candidates], width: int) -> Candidates:
 class _Row:
     width: int
     pieces: list[Candidates] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)  # the position behind each piece
+    ends: list[int] = field(default_factory=list)  # the position after each piece
 
 
 class WideLogprobLog:
-    """Wide rows by number. Positions count from 0 for each."""
+    """Wide rows by number. The positions of each count from 0."""
 
     def __init__(self) -> None:
         self._rows: dict[int, _Row] = {}
@@ -73,7 +73,7 @@ class WideLogprobLog:
 
     @property
     def num_values(self) -> int:
-        """Values that are held, of all rows."""
+        """Values that all rows hold."""
         return sum(row.width * row.ends[-1] for row in self._rows.values() if row.ends)
 
     def has_width(self, width: int) -> bool:
@@ -81,7 +81,7 @@ class WideLogprobLog:
         return width in self._num_of_width
 
     def open(self, row: int, width: int) -> None:
-        """Begin an empty history of a row that is not here."""
+        """Add a row, which must not be open, with an empty history."""
         assert row not in self._rows
         self._rows[row] = _Row(width)
         self._num_of_width[width] = self._num_of_width.get(width, 0) + 1
@@ -99,14 +99,14 @@ class WideLogprobLog:
         return ends[-1] if ends else 0
 
     def append(self, row: int, piece: Candidates) -> None:
-        """More positions of a row."""
+        """Append positions to a row."""
         if len(piece):
             at = self._rows[row]
             at.ends.append(len(piece) + (at.ends[-1] if at.ends else 0))
             at.pieces.append(piece)
 
     def read(self, row: int, start: int, stop: int) -> Candidates:
-        """Positions [start, stop) of a row; IndexError where they are not there."""
+        """Positions [start, stop) of a row. Raises: IndexError if it does not hold them."""
         at = self._rows[row]
         if not 0 <= start <= stop <= self.length(row):
             raise IndexError("positions outside of the history")

@@ -1,16 +1,16 @@
-"""Every message between Slipstream's processes; types alone, no logic. A module to a hop.
+"""The types of all messages between Slipstream's processes, a module for each hop; no logic.
 
-Rules:
-- Immutable msgspec Structs, arrays on the wire, one tagged union per direction of each hop.
-- Fields are appended with defaults, never reordered; PROTOCOL_VERSION changes when that fails.
-- Whatever there is one of per request and step travels as a column: the bytes of a little-endian
-  numpy array, u32 unless its comment says otherwise. `slipstream_ipc.columns` checks and reads
-  them.
-- Every number has a range and every list a length: the decoder refuses what lies outside
-  (`slipstream_ipc.transport.codec` says which field it was). What is allowed inside is checked
-  elsewhere: `slipstream_ipc.validation.sampling_params` for what callers give.
+A hop has an attaching end (the worker towards the core, the client towards the worker) and an
+accepting end.
 
-A hop has an attaching end (worker towards core, client towards worker) and an accepting end.
+- Messages are immutable msgspec Structs, encoded as arrays, in one tagged union per direction of
+  each hop.
+- Fields are appended with defaults, never reordered; any other change takes a new PROTOCOL_VERSION.
+- Values that exist once per request and step travel as columns: the bytes of a little-endian numpy
+  array, u32 unless a comment says otherwise. `slipstream_ipc.columns` checks and reads them.
+- Every number has a range and every list a maximum length, which the decoder enforces
+  (`slipstream_ipc.transport.codec` names the field). `slipstream_ipc.validation.sampling_params`
+  checks the values that callers give.
 """
 
 from __future__ import annotations

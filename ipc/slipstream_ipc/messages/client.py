@@ -1,4 +1,4 @@
-"""What client and worker say to each other; PROTOCOL.md describes it for other people's clients."""
+"""Messages between client and worker; PROTOCOL.md documents them for third-party clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from slipstream_ipc.messages.shared import End, Fault, LogprobColumns
 
 
 class OtherAnswer(Struct, array_like=True, frozen=True):
-    """A stream that differs from the Submit which asks for it in no more than this."""
+    """A further stream of a Submit, which differs from its first stream in these fields only."""
 
     handle: U32
     stream_id: StreamId
@@ -43,77 +43,77 @@ class OtherAnswer(Struct, array_like=True, frozen=True):
 
 
 class Submit(Struct, array_like=True, frozen=True, tag=tags.SUBMIT):
-    """Ask for a stream. One of `text`, `token_ids`, `messages` is the prompt.
+    """Request a stream. One of `text`, `token_ids`, `messages` is the prompt.
 
-    A stream that was accepted once, and that worker and core have both lost, is asked for again
-    with what its reader has of it: `output_ids`, whose text is `num_chars` long. A reader that has
-    not kept the ids states `num_tokens` and their `checksum`: the stream is computed from its
-    beginning, and sent from there on.
+    An accepted stream that worker and core have both lost is submitted again with what its reader
+    has: `output_ids`, whose text is `num_chars` characters long. A reader that did not keep the ids
+    states `num_tokens` and their `checksum`: the stream is then computed from its beginning, and
+    sent from that position on.
 
-    Several answers to a prompt are asked for at once, so that it travels once: `others` are streams
-    of their own from there on, each of which its own Submit may ask for again.
+    Several answers to a prompt are requested in one Submit, so that the prompt is sent once. Each
+    of `others` is an independent stream, which may be submitted again on its own.
     """
 
     handle: U32  # the client's number for the stream within this session
     stream_id: StreamId
-    params: Raw  # a SamplingParams map, decoded apart so that its errors find their caller
+    params: Raw  # a SamplingParams map; decoded separately, so that errors name the request
     text: str | None = None
     token_ids: bytes = b""
     messages: Annotated[tuple[ChatMessage, ...], Meta(max_length=MAX_CHAT_TURNS)] = ()
-    # the next two are held against narrower limits later, where an error finds its one request
-    label: LongText = ""  # the user's own name for it; grants nothing
+    # the worker checks narrower limits of the next two, so that an error names the request
+    label: LongText = ""  # the user's name for the request; grants nothing
     priority: int = 0  # lower runs first
-    was_accepted: bool = False  # so it passes the bound on waiting requests
+    was_accepted: bool = False  # exempts it from the bound on waiting requests
     output_ids: bytes = b""
     num_chars: Count = 0
-    cache_salt: LongText = ""  # cached blocks are shared only among requests with the same
+    cache_salt: LongText = ""  # only requests with an equal salt share cached blocks
     template: TemplateOptions = TemplateOptions()  # of `messages`
-    num_tokens: U32 = 0  # that the reader has, where `output_ids` does not hold them
+    num_tokens: U32 = 0  # tokens that the reader has, where `output_ids` does not hold them
     checksum: U32 | None = None  # `history_checksum` of those
-    seed: I64 | None = None  # in the place of the one in `params`
+    seed: I64 | None = None  # replaces the one in `params`
     others: Annotated[tuple[OtherAnswer, ...], Meta(max_length=MAX_OTHERS)] = ()
-    tenant: Identity = b""  # for whom it is asked; by default for the client itself
+    tenant: Identity = b""  # on whose behalf the request is made; empty: the client itself
 
 
 class Resume(Struct, array_like=True, frozen=True, tag=tags.RESUME):
-    """Go on with a stream from where the reader's copy ends; its reader so far is superseded."""
+    """Continue a stream from where the reader's copy ends; its previous reader is superseded."""
 
     handle: U32
     stream_id: StreamId
     num_chars: Count
     num_tokens: U32
-    digest: U64 | None = None  # `history_digest` of the tokens it has; None: it did not keep them
-    checksum: U32 | None = None  # `history_checksum` of them; None: it has none
+    digest: U64 | None = None  # `history_digest` of the reader's tokens; None: it did not keep them
+    checksum: U32 | None = None  # `history_checksum` of them; None: not computed
 
 
 class Abort(Struct, array_like=True, frozen=True, tag=tags.ABORT):
-    """End a stream now. Counts only from the stream's reader."""
+    """End a stream now. Ignored unless sent by the stream's reader."""
 
     stream_id: StreamId
-    handle: U32 | None = None  # under which the sender reads it
+    handle: U32 | None = None  # the sender's handle of the stream
 
 
 class Goodbye(Struct, array_like=True, frozen=True, tag=tags.GOODBYE):
-    """The client leaves for good: abort and forget what is its own."""
+    """The client leaves for good: abort and forget its streams."""
 
 
 class Tokenize(Struct, array_like=True, frozen=True, tag=tags.TOKENIZE):
-    """Ask for the token ids of `text`, or of `messages`, as a Submit with them would have.
+    """Request the token ids that `text` or `messages` would have as a prompt in a Submit.
 
-    `number` is the client's for the question; Tokenized has the same. Where an attach comes in
-    between, it is asked again.
+    `number` is chosen by the client and repeated in the Tokenized that answers. After an attach,
+    unanswered queries are sent again.
     """
 
     number: U32
     text: str | None = None
     messages: Annotated[tuple[ChatMessage, ...], Meta(max_length=MAX_CHAT_TURNS)] = ()
     template: TemplateOptions = TemplateOptions()
-    add_special_tokens: bool | None = None  # None: to a text, not to messages
-    with_strings: bool = False  # each token as the vocabulary spells it, too
+    add_special_tokens: bool | None = None  # None: added to a text, not to messages
+    with_strings: bool = False  # also return each token as the vocabulary spells it
 
 
 class Detokenize(Struct, array_like=True, frozen=True, tag=tags.DETOKENIZE):
-    """Ask for the text of token ids, a u32 column."""
+    """Request the text of token ids, a u32 column."""
 
     number: U32
     token_ids: bytes
@@ -121,7 +121,7 @@ class Detokenize(Struct, array_like=True, frozen=True, tag=tags.DETOKENIZE):
 
 
 class Cancel(Struct, array_like=True, frozen=True, tag=tags.CANCEL):
-    """End streams, whoever reads them: who knows a stream's id may."""
+    """End streams by id, whichever client reads them: knowing a stream's id is sufficient."""
 
     number: U32
     stream_ids: Annotated[tuple[StreamId, ...], Meta(max_length=MAX_CANCELLED)]
@@ -131,16 +131,16 @@ class Cancel(Struct, array_like=True, frozen=True, tag=tags.CANCEL):
 
 
 class Accepted(Struct, array_like=True, frozen=True, tag=tags.ACCEPTED):
-    """The stream runs; its prompt has this many tokens."""
+    """The stream was accepted; `prompt_ids` are the token ids of its prompt, a column."""
 
     handle: U32
     prompt_ids: bytes
 
 
 class Rejected(Struct, array_like=True, frozen=True, tag=tags.REJECTED):
-    """The stream was never accepted, or what was asked of it cannot be done.
+    """The stream was not accepted, or what was asked of it cannot be done.
 
-    is_leaving: it would be, but the server stops; another may come to its address.
+    is_leaving: only because the server is stopping; another one may take over its address.
     """
 
     handle: U32
@@ -149,27 +149,27 @@ class Rejected(Struct, array_like=True, frozen=True, tag=tags.REJECTED):
 
 
 class Deltas(Struct, array_like=True, gc=False, frozen=True, tag=tags.DELTAS):
-    """What is new of a client's streams. Entry i begins at `chars[i]` and `tokens[i]`."""
+    """New text and tokens of a client's streams; an entry is a delta of one stream."""
 
     handles: bytes
-    chars: bytes  # characters before this entry's text
-    tokens: bytes  # tokens before this entry's ids
+    chars: bytes  # characters of the stream before the entry's text
+    tokens: bytes  # tokens of the stream before the entry's ids
     texts: list[str]
     token_ids: bytes
-    counts: bytes = b""  # ids to an entry; empty: one each
-    ended: bytes = b""  # indices of entries that are their stream's last
-    ends: tuple[End, ...] = ()  # one to an index in `ended`
+    counts: bytes = b""  # ids per entry; empty: one each
+    ended: bytes = b""  # indices of entries that are their stream's last, ascending
+    ends: tuple[End, ...] = ()  # one per index in `ended`
     logprobs: LogprobColumns | None = None
 
 
 class UnknownStreams(Struct, array_like=True, frozen=True, tag=tags.UNKNOWN_STREAMS):
-    """Resumed streams that the worker knows nothing of."""
+    """Resumed streams that the worker does not have."""
 
     handles: Annotated[tuple[U32, ...], Meta(max_length=2**20)]
 
 
 class Superseded(Struct, array_like=True, frozen=True, tag=tags.SUPERSEDED):
-    """Another reader has taken this stream over; nothing more of it comes here."""
+    """Another reader has taken over this stream; no more of it is sent to this one."""
 
     handle: U32
 
@@ -177,17 +177,17 @@ class Superseded(Struct, array_like=True, frozen=True, tag=tags.SUPERSEDED):
 class PromptLogprobs(Struct, array_like=True, gc=False, frozen=True, tag=tags.PROMPT_LOGPROBS):
     """Log-probabilities of a stream's prompt, in pieces, all of them before its first delta.
 
-    The prompt's first token has none, so `start` counts from its second one. They are said anew,
-    from 0 on, behind each Accepted.
+    The prompt's first token has none, so `start` counts from its second one. After each Accepted
+    they are sent again, from 0 on.
     """
 
     handle: U32
-    start: U32  # tokens that pieces before have brought
-    logprobs: LogprobColumns  # of one entry, a token of the prompt in the place of a sampled one
+    start: U32  # tokens in the pieces before this one
+    logprobs: LogprobColumns  # one entry, with the prompt's tokens instead of sampled ones
 
 
 class Tokenized(Struct, array_like=True, frozen=True, tag=tags.TOKENIZED):
-    """Answers a Tokenize: the ids, or why there are none. `strings`: one to an id, if asked for."""
+    """Answers a Tokenize: the ids or a fault. `strings`: one per id, if `with_strings`."""
 
     number: U32
     token_ids: bytes = b""
@@ -204,7 +204,7 @@ class Detokenized(Struct, array_like=True, frozen=True, tag=tags.DETOKENIZED):
 
 
 class Cancelled(Struct, array_like=True, frozen=True, tag=tags.CANCELLED):
-    """Answers a Cancel: what it found, one to an id."""
+    """Answers a Cancel: the state in which each stream was found, in the order of its ids."""
 
     number: U32
     found: Annotated[tuple[CancelledState, ...], Meta(max_length=MAX_CANCELLED)]

@@ -1,4 +1,4 @@
-"""What worker and core say to each other."""
+"""Messages between worker and core."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from slipstream_ipc.messages.shared import End, Fault, LogprobColumns
 
 
 class OtherAdmit(Struct, array_like=True, frozen=True):
-    """A registration that differs in no more than this from the Admit that it travels with.
+    """A registration that differs from the Admit that carries it in these fields only.
 
-    Where `params` have a seed, it is this one.
+    If the Admit's `params` have a seed, `seed` replaces it.
     """
 
     stream_id: StreamId
@@ -43,38 +43,38 @@ class OtherAdmit(Struct, array_like=True, frozen=True):
 
 
 class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
-    """A stream's whole registration: enough to run it, or to go on with it, from nothing.
+    """A stream's complete registration: a core can start or continue the stream from it alone.
 
-    others: further registrations with the same prompt; none where it is part of another message.
+    others: further registrations with the same prompt; empty when nested in another message.
     """
 
     stream_id: StreamId
     prompt_ids: bytes
     params: SamplingParams
-    stop_token_ids: StopIds  # every id that ends it, the model's own included
+    stop_token_ids: StopIds  # every id that ends the stream, the model's EOS ids included
     seed: I64
     max_tokens: U32
     output_ids: bytes = b""
     priority: I32 = 0
     label: Label = ""
     owner: Identity = b""  # of the client that reads it
-    handle: U32 = 0  # and its number there
-    fingerprint: Identity = b""  # of the submission, by which a late duplicate is known
-    # of the last of `output_ids`, as one entry; those before were delivered before a resubmission
+    handle: U32 = 0  # the client's handle of the stream
+    fingerprint: Identity = b""  # of the submission; identifies a late duplicate
+    # one entry for the last of `output_ids`; earlier ones were delivered before a resubmission
     logprobs: LogprobColumns | None = None
-    was_accepted: bool = False  # it passes the bound on waiting requests
-    strikes: U32 = 0  # cores that died from within while they ran it, without progress between
-    cache_salt: Label = ""  # cached blocks are shared only among requests with the same
-    bad_word_ids: bytes = b""  # what `params.bad_words` are tokenised to, all behind one another
-    bad_word_counts: bytes = b""  # tokens of each
-    # of the prompt, its first token left out, as one entry; None: not asked for, or yet to compute
+    was_accepted: bool = False  # exempts it from the bound on waiting requests
+    strikes: U32 = 0  # crashes of cores that were running it, without progress in between
+    cache_salt: Label = ""  # only requests with an equal salt share cached blocks
+    bad_word_ids: bytes = b""  # the token ids of `params.bad_words`, concatenated
+    bad_word_counts: bytes = b""  # tokens per word
+    # one entry for the prompt without its first token; None: not requested, or not yet computed
     prompt_logprobs: LogprobColumns | None = None
-    tenant: Identity = b""  # requests of equal priority run in turns of these
+    tenant: Identity = b""  # tenants take turns among requests of equal priority
     others: Annotated[tuple[OtherAdmit, ...], Meta(max_length=MAX_OTHERS)] = ()
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=tags.REPORT):
-    """The worker has checked everything up to `step`; these rows end, cut to so many tokens."""
+    """The worker has processed everything up to `step`; `rows` end with `num_tokens` outputs."""
 
     step: Count
     rows: bytes = b""
@@ -82,16 +82,16 @@ class Report(Struct, array_like=True, gc=False, frozen=True, tag=tags.REPORT):
 
 
 class Withdraw(Struct, array_like=True, frozen=True, tag=tags.WITHDRAW):
-    """End a stream for a reason that its tokens do not imply (abort, fault)."""
+    """End a stream for a reason that its tokens do not show (abort, fault)."""
 
     stream_id: StreamId
     end: End
 
 
 class Forget(Struct, array_like=True, frozen=True, tag=tags.FORGET):
-    """No reader will ask for these ended streams again.
+    """These ended streams are no longer kept for a reader.
 
-    has_been: they were kept until nobody could want them, and are not to be run again.
+    has_been: they expired after their retention, and must not run again.
     """
 
     stream_ids: StreamIds
@@ -99,11 +99,11 @@ class Forget(Struct, array_like=True, frozen=True, tag=tags.FORGET):
 
 
 class Positions(Struct, array_like=True, frozen=True, tag=tags.POSITIONS):
-    """After an attach: how much of which streams the worker has. `last`: no more follow."""
+    """After an attach: the streams that the worker has and how far. `last`: no more follow."""
 
     stream_ids: StreamIds
     lengths: bytes  # output tokens
-    digests: bytes  # u64, of those tokens
+    digests: bytes  # u64, `history_digest` of those tokens
     last: bool
 
 
@@ -111,53 +111,53 @@ class Positions(Struct, array_like=True, frozen=True, tag=tags.POSITIONS):
 
 
 class Admitted(Struct, array_like=True, frozen=True, tag=tags.ADMITTED):
-    """The stream has this row in the columns to come."""
+    """The stream is admitted; later columns refer to it by this row."""
 
     stream_id: StreamId
     row: U32
 
 
 class Registered(Struct, array_like=True, frozen=True, tag=tags.REGISTERED):
-    """Replays a stream to a worker that does not know it; its tokens follow as a catch-up."""
+    """Replays a stream to a worker that does not have it; Steps bring its tokens."""
 
     row: U32
     registration: Admit
-    end: End | None = None  # where it ended for a reason that its tokens do not imply
-    is_over: bool = False  # a worker has told the core of its end, whatever that was
+    end: End | None = None  # set if it ended for a reason that its tokens do not show
+    is_over: bool = False  # a worker has reported its end, for whatever reason
 
 
 class AdmissionRefused(Struct, array_like=True, frozen=True, tag=tags.ADMISSION_REFUSED):
-    """The core did not take the stream, or had to end it."""
+    """The core did not admit the stream, or had to end it."""
 
     stream_id: StreamId
     fault: Fault
 
 
 class Step(Struct, array_like=True, gc=False, frozen=True, tag=tags.STEP):
-    """New tokens by row: what lies between the worker's cursor and the end of the history."""
+    """New tokens by row: those between the worker's cursor and the end of the history."""
 
-    step: Count  # everything sampled up to this step has been sent with this message
+    step: Count  # with this message, everything sampled up to this step has been sent
     rows: bytes
     token_ids: bytes
-    counts: bytes = b""  # tokens to a row; empty: one each
-    starts: bytes = b""  # where in the history, prompt included; sent where counts are
+    counts: bytes = b""  # tokens per row; empty: one each
+    starts: bytes = b""  # positions in the history, prompt included; present if counts are
     logprobs: LogprobColumns | None = None
 
 
 class UnknownToCore(Struct, array_like=True, frozen=True, tag=tags.UNKNOWN_TO_CORE):
-    """Streams that the worker stated and the core knows nothing of."""
+    """Streams in the worker's Positions that the core does not have."""
 
     stream_ids: StreamIds
 
 
 class SyncDone(Struct, array_like=True, frozen=True, tag=tags.SYNC_DONE):
-    """Every registration this attach calls for has been sent."""
+    """Every registration that this attach requires has been sent."""
 
 
 class Suspects(Struct, array_like=True, frozen=True, tag=tags.SUSPECTS):
-    """Streams in the step that ran when this core's predecessor died from within.
+    """Streams in the step that was running when this core's predecessor crashed.
 
-    Said once after each Welcome; `incarnation` is this core's, so that a death counts once.
+    Sent once after each Welcome; `incarnation` is this core's, so that a crash is counted once.
     """
 
     incarnation: Count
@@ -169,7 +169,7 @@ class ComputedPromptLogprobs(
 ):
     """Log-probabilities of a stream's prompt, in pieces, all of them before its first token.
 
-    `start` counts from the prompt's second token; said anew from 0 on after an attach.
+    `start` counts from the prompt's second token; after an attach they are sent again from 0 on.
     """
 
     stream_id: StreamId
@@ -178,7 +178,7 @@ class ComputedPromptLogprobs(
 
 
 class Forgotten(Struct, array_like=True, frozen=True, tag=tags.FORGOTTEN):
-    """The latest streams that are not to be run again, told to a worker that knows of none."""
+    """The latest streams that must not run again, for a worker that knows of none."""
 
     stream_ids: StreamIds
 

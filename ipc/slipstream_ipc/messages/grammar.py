@@ -1,4 +1,4 @@
-"""What a core and its grammar process say to each other, beside the requests' own grammars."""
+"""Messages between a core and its grammar process, except for the requests' grammars."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class GrammarProcessConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of a grammar process: the vocabulary, and the socket that it is asked at."""
+    """Settings of a grammar process: the vocabulary, and the socket on which it gets requests."""
 
     tokenizer_json: str
     vocab_size: int
@@ -15,9 +15,9 @@ class GrammarProcessConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tried(Struct, frozen=True, omit_defaults=True):
-    """What became of a grammar, as a line of JSON; the first line, of none, says that it serves.
+    """The result for a grammar, a line of JSON; the first line has no fields: the process is ready.
 
-    text: the grammar as the library wants it. error: why it does not compile.
+    text: the grammar in the library's form. error: why it does not compile.
     """
 
     text: str = ""

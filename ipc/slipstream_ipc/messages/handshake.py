@@ -1,4 +1,4 @@
-"""The control messages: what the ends of any hop say of the hop itself."""
+"""The control messages, which both hops use to attach and stay attached."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PROTOCOL_VERSION = 2
 
 
 class Hello(Struct, array_like=True, frozen=True, tag=tags.HELLO):
-    """Opens an epoch. `fresh`: the sender knows of no stream and wants everything replayed."""
+    """Opens an epoch. `fresh`: the sender has no streams and needs everything replayed."""
 
     version: U32
-    identity: Identity  # stays the same over all attaches of one party's life
+    identity: Identity  # the same for all attaches of one process or client
     fresh: bool = True
 
 
@@ -31,9 +31,9 @@ class Reattach(Struct, array_like=True, frozen=True, tag=tags.REATTACH):
 
 
 class AttachRefused(Struct, array_like=True, frozen=True, tag=tags.ATTACH_REFUSED):
-    """The accepting end will not have this peer, or cannot read what it sent.
+    """The accepting end refuses this peer, or cannot read what it sent.
 
-    is_leaving: it stops, and another may come to its address, where the streams can go on.
+    is_leaving: it is stopping; another one may take over its address and continue the streams.
     """
 
     fault: Fault
@@ -45,7 +45,7 @@ class Ping(Struct, array_like=True, frozen=True, tag=tags.PING):
 
 
 class Starting(Struct, array_like=True, frozen=True, tag=tags.STARTING):
-    """The accepting end is there and cannot serve yet; it keeps the Hello, and answers it then."""
+    """The accepting end cannot serve yet; it keeps the Hello and answers it when it can."""
 
 
 Control = Hello | Welcome | Reattach | AttachRefused | Ping | Starting  # take no sequence number

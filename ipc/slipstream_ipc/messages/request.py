@@ -1,7 +1,6 @@
-"""What a request says: prompt, sampling, what its answer is to look like.
+"""The parts of a request: sampling parameters, chat messages, template options, structured outputs.
 
-Whether it may be asked for is `slipstream_ipc.validation.sampling_params`'s business, and that of
-the modules below it.
+`slipstream_ipc.validation` checks their values.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from slipstream_ipc.messages.fields import MAX_TEMPLATE_CHARS, MAX_TOOL_CALLS
 
 
 class StructuredOptions(TypedDict, total=False):
-    """What `StructuredOutputs` is made of, as callers write it."""
+    """The fields of `StructuredOutputs` as callers may write them."""
 
     json: str | Mapping[str, Any] | None
     regex: str | None
@@ -25,14 +24,14 @@ class StructuredOptions(TypedDict, total=False):
 
 
 class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an answer is made to look like; exactly one field is given. Names are vLLM's.
+    """Constrains the form of an answer; exactly one field is given. Names are vLLM's.
 
     json: a JSON schema, as text or as an object.
-    regex: what the whole answer matches, in the syntax of Rust's regex crate: no look-around, no
+    regex: matches the whole answer, in the syntax of Rust's regex crate: no look-around, no
     back-references.
-    choice: the answers that there may be.
+    choice: the allowed answers.
     grammar: a context-free grammar, in Lark syntax (llguidance's dialect) or in GBNF.
-    json_object: True is any JSON object.
+    json_object: True allows any JSON object.
     """
 
     json: str | dict[str, Any] | None = None
@@ -47,7 +46,7 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The fields of `SamplingParams` as callers write them: lists do as well as tuples."""
+    """The fields of `SamplingParams` as callers may write them, lists in place of tuples."""
 
     temperature: float
     top_k: int
@@ -81,27 +80,27 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     temperature: 0 is greedy. top_k: 0 is off. top_p: in (0, 1]. min_p: in [0, 1].
     seed: the same seed, prompt and model give the same tokens; None draws one per stream.
-    stop: strings that end the stream, themselves left out unless include_stop_str_in_output.
-    stop_token_ids: ids that end the stream besides the model's own end-of-sequence ids.
+    stop: strings that end the stream, left out of the text unless include_stop_str_in_output.
+    stop_token_ids: ids that end the stream besides the model's end-of-sequence ids.
     max_tokens: None is as many as the model's length allows.
     logprobs: None is none; k is the sampled token's and the k most likely ones'; -1 is the whole
-    vocabulary's. How many the server allows is its `max_logprobs`.
-    stream_interval: tokens between two deltas; the first token and the end always leave at once.
+    vocabulary's. The server's `max_logprobs` is the limit.
+    stream_interval: tokens between two deltas; the first token and the end are always sent at once.
     detokenize: False leaves texts empty and forbids stop strings.
-    presence_penalty, frequency_penalty: in [-2, 2]; taken from the logit of what was output before,
-    once and each time.
-    repetition_penalty: > 0; divides the positive logits, and multiplies the others, of what is in
-    the prompt or was output.
+    presence_penalty, frequency_penalty: in [-2, 2]; subtracted from the logit of each token output
+    so far, once or once per occurrence.
+    repetition_penalty: > 0; divides the positive logits, and multiplies the others, of tokens in
+    the prompt or the output.
     logit_bias: numbers in [-100, 100] that are added to the logits of these ids.
-    allowed_token_ids: nothing else is sampled; no stop id either that is not among them.
-    bad_words: strings whose tokens are not output in a row, with a blank in front or without.
-    structured_outputs: what the answer is made to look like; None is anything.
-    n: answers to the prompt, each a stream of its own; the i-th has the seed `seed` + i. Clients
-    ask for them one by one, so in a Submit it is 1.
-    prompt_logprobs: as logprobs, of every token of the prompt but the first; None is none.
-    logprob_token_ids: log-probabilities of these ids, at most 128, at each position, besides the
-    sampled token's and in the place of the most likely ones'; `logprobs` is None or their number,
-    and `max_logprobs` does not count. The `rank` of such an id is its place in the list.
+    allowed_token_ids: only these ids are sampled; a stop id that is not among them is not either.
+    bad_words: strings whose token sequences are not output, with or without a leading space.
+    structured_outputs: constrains the form of the answer; None is any.
+    n: answers to the prompt, each a separate stream; the i-th has the seed `seed` + i. Clients turn
+    them into streams before submitting, so in a Submit it is 1.
+    prompt_logprobs: as logprobs, for every token of the prompt but the first; None is none.
+    logprob_token_ids: at most 128 ids whose log-probabilities are returned at each position, with
+    the sampled token's and instead of the most likely ones'; `logprobs` is None or their number,
+    and `max_logprobs` does not apply. The `rank` of such an id is its position in the list.
     """
 
     temperature: float = 1.0
@@ -136,14 +135,14 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class FunctionCall(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which function a model calls. arguments: a JSON object, as text."""
+    """A function and its arguments, a JSON object as text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A call that an assistant's message makes; `id` is what its answer names."""
+    """A tool call in an assistant's message; the tool's answer refers to its `id`."""
 
     function: FunctionCall
     id: str | None = None
@@ -151,9 +150,9 @@ class ToolCall(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
 
 
 class ChatMessage(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One turn of a chat, as the model's chat template wants it.
+    """One turn of a chat, as the model's chat template expects it.
 
-    tool_calls: of an assistant's turn. tool_call_id: which of them a tool's turn answers.
+    tool_calls: of an assistant's turn. tool_call_id: of a tool's turn, the call that it answers.
     """
 
     role: str
@@ -164,12 +163,12 @@ class ChatMessage(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
 
 
 class TemplateOptions(Struct, array_like=True, frozen=True):
-    """What a chat template is given beside the messages; `slipstream_ipc.validation.chat_template`
+    """What a chat template gets besides the messages; `slipstream_ipc.validation.chat_template`
     checks it.
 
     tools: a JSON array of OpenAI's tool definitions. kwargs: a JSON object of further variables.
-    Either is empty for none. add_generation_prompt: the text is to end where an answer begins.
-    continue_final_message: it is to end within the last message, which the answer goes on with.
+    Either is empty for none. add_generation_prompt: end the text where an answer begins.
+    continue_final_message: end the text within the last message, which the answer continues.
     """
 
     tools: Annotated[str, Meta(max_length=MAX_TEMPLATE_CHARS)] = ""

@@ -1,4 +1,4 @@
-"""What messages of several hops are made of, and what all of them are wrapped in."""
+"""Types shared by the messages of several hops, and the frame around each message."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ Body = TypeVar("Body")
 
 
 class Frame(Struct, Generic[Body], array_like=True, gc=False, frozen=True):
-    """What every message is wrapped in; `slipstream_ipc.transport.link` gives its numbers their
-    meaning."""
+    """The envelope of every message; `slipstream_ipc.transport.link` defines its numbers."""
 
     epoch: U64
     seq: U64
@@ -22,7 +21,7 @@ class Frame(Struct, Generic[Body], array_like=True, gc=False, frozen=True):
 
 
 class Fault(Struct, array_like=True, frozen=True):
-    """What went wrong, and with which field of whose request."""
+    """An error: its code, a message for people, and the field of the request it is about."""
 
     code: ErrorCode
     message: LongText
@@ -39,22 +38,22 @@ class End(Struct, array_like=True, frozen=True):
 
 
 class LogprobColumns(Struct, array_like=True, gc=False, frozen=True):
-    """Log-probabilities of all tokens of a batch, in its order; a token's first is its own.
+    """Log-probabilities of all tokens of a batch, in its order; the first of a token is its own.
 
-    `widths` is empty where all entries of the batch have `width` values to a token.
+    `widths` is empty if all entries of the batch have `width` values per token.
     """
 
     width: U32
     values: bytes  # f32
     ids: bytes
-    ranks: bytes  # one to a token that has values; 1 is the most likely
-    widths: bytes = b""  # one to an entry of the batch
+    ranks: bytes  # one per token that has values; 1 is the most likely
+    widths: bytes = b""  # one per entry of the batch
 
 
 class SamplingDefaults(Struct, array_like=True, frozen=True):
-    """How the model's makers would have it sampled; None where they say nothing.
+    """The sampling parameters that the model's authors recommend; None where they give none.
 
-    For whoever fills in what a request leaves open. The core applies none of it.
+    Callers may use them to fill in what a request leaves open. The core does not apply them.
     """
 
     temperature: float | None = None
@@ -65,13 +64,13 @@ class SamplingDefaults(Struct, array_like=True, frozen=True):
 
 
 class ModelCard(Struct, array_like=True, frozen=True):
-    """What a stack serves."""
+    """The model that a stack serves."""
 
     name: str
-    path: str  # where the tokenizer is found: a folder or a hub id
+    path: str  # of the tokenizer: a folder or a hub id
     vocab_size: U32
     max_model_len: U32  # tokens, prompt and output together
     eos_token_ids: tuple[U32, ...]
     default_sampling: SamplingDefaults = SamplingDefaults()
-    # how many a request may ask for, of its outputs and of its prompt; -1: the whole vocabulary
+    # the most that a request may ask for, per output or prompt token; -1: the whole vocabulary
     max_logprobs: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 20

@@ -1,4 +1,4 @@
-"""What a child process says to its supervisor; `slipstream_ipc.process` has what it is told."""
+"""The status lines of a child process; `slipstream_ipc.process` has the supervisor's commands."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ State = Literal["starting", "ready", "restarting", "silent"]
 
 
 class Status(Struct, frozen=True, omit_defaults=True):
-    """A line a child writes to its supervisor.
+    """A line that a child writes to its supervisor.
 
-    ready: it serves. beat: its loop goes round; loading: it does not, as long as that takes.
-    drained: nothing is left of what it had when it was told to drain. detail: what it serves, for
-    people. error: why it cannot do what it was told; another one could not either. last_words: what
-    it dies of. numbers: what it has counted, with beats. processes: how the ones are that it keeps
-    itself, by name, in the words of `slipstream_ipc.process.Condition`, with beats.
+    ready: it serves.
+    beat: its loop is turning.
+    loading: no beats are to be expected while it loads.
+    drained: everything that it had when it was told to drain has ended.
+    detail: what it serves, for people.
+    error: why it cannot do what it was told; a replacement could not either.
+    last_words: the exception that ends it.
+    numbers: its statistics, sent with beats.
+    processes: the states of the processes that it runs itself, by name, in the words of
+    `slipstream_ipc.process.Condition`, sent with beats.
     """
 
     ready: bool = False

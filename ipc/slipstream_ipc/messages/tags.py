@@ -1,8 +1,7 @@
-"""Which number each message between client, worker and core begins with.
+"""The tags with which the messages between client, worker and core begin.
 
-Rules:
-- A tag is taken once, over all hops: what goes the wrong way is never taken for something else.
-- Ten to each direction of a hop. Those of the client's are told in PROTOCOL.md, so they stay.
+- A tag is used once over all hops, so that a message sent the wrong way is not taken for another.
+- Each direction of a hop has ten. PROTOCOL.md documents those of the client's hop: they are stable.
 """
 
 # either way, on every hop

@@ -1,4 +1,4 @@
-"""What a worker and its prompt process say to each other."""
+"""Messages between a worker and its prompt process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from slipstream_ipc.messages.shared import Fault
 
 
 class Render(Struct, array_like=True, frozen=True):
-    """Turn a prompt into token ids; one of `text` and `messages`, or neither. So with bad words.
+    """Tokenize a prompt, `text` or `messages`, if either is given, and the bad words.
 
-    Where `token_ids` are given they are turned into their text instead.
+    If `token_ids` are given, detokenize them instead.
     """
 
     key: int
@@ -19,17 +19,17 @@ class Render(Struct, array_like=True, frozen=True):
     messages: tuple[ChatMessage, ...] = ()
     bad_words: tuple[str, ...] = ()
     template: TemplateOptions = TemplateOptions()  # of `messages`
-    add_special_tokens: bool | None = None  # None: to a text, not to messages
+    add_special_tokens: bool | None = None  # None: added to a text, not to messages
     with_strings: bool = False
-    is_question: bool = False  # its answer goes to a client as it is, and is bounded for that
+    is_question: bool = False  # the answer goes to a client, in one message of bounded size
     token_ids: bytes | None = None
     skip_special_tokens: bool = False
-    # more cannot be run, or told: what has them need not be tokenised to its end; 0: any number
+    # a longer prompt cannot be run or returned, so tokenizing may stop there; 0: no limit
     max_tokens: int = 0
 
 
 class Rendered(Struct, array_like=True, frozen=True, tag=0):
-    """The ids of a prompt, or why there are none."""
+    """The ids of a prompt, or a fault."""
 
     key: int
     token_ids: bytes = b""
@@ -41,17 +41,17 @@ class Rendered(Struct, array_like=True, frozen=True, tag=0):
 
 
 class PromptReady(Struct, array_like=True, frozen=True, tag=1):
-    """The tokenizer is loaded. `table_path` is "" where its decoder does not compile."""
+    """The tokenizer is loaded. `table_path` is "" if its decoder does not compile."""
 
     tokenizer_path: str  # its tokenizer.json
     table_path: str
     why_not: str = ""
-    error: str = ""  # it could not be loaded at all
-    pid: int = 0  # of the process that says so
+    error: str = ""  # why it could not be loaded at all
+    pid: int = 0  # of the prompt process
 
 
 class PromptBeat(Struct, array_like=True, frozen=True, tag=2):
-    """The prompt process' loop goes round."""
+    """The prompt process' loop is turning."""
 
 
 FromPromptProcess = Rendered | PromptReady | PromptBeat

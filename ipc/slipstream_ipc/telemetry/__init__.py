@@ -1,1 +1,1 @@
-"""Counters, histograms and timelines, as every process keeps them."""
+"""Counters, histograms, timelines and traces that every process can keep."""

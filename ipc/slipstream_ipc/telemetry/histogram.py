@@ -1,9 +1,6 @@
-"""A histogram while it is being filled: a list of counts and a sum.
+"""Builds histograms of durations.
 
-Owns: into which bucket a value goes. Does not know: what is observed, clocks.
-
-Rules:
-- One value costs a fraction of a microsecond; many that are equal cost what one does.
+Adding a value takes a fraction of a microsecond; many equal values cost as much as one.
 """
 
 from __future__ import annotations
@@ -17,11 +14,11 @@ from slipstream_ipc.telemetry.statistics import BOUNDS_S, NOTHING, Histogram
 
 _NUM_BUCKETS = len(BOUNDS_S) + 1
 _bounds = np.array(BOUNDS_S)
-_FEW = 8  # values that are put in one by one
+_FEW = 8  # values up to which `add_all` adds them one by one
 
 
 class HistogramBuilder:
-    """How often something took how long, so far."""
+    """A mutable histogram with the buckets of BOUNDS_S."""
 
     __slots__ = ("_counts", "_sum")
 
@@ -30,12 +27,12 @@ class HistogramBuilder:
         self._sum = 0.0
 
     def add(self, seconds: float, num: int = 1) -> None:
-        """It took so long, `num` times."""
+        """Add a duration, `num` times."""
         self._counts[bisect_left(BOUNDS_S, seconds)] += num
         self._sum += seconds * num
 
     def add_all(self, seconds: npt.NDArray[np.float64]) -> None:
-        """It took these times, [n]."""
+        """Add these durations, [n]."""
         num = len(seconds)
         if not num:
             return
@@ -52,5 +49,5 @@ class HistogramBuilder:
             self._sum += float(seconds.sum())
 
     def histogram(self) -> Histogram:
-        """As it is now."""
+        """The histogram so far."""
         return Histogram(tuple(self._counts), self._sum) if any(self._counts) else NOTHING

@@ -1,15 +1,13 @@
-"""What a process has counted, and what a stack has, as types: gauges, counters, histograms.
+"""The types of a process' and a stack's statistics (gauges, counters, histograms), and their sums.
 
-Owns: these types, the bounds of histograms, and how the counts of two processes that had the same
-place add up. Does not know: where anything is counted, how it is shown.
+The counters of a process are added to those of its predecessors in the same place of the stack.
 
-Rules:
-- A gauge says how things are, a counter how often something has happened since its process began to
-  serve: it never falls. All counters of a process are in one Struct, whose fields can be added.
+- A gauge is a current value; a counter counts since its process began to serve and never falls. All
+  counters of a process are in one Struct, whose fields can be added.
 - Fields are appended with defaults. A process' numbers fit into a line of PIPE_BUF bytes.
-- Times are seconds. Every histogram has the same bounds.
-- Whatever sum is told can be read again: sums stop at the bounds of their types, and what a place
-  told of another kind of process is not added.
+- Times are in seconds. Every histogram has the same bounds.
+- Every sum can be decoded again: sums saturate at the bounds of their types, and numbers of
+  different kinds of processes are not added.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from msgspec.structs import replace
 
 from slipstream_ipc.telemetry.timeline import Spans
 
-# Upper bounds of a histogram's buckets in seconds, inclusive; behind the last is one for the rest.
-# Steps of about 1.5: a percentile that is read from it is that near.
+# Upper bounds of a histogram's buckets in seconds, inclusive; one more bucket takes the rest.
+# They grow by a factor of about 1.5, which is the precision of a percentile read from it.
 # fmt: off
 BOUNDS_S = (
     0.0005, 0.001, 0.0015, 0.0025, 0.004, 0.006, 0.01, 0.015, 0.025, 0.04, 0.06, 0.1, 0.15, 0.25,
@@ -32,7 +30,7 @@ BOUNDS_S = (
 # fmt: on
 
 _MAX_PLACES = 1024
-_MAX_KINDS = 1024  # of answers: paths and status codes
+_MAX_KINDS = 1024  # keys of a tally, such as paths with status codes
 
 _MOST = 2**63 - 1
 _MOST_S = 1e12  # 30,000 years
@@ -46,22 +44,22 @@ Counters = TypeVar("Counters", bound=Struct)
 
 
 class Histogram(Struct, array_like=True, frozen=True):
-    """How often something took how long.
+    """A histogram of durations in seconds.
 
-    counts: by bucket of BOUNDS_S, each value in one bucket; empty where nothing was counted.
+    counts: by bucket of BOUNDS_S, not cumulative; empty if there are no values.
     """
 
     counts: Annotated[tuple[Count, ...], Meta(max_length=len(BOUNDS_S) + 1)] = ()
     sum: Seconds = 0.0
 
     def __post_init__(self) -> None:
-        """Raises: ValueError, which decoding tells as what it raises itself."""
+        """Raises: ValueError, which msgspec's decoders turn into a ValidationError."""
         if len(self.counts) not in (0, len(BOUNDS_S) + 1):
             raise ValueError(f"a histogram of {len(self.counts)} buckets")
 
     @property
     def num(self) -> int:
-        """Values."""
+        """The number of values."""
         return sum(self.counts)
 
 
@@ -69,23 +67,25 @@ NOTHING = Histogram()
 
 
 class CoreGauges(Struct, frozen=True, omit_defaults=True):
-    """How an engine core is. Blocks: of the cache, the null block left out."""
+    """The state of an engine core. Blocks are those of the KV cache without the null block."""
 
     num_running: Count = 0  # requests that hold a slot
-    num_waiting: Count = 0  # … and that do not, preempted ones and those on hold among them
+    num_waiting: Count = 0  # requests that hold none, including preempted and pending ones
     num_blocks: Count = 0
-    num_used_blocks: Count = 0  # that some request holds
+    num_used_blocks: Count = 0  # blocks that a request holds
 
 
 class CoreCounters(Struct, frozen=True, omit_defaults=True):
-    """What an engine core has done.
+    """Counters of an engine core.
 
-    num_sampled_tokens: that became part of an answer as the core knows it; num_overrun_tokens:
-    sampled for requests that had ended by then. num_computed_tokens: forward passes' input, what
-    was computed again after a preemption among it. num_prefix_*: tokens of admitted requests.
-    device_busy_s: with a step under way; device_idle_s: without one, though there were requests.
-    step_s: a step, from its launch or the end of the one before; queue_s: from a request's
-    admission until it was first in a step.
+    num_sampled_tokens: tokens that became part of an answer, as far as the core knows;
+    num_overrun_tokens: tokens sampled for requests that had already ended.
+    num_computed_tokens: input tokens of forward passes, recomputation after preemptions included.
+    num_prefix_*: tokens of admitted requests.
+    device_busy_s: time with a step in flight; device_idle_s: time without one while there were
+    requests.
+    step_s: time of a step, from its launch or the end of the previous one; queue_s: from a
+    request's admission to its first step.
     """
 
     num_steps: Count = 0
@@ -102,22 +102,23 @@ class CoreCounters(Struct, frozen=True, omit_defaults=True):
 
 
 class WorkerGauges(Struct, frozen=True, omit_defaults=True):
-    """How an output worker is."""
+    """The state of an output worker."""
 
-    num_streams: Count = 0  # that have not ended
-    num_kept_streams: Count = 0  # that have, for readers that come back
-    num_clients: Count = 0  # attached, fronts among them
+    num_streams: Count = 0  # streams that have not ended
+    num_kept_streams: Count = 0  # ended streams, kept for readers that come back
+    num_clients: Count = 0  # attached clients, HTTP fronts included
 
 
 class WorkerCounters(Struct, frozen=True, omit_defaults=True):
-    """What an output worker has done.
+    """Counters of an output worker.
 
-    num_prompt_tokens: of requests that were accepted, what the cache held among them. finished:
-    streams by finish reason; rejected: requests by error code. num_deltas: what streams' readers
-    got at a time, of num_delivered_tokens in all, in num_messages. num_overrun_tokens: came for
-    streams that had ended. ttft_s: from a request's arrival to the leaving of its first tokens;
-    itl_s: between two deltas of a stream; tpot_s: of a stream, from first to last tokens, by token
-    behind the first ones; e2e_s: from its arrival to the leaving of its end.
+    num_prompt_tokens: of accepted requests, including tokens that the prefix cache held.
+    finished: streams by finish reason; rejected: requests by error code.
+    num_deltas: deltas sent to readers, with num_delivered_tokens in all, in num_messages.
+    num_overrun_tokens: tokens that came for streams that had ended.
+    ttft_s: from a request's arrival until its first tokens are sent; itl_s: between two deltas of a
+    stream; tpot_s: of a stream, from its first delta to its end, per token after the first; e2e_s:
+    from a request's arrival until its end is sent.
     """
 
     num_accepted: Count = 0
@@ -135,22 +136,22 @@ class WorkerCounters(Struct, frozen=True, omit_defaults=True):
 
 
 class FrontGauges(Struct, frozen=True, omit_defaults=True):
-    """How an HTTP front is."""
+    """The state of an HTTP front."""
 
     num_connections: Count = 0
     num_open_streams: Count = 0  # answers that are being streamed
 
 
 class FrontCounters(Struct, frozen=True, omit_defaults=True):
-    """What an HTTP front has done. answers: by "STATUS PATH". num_chunks: of streamed answers."""
+    """Counters of an HTTP front. answers: by "STATUS PATH". num_chunks: of streamed answers."""
 
     answers: Tally = {}
     num_chunks: Count = 0
 
 
 class CoreNumbers(Struct, frozen=True, omit_defaults=True, tag="core"):
-    """An engine core's. recent: its steps, from launch or the end of the one before, with how many
-    requests each was for.
+    """Statistics of an engine core. recent: its steps, each from its launch or the end of the
+    previous one, with its number of requests.
     """
 
     gauges: CoreGauges = CoreGauges()
@@ -159,7 +160,9 @@ class CoreNumbers(Struct, frozen=True, omit_defaults=True, tag="core"):
 
 
 class WorkerNumbers(Struct, frozen=True, omit_defaults=True, tag="worker"):
-    """An output worker's. recent: its turns that took in a step, until the deltas had left."""
+    """Statistics of an output worker. recent: its turns that handled a step, until the deltas were
+    sent.
+    """
 
     gauges: WorkerGauges = WorkerGauges()
     counters: WorkerCounters = WorkerCounters()
@@ -167,7 +170,7 @@ class WorkerNumbers(Struct, frozen=True, omit_defaults=True, tag="worker"):
 
 
 class FrontNumbers(Struct, frozen=True, omit_defaults=True, tag="front"):
-    """An HTTP front's."""
+    """Statistics of an HTTP front."""
 
     gauges: FrontGauges = FrontGauges()
     counters: FrontCounters = FrontCounters()
@@ -177,11 +180,12 @@ Numbers = CoreNumbers | WorkerNumbers | FrontNumbers
 
 
 class ProcessStatistics(Struct, frozen=True, omit_defaults=True):
-    """One place of a stack, and the process that has it.
+    """One place of a stack, and the process in it.
 
-    state: as in `Condition`. pid: 0 where nobody has the place. num_restarts: processes that had
-    the place before. cpu_s: theirs, this one's and that of what they started. rss_bytes: resident
-    memory of this one. numbers: counters include those of the ones before; None: never told any.
+    state: as in `Condition`. pid: 0 if there is no process. num_restarts: previous processes in
+    this place. cpu_s: CPU time of all of them and their children. rss_bytes: resident memory of the
+    current one. numbers: its statistics, with the counters of the previous ones added; None if
+    there never were any.
     """
 
     state: Name = ""
@@ -193,19 +197,19 @@ class ProcessStatistics(Struct, frozen=True, omit_defaults=True):
 
 
 class Statistics(Struct, frozen=True, omit_defaults=True, tag=True):
-    """A whole stack, by the names of its places; the supervisor is one. at_s: CLOCK_MONOTONIC."""
+    """A whole stack by the names of its places, supervisor included. at_s: CLOCK_MONOTONIC."""
 
     at_s: Seconds = 0.0
     processes: Annotated[dict[Name, ProcessStatistics], Meta(max_length=_MAX_PLACES)] = {}
 
 
 def without_gauges(numbers: Numbers) -> Numbers:
-    """What outlives a process of what it counted."""
+    """Only the counters of `numbers`, which outlive the process."""
     return type(numbers)(counters=numbers.counters)  # type: ignore[arg-type]
 
 
 def added(before: Numbers | None, numbers: Numbers) -> Numbers:
-    """`numbers`, with the counters of `before`, which had the same place."""
+    """`numbers` with the counters of `before` added, unless that is of another kind of process."""
     if type(before) is not type(numbers):
         return numbers
     assert before is not None
@@ -214,7 +218,7 @@ def added(before: Numbers | None, numbers: Numbers) -> Numbers:
 
 
 def added_counters(one: Counters, other: Counters) -> Counters:
-    """Field by field."""
+    """The sum of two counter Structs, field by field."""
     return type(one)(
         **{name: _sum(getattr(one, name), getattr(other, name)) for name in one.__struct_fields__}
     )

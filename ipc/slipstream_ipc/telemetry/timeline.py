@@ -1,13 +1,11 @@
-"""What a process did in the last second: spans of time, few enough to travel with a beat.
+"""Records what a process did in the last second, as time spans that are reported with its beats.
 
-Owns: the ring that they are kept in, and their form on the way. Does not know: what they are spans
-of, who shows them. (`trace` keeps everything, for a file; this is always on.)
+It is always on; `trace` writes complete recordings to a file.
 
-Rules:
-- Recording costs a fraction of a microsecond: three numbers go into columns made beforehand.
-- Times are CLOCK_MONOTONIC's, one clock for all processes of a machine. On their way they are
-  counted in TICK_US backwards from the report's own time, so that TOLD_US fit into 16 bits.
-- The newest CAPACITY spans are kept. Where there were more, less than that is told.
+- Recording takes a fraction of a microsecond: three numbers go into preallocated columns.
+- Times are CLOCK_MONOTONIC, which all processes of a machine share. In a report they are ticks of
+  TICK_US before the report's time, so that TOLD_US fit into 16 bits.
+- The newest CAPACITY spans are kept; with more, a report covers less time.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ import numpy.typing as npt
 from msgspec import Meta, Struct
 
 CAPACITY = 256
-SPAN_US = 1_000_000  # how far back is shown …
-TOLD_US = 1_300_000  # … and told, as processes tell at moments of their own
+SPAN_US = 1_000_000  # how far back is shown
+TOLD_US = 1_300_000  # how far back is reported: more, as processes report at different times
 TICK_US = 20
 _MOST_TICKS = TOLD_US // TICK_US
 _MOST_NUM = 2**16 - 1
@@ -29,10 +27,10 @@ Column = Annotated[bytes, Meta(max_length=2 * CAPACITY)]
 
 
 class Spans(Struct, frozen=True, omit_defaults=True):
-    """What is told. at_us: when, by CLOCK_MONOTONIC.
+    """Reported spans. at_us: time of the report, CLOCK_MONOTONIC.
 
-    Columns are little-endian u16, [n], oldest span first. begins, ends: ticks before at_us. nums:
-    what belongs to each, requests of a step say, at most 65535; empty where nothing does.
+    Columns are little-endian u16, [n], oldest span first. begins, ends: ticks before at_us. nums: a
+    number for each span, such as the requests of a step, at most 65535; empty if there are none.
     """
 
     at_us: Annotated[int, Meta(ge=0, le=2**62)] = 0
@@ -41,7 +39,7 @@ class Spans(Struct, frozen=True, omit_defaults=True):
     nums: Column = b""
 
     def __post_init__(self) -> None:
-        """Raises: ValueError, which decoding tells as what it raises itself."""
+        """Raises: ValueError, which msgspec's decoders turn into a ValidationError."""
         num = len(self.begins)
         if num % 2 or len(self.ends) != num or len(self.nums) not in (0, num):
             raise ValueError(f"spans: columns of {num}, {len(self.ends)}, {len(self.nums)} bytes")
@@ -55,7 +53,7 @@ class RecentSpans:
         self._num_added = 0
         self._times: npt.NDArray[np.float64] = np.zeros((2, CAPACITY))
         self._nums: npt.NDArray[np.int64] = np.zeros(CAPACITY, np.int64)
-        # items of a memoryview are set in half the time of an array's
+        # setting an item of a memoryview takes half the time of an array's
         self._begin, self._end = (row.data for row in self._times)
         self._num = self._nums.data
 
@@ -68,7 +66,7 @@ class RecentSpans:
         self._num[at] = num
 
     def spans(self, now: float) -> Spans:
-        """Those of the last TOLD_US that have ended; what began before them is cut."""
+        """The spans that ended within the last TOLD_US before `now`, cut to that time."""
         num_kept = min(self._num_added, CAPACITY)
         order = np.arange(self._num_added - num_kept, self._num_added) % CAPACITY
         ticks = np.rint((now - self._times[:, order]) * (1e6 / TICK_US)).clip(0, _MOST_TICKS)
@@ -84,8 +82,9 @@ class RecentSpans:
 
 
 def since(spans: Spans, origin_us: int) -> list[tuple[int, int, int]]:
-    """(begin, end, num) of each span, in µs behind `origin_us`; what lies before it is cut off, and
-    num is 0 where there is none.
+    """(begin, end, num) of each span, in µs after `origin_us`; what lies before that is cut off.
+
+    num is 0 if the spans have no numbers.
     """
     begins, ends = (np.frombuffer(column, "<u2") for column in (spans.begins, spans.ends))
     nums = np.frombuffer(spans.nums, "<u2") if spans.nums else np.zeros(len(begins), "<u2")

@@ -1,15 +1,12 @@
-"""What a process did when, recorded at a cost that can be paid while serving.
+"""Records time spans of a process, cheaply enough for serving, and writes them to a part file.
 
-Owns: the kinds of spans, the columns they are kept in, and the part file that a process leaves
-behind. Does not know: which process it is in, how parts become a picture (`slipstream.tracing`).
+`slipstream.tracing` combines the parts of all processes.
 
-Rules:
 - Times are `time.monotonic_ns()`. CLOCK_MONOTONIC is one clock for all processes of a machine, so
-  the tracks of different processes align as they are.
-- Off is None: whoever records writes `if tracer is not None`, one comparison where nothing is
-  traced.
-- Recording keeps no Python object: four numbers go into columns that were made beforehand.
-- Bounded: the latest `capacity` spans are kept, and how many older ones were dropped is said.
+  the tracks of different processes align without correction.
+- A tracer that is off is None: call sites test `if tracer is not None`.
+- Recording creates no Python object that stays: four numbers go into preallocated columns.
+- The latest `capacity` spans are kept; the number of older ones, which were dropped, is recorded.
 - A tracer belongs to one thread.
 """
 
@@ -29,23 +26,23 @@ import numpy.typing as npt
 logger = logging.getLogger(__name__)
 
 CAPACITY = 2**18  # spans; 25 bytes each
-NO_STEP = -1  # of a span that belongs to no step
+NO_STEP = -1  # the step of a span that belongs to none
 PART_SUFFIX = ".part"
 
 
 @unique
 class SpanKind(IntEnum):
-    """What a span is the time of. Part files hold these numbers: they are only added to."""
+    """What a span measures. Part files contain these numbers, so existing ones never change."""
 
-    SCHEDULE = 1  # core: who computes what in the step
+    SCHEDULE = 1  # core: the step is scheduled
     LAUNCH = 2  # core: the step is handed to the device
-    DEVICE = 3  # the device: the step runs
-    COLLECT = 4  # core: its tokens go into the histories
-    PUBLISH = 5  # core: what is new goes to the worker
-    DECODE = 16  # worker: a message of the core is read
-    DETOKENISE = 17  # worker: tokens to text
-    STOP_CHECK = 18  # worker: which streams end
-    EMIT = 19  # worker: deltas go to the clients
+    DEVICE = 3  # device: the step runs
+    COLLECT = 4  # core: the step's tokens go into the histories
+    PUBLISH = 5  # core: new tokens are sent to the worker
+    DECODE = 16  # worker: a message of the core is decoded
+    DETOKENISE = 17  # worker: tokens become text
+    STOP_CHECK = 18  # worker: streams that end are found
+    EMIT = 19  # worker: deltas are sent to the clients
     CLIENT = 32  # client: a batch of deltas is delivered
 
 
@@ -54,17 +51,17 @@ class TracePart(msgspec.Struct, frozen=True, kw_only=True):
 
     process: str
     pid: int
-    num_dropped: int  # older spans, for which there was no room
+    num_dropped: int  # older spans that were overwritten
     kinds: bytes  # u8, [n]
     begins_ns: bytes  # i64, [n]
     ends_ns: bytes  # i64, [n]
-    steps: bytes  # i64, [n]; NO_STEP where there is none
+    steps: bytes  # i64, [n]; NO_STEP for a span without a step
 
 
 class Tracer:
     """The latest spans of one thread. `close` writes them to `path`.
 
-    With the first span an empty file is there: if it stays empty, its process was killed.
+    The first span creates an empty file: if it stays empty, its process was killed.
     """
 
     def __init__(self, path: Path, process: str, capacity: int = CAPACITY) -> None:
@@ -75,20 +72,20 @@ class Tracer:
         self._is_closed = False
         self._kinds: npt.NDArray[np.uint8] = np.zeros(capacity, np.uint8)
         self._times: npt.NDArray[np.int64] = np.zeros((3, capacity), np.int64)
-        # items of a memoryview are set in half the time of an array's
+        # setting an item of a memoryview takes half the time of an array's
         self._kind = self._kinds.data
         self._begin, self._end, self._step = (row.data for row in self._times)
 
     @property
     def num_dropped(self) -> int:
-        """Spans that later ones have taken the place of."""
+        """Spans that later ones have overwritten."""
         return max(0, self._num_added - self._capacity)
 
     def add(self, kind: SpanKind, begin_ns: int, end_ns: int, step: int = NO_STEP) -> None:
         """Record a span of time.monotonic_ns()."""
         at = self._num_added % self._capacity
         if not self._num_added:
-            with contextlib.suppress(OSError):  # `close` will say so
+            with contextlib.suppress(OSError):  # `close` will log it
                 self._path.touch()
         self._num_added += 1
         self._kind[at] = kind
@@ -97,7 +94,7 @@ class Tracer:
         self._step[at] = step
 
     def part(self) -> TracePart:
-        """What is kept, in the order in which it was added."""
+        """The spans that are kept, in the order in which they were added."""
         num_kept = min(self._num_added, self._capacity)
         order = np.arange(self._num_added - num_kept, self._num_added) % self._capacity
         begins, ends, steps = self._times.astype("<i8")[:, order]
@@ -112,9 +109,10 @@ class Tracer:
         )
 
     def close(self) -> None:
-        """Write the part file, whole or not at all, if there is anything to write. Idempotent.
+        """Write the part file, complete or not at all, if there are any spans. Idempotent.
 
-        A disk that is full is worth a warning: whoever is traced must still end well.
+        An OSError such as a full disk is only logged: tracing must not keep a process from exiting
+        cleanly.
         """
         if self._is_closed or not self._num_added:
             return
@@ -128,8 +126,8 @@ class Tracer:
 
 
 def open_tracer(path: str | Path | None, process: str) -> Tracer | None:
-    """A tracer for this process whose part belongs to the trace `path`; None without one."""
+    """A tracer for this process whose part belongs to the trace `path`; None without a path."""
     if path is None:
         return None
-    # one name to a tracer: a process may have several, and one that was replaced leaves its own
+    # each tracer has a unique name: a process may have several, and so may its predecessors
     return Tracer(Path(f"{path}.{process}-{secrets.token_hex(4)}{PART_SUFFIX}"), process)

@@ -1,1 +1,1 @@
-"""Links, sockets and handshakes between processes."""
+"""The transport between processes: sockets, encryption, codecs, links and handshakes."""

@@ -1,14 +1,10 @@
-"""Who may reach a socket, and what a log may say of a secret.
+"""Checks socket addresses and the folders of ipc:// sockets, and shortens secret ids for logs.
 
-Owns: the folders that ipc:// sockets lie in, the form of tcp:// addresses, the short names of
-secret ids. Does not know: keys (`curve`), sockets, messages.
-
-Rules:
-- An ipc:// socket is as private as its folder: the folder is the user's own, mode 0700. A file's
-  own mode says nothing, as some systems ignore it for sockets.
-- A tcp:// address names its host. Without keys it is on this machine, and only where somebody has
-  said that this is what they want: every user of the machine can connect to it.
-- A stream id or a client's identity opens what it names, so neither is ever written to a log.
+- An ipc:// socket is as private as its folder, which belongs to the user with mode 0700. The mode
+  of the socket file does not matter, as some systems ignore it.
+- A tcp:// address names its host. Without keys it has to be a loopback address and needs the
+  explicit option `insecure`, because every user of the machine can connect to it.
+- A stream id or a client's identity gives access to what it names, so neither is ever logged.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ _LOCALHOST = "localhost"
 
 
 def short_id(secret: bytes) -> str:
-    """What a log may say of a stream id or an identity: it tells two apart and opens nothing."""
+    """A short hash of a stream id or identity for logs: it identifies but gives no access."""
     return hashlib.blake2b(secret, digest_size=4).hexdigest()
 
 
@@ -37,9 +33,9 @@ def short_id(secret: bytes) -> str:
 
 
 def check_private(folder: Path) -> None:
-    """PermissionError unless the folder is this user's own and nobody else may enter it.
+    """Check that the folder belongs to this user and that no other user may enter it.
 
-    Raises: FileNotFoundError where there is none.
+    Raises: PermissionError if not; FileNotFoundError if it does not exist.
     """
     status = folder.lstat()
     if stat.S_ISLNK(status.st_mode) and status.st_uid == os.getuid():
@@ -59,9 +55,9 @@ def check_private(folder: Path) -> None:
 
 
 def check_socket_folder(address: str) -> None:
-    """PermissionError where others could have put the ipc:// socket there, or may reach it.
+    """Raise PermissionError if other users may enter the folder of an ipc:// address.
 
-    A folder that is not there yet is nobody's. Other addresses have no folder.
+    A folder that does not exist yet passes, and so do addresses of other kinds.
     """
     if address.startswith(IPC):
         try:
@@ -74,7 +70,10 @@ def check_socket_folder(address: str) -> None:
 
 
 def check_ipc_address(address: str) -> str:
-    """The address; BadRequest unless it is an ipc:// one whose path fits a Unix socket."""
+    """Return the address if it is an ipc:// one whose path fits a Unix socket.
+
+    Raises: BadRequest.
+    """
     if not address.startswith(IPC + "/"):
         raise BadRequest("address", address, "ipc:// and an absolute path")
     if len(os.fsencode(address)) - len(IPC) > _MAX_SOCKET_PATH_BYTES:
@@ -83,9 +82,9 @@ def check_ipc_address(address: str) -> str:
 
 
 def check_listen_address(address: str, *, has_keys: bool, insecure: bool) -> str:
-    """The address; BadRequest unless a server may listen at it.
+    """Return the address if a server may listen at it.
 
-    A host is an IP address: a name could come to mean another one.
+    Its host has to be an IP address: what a name resolves to can change. Raises: BadRequest.
     """
     host = _host("listen", address)
     try:
@@ -100,7 +99,7 @@ def check_listen_address(address: str, *, has_keys: bool, insecure: bool) -> str
 
 
 def check_server_address(address: str, *, has_keys: bool, insecure: bool) -> str:
-    """The address; BadRequest unless a client may connect to it."""
+    """Return the address if a client may connect to it. Raises: BadRequest."""
     if not address.startswith(TCP):
         if has_keys or insecure:
             option = "keys" if has_keys else "insecure"
@@ -118,7 +117,7 @@ def check_server_address(address: str, *, has_keys: bool, insecure: bool) -> str
 
 
 def is_ipv6(address: str) -> bool:
-    """Whether a tcp:// address names its host by an IPv6 address."""
+    """Whether the host of a tcp:// address is an IPv6 address."""
     return address.startswith(TCP + "[")
 
 

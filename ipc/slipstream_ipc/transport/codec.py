@@ -1,14 +1,10 @@
-"""Bytes to typed frames and back, one codec for each end of each hop, built once.
+"""Encodes and decodes frames as msgpack, with one codec for each end of each hop.
 
-Owns: msgpack, and which field an error names. Sizes are those of `messages.budgets`. Does not
-know: sockets, what a body means.
-
-Rules:
-- Types, ranges and lengths are those of `slipstream_ipc.messages`; what the decoder lets through
-  has them all. What a worker asks a core to run is held against
-  `slipstream_ipc.validation.sampling_params` too: a client's requests are the worker's to check, so
-  that their errors find their caller.
-- Whatever arrives is decoded, or is a ProtocolError with a short text; nothing else comes out.
+- The decoder enforces the types, ranges and lengths of `slipstream_ipc.messages`. A core's codec
+  also checks registrations with `slipstream_ipc.validation.sampling_params`. Clients' requests are
+  checked by the worker instead, so that an error is reported for its request.
+- Decoding returns a frame or raises ProtocolError with a short text that names the wrong field;
+  no other exception escapes.
 """
 
 from __future__ import annotations
@@ -53,7 +49,7 @@ class Codec(Generic[Out, In]):
         max_bytes: int = MAX_MESSAGE_BYTES,
         checks: dict[type, Callable[[Any], None]] | None = None,
     ) -> None:
-        """`checks`: what the bodies of some types must pass besides; BadRequest, ProtocolError."""
+        """`checks`: further checks of bodies by type, which raise BadRequest or ProtocolError."""
         self._decoder: msgspec.msgpack.Decoder[Frame[In]] = msgspec.msgpack.Decoder(incoming)
         self._incoming = incoming
         self._max_bytes = max_bytes
@@ -61,7 +57,7 @@ class Codec(Generic[Out, In]):
 
     @property
     def max_message_bytes(self) -> int:
-        """The largest message that `decode` reads; its socket cuts off what is far beyond."""
+        """The largest message that `decode` accepts, in bytes."""
         return self._max_bytes
 
     def encode(self, frame: Frame[Out] | Frame[Control]) -> bytes:
@@ -69,7 +65,7 @@ class Codec(Generic[Out, In]):
         return _encoder.encode(frame)
 
     def decode(self, data: bytes) -> Frame[In]:
-        """The frame in `data`; ProtocolError where it is none, or too large."""
+        """The frame in `data`. Raises: ProtocolError if it is invalid or too large."""
         if len(data) > self._max_bytes:
             raise ProtocolError(f"a message of {len(data)} bytes, allowed: {self._max_bytes}")
         try:
@@ -88,22 +84,22 @@ class Codec(Generic[Out, In]):
 
 
 def client_codec() -> Codec[ClientToWorker, WorkerToClient]:
-    """For a client, towards its worker."""
+    """The client's end of the hop to its worker."""
     return Codec(Frame[WorkerToClient])
 
 
 def front_codec() -> Codec[WorkerToClient, ClientToWorker]:
-    """For a worker, towards its clients."""
+    """The worker's end of the hop to its clients."""
     return Codec(Frame[ClientToWorker])
 
 
 def worker_codec() -> Codec[WorkerToCore, CoreToWorker]:
-    """For a worker, towards its core."""
+    """The worker's end of the hop to its core."""
     return Codec(Frame[CoreToWorker], MAX_CORE_MESSAGE_BYTES)
 
 
 def core_codec() -> Codec[CoreToWorker, WorkerToCore]:
-    """For a core, towards its workers."""
+    """The core's end of the hop to its workers."""
     return Codec(Frame[WorkerToCore], MAX_CORE_MESSAGE_BYTES, {Admit: check_admit})
 
 
@@ -111,12 +107,12 @@ _params_decoder = msgspec.msgpack.Decoder(SamplingParams)
 
 
 def encode_params(params: SamplingParams) -> msgspec.Raw:
-    """The params as they travel inside a Submit."""
+    """The params as a Submit carries them."""
     return msgspec.Raw(_encoder.encode(params))
 
 
 def decode_params(raw: msgspec.Raw) -> SamplingParams:
-    """The params of a Submit; BadRequest where they are none."""
+    """The params of a Submit. Raises: BadRequest if they are invalid or too large."""
     num_bytes = len(memoryview(raw))
     if num_bytes > MAX_PARAMS_BYTES:
         raise BadRequest("params", f"{num_bytes} bytes", f"at most {MAX_PARAMS_BYTES}")
@@ -131,7 +127,7 @@ def decode_params(raw: msgspec.Raw) -> SamplingParams:
 
 
 class _Parts(msgspec.Struct, array_like=True):
-    """A frame, unread."""
+    """A frame whose fields are not decoded."""
 
     epoch: msgspec.Raw
     seq: msgspec.Raw
@@ -140,11 +136,12 @@ class _Parts(msgspec.Struct, array_like=True):
 
 
 _parts_decoder = msgspec.msgpack.Decoder(_Parts)
-_PLACE = re.compile(r"\[(\d+)\](?:\[(\d+)\])?([^`]*)`")  # in the frame, in its body, further in
+# indices of a field in the frame and in its body, then the path inside that field
+_PLACE = re.compile(r"\[(\d+)\](?:\[(\d+)\])?([^`]*)`")
 
 
 def _explained(error: Exception, data: bytes, incoming: Any) -> tuple[str, str | None]:
-    """An error's text with the field's name in place of its number, and that name."""
+    """An error's text with the field's name in place of its index, and that name."""
     what, _, path = str(error).rpartition(" - at `$")
     place = _PLACE.match(path)
     if not what or place is None or int(place[1]) >= len(Frame.__struct_fields__):
@@ -161,12 +158,12 @@ def _explained(error: Exception, data: bytes, incoming: Any) -> tuple[str, str |
 
 
 def _body_type(data: bytes, incoming: Any) -> Any:
-    """The type whose tag the frame's body has, if it can be seen."""
+    """The type that the tag of the frame's body names, or None if the tag cannot be read."""
     try:
         body = bytes(memoryview(_parts_decoder.decode(data).body)[:4])
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None
-    at = 1 if body[:1] < b"\xa0" else 3  # a short array, or one whose length takes two bytes more
+    at = 1 if body[:1] < b"\xa0" else 3  # the tag follows the header of a fixarray or an array16
     (union,) = typing.get_args(incoming)
     kinds = {kind.__struct_config__.tag: kind for kind in typing.get_args(union)}
     return kinds.get(body[at]) if len(body) > at else None

@@ -1,20 +1,19 @@
-"""How many connections an accepting socket holds open.
+"""Bounds how many connections an accepting socket holds open.
 
-Every connection takes a file descriptor, and libzmq ends the process that has none left when a
-client connects over ipc://. So the descriptors of a process are counted before a socket is bound,
-and connections take no more than it can spare: `Connections` hears of each one from the socket's
-monitor, on a thread of its own, and shuts down the oldest that have said nothing yet.
+Every connection takes a file descriptor, and libzmq aborts a process that has none left when a
+client connects over ipc://. So the free descriptors are counted before a socket is bound, and
+connections take no more than the process can spare: `Connections` follows the socket's monitor on a
+thread and shuts down the oldest connections that have not sent a Hello.
 
-Rules:
-- A stranger is a connection that has not said Hello. There are at most `max_strangers` of them
-  besides those over ipc://, which come from this user's processes and are shut down last.
-- A connection that has said Hello is never shut down. Where they alone reach `max_connections`,
-  newcomers are shut down at once.
-- libzmq tells of a connection's end before it closes the descriptor. A descriptor is judged by what
-  was told of it once all that was told has been read, and its inode has to be the same still: so
-  what is shut down is the connection that was accepted, and not what came after it.
-- The monitor's queue is short. Where this thread is late, libzmq's waits for it before it accepts
-  more, so at most MAX_UNSEEN connections are open that are not counted yet.
+- A stranger is a connection that has not sent a Hello. At most `max_strangers` of them come over
+  tcp://; those over ipc:// belong to this user's processes and are shut down last.
+- A connection that has sent a Hello is never shut down. When these alone reach `max_connections`,
+  new connections are shut down at once.
+- libzmq reports a connection's end before it closes the descriptor. A descriptor is shut down only
+  after all pending events have been read and if its inode is unchanged: so it still is the
+  connection that was accepted, and not a later one with the same number.
+- The monitor's queue is short. When this thread falls behind, libzmq's thread waits for it before
+  accepting more, so at most MAX_UNSEEN open connections are not counted yet.
 """
 
 from __future__ import annotations
@@ -30,67 +29,67 @@ import threading
 
 import zmq
 
-HANDSHAKE_S = 10.0  # a connection that is not through with its handshake by then is closed
+HANDSHAKE_S = 10.0  # libzmq closes a connection whose handshake takes longer
 
-MAX_UNSEEN = 1002  # the queue: libzmq's own 1,000 and our 1; one that waits to get in
-_OWN_FILES = 64  # that a process may open after it is bound
+MAX_UNSEEN = 1002  # libzmq's queue of 1,000, ours of 1, and one event waiting to be queued
+_OWN_FILES = 64  # descriptors that a process may open after its socket is bound
 _MAX_STRANGERS = 1024
 _LOW_LIMIT = 4096
-_TOLD = struct.Struct("=HI")  # of a monitor's first frame: the event, its value
+_TOLD = struct.Struct("=HI")  # a monitor's first frame: the event and its value
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 
 logger = logging.getLogger(__name__)
 
 
 def raise_file_limit() -> int:
-    """Let this process have as many files open as it may ask for; how many these are."""
+    """Raise the soft limit of open files to the hard one; returns the resulting limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # not everywhere as many as the limit says
+    with contextlib.suppress(ValueError, OSError):  # some systems allow fewer than the hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft != resource.RLIM_INFINITY else 2**31 - 1
 
 
 def num_spare_files(limit: int) -> int:
-    """Descriptors that connections may take in a process that may have `limit` of them open."""
+    """Descriptors left for connections in a process that may open `limit`, at least 1."""
     num_open = len(os.listdir("/proc/self/fd"))
     left = max(0, limit - num_open - _OWN_FILES)
     return max(1, left - min(MAX_UNSEEN, left // 2))
 
 
 class ConnectionTable:
-    """The open connections of a socket, by descriptor: which of them are to be shut down. Pure."""
+    """The open connections of a socket by descriptor, and which are to be shut down. No I/O."""
 
     def __init__(self, max_connections: int, max_strangers: int) -> None:
-        """Both at least 1."""
+        """Both are at least 1."""
         self._max_connections = max_connections
         self._max_strangers = max_strangers
-        self._known: set[int] = set()  # said Hello
-        self._remote: dict[int, int] = {}  # strangers over tcp://, oldest first, and their inodes
-        self._local: dict[int, int] = {}  # … over ipc://
+        self._known: set[int] = set()  # have sent a Hello
+        self._remote: dict[int, int] = {}  # strangers over tcp://, oldest first: fd to inode
+        self._local: dict[int, int] = {}  # the same over ipc://
 
     def __len__(self) -> int:
         return len(self._known) + len(self._remote) + len(self._local)
 
     def accepted(self, fd: int, inode: int, *, is_local: bool) -> None:
-        """A new one. What had the descriptor before is gone."""
+        """Add a connection; an earlier one with the same descriptor has been closed."""
         self.closed(fd)
         (self._local if is_local else self._remote)[fd] = inode
 
     def closed(self, fd: int) -> None:
-        """It is no more. Idempotent."""
+        """Remove a connection. Idempotent."""
         self._known.discard(fd)
         self._remote.pop(fd, None)
         self._local.pop(fd, None)
 
     def heard(self, fd: int) -> None:
-        """It said Hello."""
+        """The connection has sent a Hello."""
         if fd in self._remote or fd in self._local:
             self.closed(fd)
             self._known.add(fd)
 
     def take_surplus(self) -> list[tuple[int, int]]:
-        """Those to be shut down, with their inodes; they are forgotten here."""
+        """Remove and return the connections to be shut down, as (descriptor, inode)."""
         surplus = []
         while len(self._remote) > self._max_strangers or len(self) > self._max_connections:
             strangers = self._remote or self._local
@@ -105,7 +104,7 @@ class Connections:
     """Bounds the connections of one accepting socket."""
 
     def __init__(self, limit: int) -> None:
-        """`limit`: descriptors that this process may have."""
+        """`limit`: descriptors that this process may open."""
         most = num_spare_files(limit)
         self._table = ConnectionTable(most, min(_MAX_STRANGERS, -(-most // 2)))
         self._heard: set[int] = set()  # written by the thread that reads the socket
@@ -120,8 +119,8 @@ class Connections:
     def watch(
         self, context: zmq.Context[zmq.Socket[bytes]], accepting: zmq.Socket[bytes]
     ) -> threading.Thread:
-        """Begin, before the socket is bound, on a thread that ends with it or with the context."""
-        # a shadow: `context.destroy` closes the sockets it made, and this one is another thread's
+        """Start the watching thread, before the socket is bound; it ends with socket or context."""
+        # a shadow: `context.destroy` closes a context's sockets, and this one is another thread's
         shadow: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context)
         events = shadow.socket(zmq.PAIR)
         events.setsockopt(zmq.LINGER, 0)
@@ -136,7 +135,7 @@ class Connections:
         return thread
 
     def heard(self, fd: int) -> None:
-        """A connection has said Hello. To be called by the thread that reads the socket."""
+        """A connection has sent a Hello. To be called by the thread that reads the socket."""
         self._heard.add(fd)
 
     def _watch(self, events: zmq.Socket[bytes]) -> None:
@@ -148,11 +147,11 @@ class Connections:
                     self._shut_down_surplus()
                 except zmq.ContextTerminated:
                     return
-                except Exception:  # where nobody reads, libzmq's thread waits for ever
+                except Exception:  # unless events are read, libzmq's thread waits forever
                     logger.exception("a connection could not be looked at")
 
     def _read(self, events: zmq.Socket[bytes]) -> bool:
-        """Wait for something, then take in all there is; False: the socket is closed."""
+        """Wait for an event, then process all pending ones; False if the socket is closed."""
         told, address = events.recv_multipart()
         while True:
             event, fd = _TOLD.unpack(told)
@@ -163,7 +162,7 @@ class Connections:
                 self._table.closed(fd)
             else:
                 self._table.accepted(fd, inode, is_local=address.startswith(b"ipc:"))
-            heard = self._heard.copy()  # that they were accepted has been told by now
+            heard = self._heard.copy()  # their ACCEPTED events are read by the end of this loop
             try:
                 told, address = events.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -181,7 +180,7 @@ class Connections:
         if surplus:
             before = self.num_shut_down
             self.num_shut_down += len(surplus)
-            if self.num_shut_down.bit_length() > before.bit_length():  # there may be very many
+            if self.num_shut_down.bit_length() > before.bit_length():  # a warning per doubling
                 logger.warning(
                     "too many connections: %d that had said nothing were shut down so far",
                     self.num_shut_down,
@@ -196,7 +195,7 @@ def _inode(fd: int) -> int | None:
 
 
 def _shut_down(fd: int) -> None:
-    """End a connection; its descriptor stays libzmq's to close."""
+    """Shut down a connection; libzmq closes its descriptor."""
     with contextlib.suppress(OSError):
         connection = socket.socket(fileno=fd)
         try:

@@ -1,25 +1,23 @@
-"""CURVE, ZeroMQ's own encryption and authentication, as Slipstream uses it on tcp:// sockets.
+"""CURVE, ZeroMQ's encryption and authentication, for tcp:// sockets.
 
-Owns: the key files, which keys a socket is given, and the gate that lets in the clients whose
-public keys lie in the server's folder. Does not know: messages, streams, how keys are made.
+Reads the key files, sets a socket's keys, and runs the gate: a ZAP handler that admits the clients
+whose public keys are in the server's folder. A folder of keys holds certificates in the format of
+pyzmq and czmq:
 
-A folder of keys holds certificates as pyzmq, czmq and others read and write them:
+    server.key           the server's public key      copied to each client
+    server.key_secret    the server's secret key      never leaves the server
+    NAME.key             a client's public key        admits that client
+    NAME.key_secret      that client's secret key     stays with the client
 
-    server.key           the server's public key      a client needs a copy
-    server.key_secret    … and its secret one         never leaves the server
-    NAME.key             a client's public key        the server lets in whoever has its secret
-    NAME.key_secret      … and its secret one         the client's own
-
-Rules:
-- CURVE alone lets in everybody who knows the server's public key. So there is always a gate (ZAP),
-  and a socket without one refuses all (ZAP_ENFORCE_DOMAIN), should it ever fail.
-- The gate reads the folder at each handshake: a client is let in by copying its public key there,
-  and shut out, from its next attach on, by removing it.
-- A secret file is the user's own, mode 0600; the folder is written by nobody else, or others could
-  let themselves in. Secrets are never part of a repr, an error or a log.
-- What it protects: nobody on the way can read, change or replay what travels, or take the server's
-  place. What it does not: clients with a key are all the same to the server; what keeps them out
-  of each other's streams is the stream ids.
+- CURVE alone admits every client that knows the server's public key. So there is always a gate, and
+  with ZAP_ENFORCE_DOMAIN a socket refuses all clients if the gate fails.
+- The gate reads the folder at each handshake: copying a public key there admits a client, and
+  removing it refuses the client from its next attach on.
+- A secret file belongs to the user, mode 0600. Only the user may write to the folder, or others
+  could admit themselves. Secrets are never part of a repr, an error or a log.
+- CURVE protects against reading, changing and replaying traffic, and against a false server. It
+  does not separate clients: the server treats all that have a key alike, and only stream ids keep
+  them out of each other's streams.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ PUBLIC_SUFFIX = ".key"
 SECRET_SUFFIX = ".key_secret"  # noqa: S105  (a file's suffix)
 
 _DOMAIN = b"slipstream"
-_GATE = "inproc://zeromq.zap.01"  # where libzmq asks; one to a context
+_GATE = "inproc://zeromq.zap.01"  # the address that libzmq asks; one per context
 _KEY_CHARS = 40
 _MAX_FILE_BYTES = 64 * 1024
 
@@ -51,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A public key and its secret, in the text form (Z85) that sockets and files take."""
+    """A public key and its secret key, in Z85, the text form that sockets and files take."""
 
     public: bytes
     secret: bytes = field(repr=False)
@@ -59,7 +57,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """What a server's socket needs: its own pair, and the folder of those it lets in."""
+    """What a server's socket needs: its key pair, and the folder of the clients it admits."""
 
     folder: Path
     pair: KeyPair
@@ -67,7 +65,7 @@ class ServerKeys:
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """What a client's socket needs: its own pair, and the key by which it knows the server."""
+    """What a client's socket needs: its key pair, and the server's public key."""
 
     server: bytes
     pair: KeyPair
@@ -75,7 +73,7 @@ class ClientKeys:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a client reaches a tcp:// server: by keys, or `insecure`, on this machine alone."""
+    """How a client connects to a tcp:// server: with keys or, on this machine only, `insecure`."""
 
     keys: ClientKeys | None = None
     insecure: bool = False
@@ -88,9 +86,10 @@ def load_server_keys(folder: Path) -> ServerKeys:
 
 
 def load_client_keys(path: Path) -> ClientKeys:
-    """A client's keys: `path` is its secret file, or the folder where it is client.key_secret.
+    """A client's keys; `path` is its secret file, or a folder with a client.key_secret.
 
-    The server's public key lies beside it. Raises: BadRequest, PermissionError, OSError.
+    The server's public key is read from the same folder. Raises: BadRequest, PermissionError,
+    OSError.
     """
     if path.is_dir():
         path = path / f"{DEFAULT_CLIENT}{SECRET_SUFFIX}"
@@ -103,9 +102,9 @@ def load_client_keys(path: Path) -> ClientKeys:
 
 
 def secure_server(socket: zmq.Socket[bytes], keys: ServerKeys) -> None:
-    """What the socket binds from now on speaks CURVE alone, and asks the gate about everybody.
+    """Addresses that the socket binds from now on require CURVE and the gate's admission.
 
-    A socket's options are copied by each bind, so what was bound before stays as it was.
+    Each bind copies the socket's options, so addresses bound before are not affected.
     """
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.pair.secret)
@@ -114,7 +113,7 @@ def secure_server(socket: zmq.Socket[bytes], keys: ServerKeys) -> None:
 
 
 def secure_client(socket: zmq.Socket[bytes], keys: ClientKeys) -> None:
-    """What the socket connects to from now on is that server, or there is no connection."""
+    """The socket's next `connect` reaches the server with these keys, or fails."""
     socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.pair.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.pair.secret)
@@ -123,9 +122,9 @@ def secure_client(socket: zmq.Socket[bytes], keys: ClientKeys) -> None:
 def open_gate(context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> threading.Thread:
     """Answer the handshakes of a context's sockets, on a thread that ends with the context.
 
-    On a thread, because a handshake must not wait for the loop, nor the loop for files.
+    It is a thread because handshakes must not wait for the loop, nor the loop for files.
     """
-    # a shadow: `context.destroy` closes the sockets it made, and this one is another thread's
+    # a shadow: `context.destroy` closes a context's sockets, and this one is another thread's
     shadow: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context)
     socket = shadow.socket(zmq.REP)
     socket.setsockopt(zmq.LINGER, 0)
@@ -142,7 +141,7 @@ def open_gate(context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> thre
 
 
 def admits(folder: Path, public: bytes) -> bool:
-    """Whether the folder lets in the client with this public key (Z85)."""
+    """Whether the folder admits the client with this public key (Z85)."""
     for path in folder.glob(f"*{PUBLIC_SUFFIX}"):
         if path.name == f"{SERVER}{PUBLIC_SUFFIX}":
             continue
@@ -155,7 +154,7 @@ def admits(folder: Path, public: bytes) -> bool:
 
 
 def _keep_gate(socket: zmq.Socket[bytes], folder: Path) -> None:
-    """Answer as RFC 27 (ZAP 1.0) has it, until the context ends."""
+    """Answer according to ZeroMQ RFC 27 (ZAP 1.0), until the context ends."""
     with socket:
         while True:
             try:
@@ -209,8 +208,8 @@ def _read_pair(path: Path) -> KeyPair:
 
 
 def _read(path: Path) -> dict[str, bytes]:
-    """The keys in a certificate, by name; BadRequest where one of them is none."""
-    from zmq.auth import load_certificate  # with it comes asyncio, which few processes need here
+    """The keys in a certificate, by name. Raises: BadRequest if one of them is invalid."""
+    from zmq.auth import load_certificate  # here because it imports asyncio, which few need
 
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
@@ -222,7 +221,7 @@ def _read(path: Path) -> dict[str, bytes]:
             "file in one"
         )
         raise BadRequest("keys", str(path), allowed) from None
-    except (ValueError, IndexError):  # no public key, a name without a value
+    except (ValueError, IndexError):  # no public key, or a name without a value
         raise _no_key(path, "public-key") from None
     found: dict[str, bytes] = {}
     for name, key in (("public-key", public), ("secret-key", secret)):

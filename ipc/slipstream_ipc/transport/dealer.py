@@ -1,21 +1,20 @@
-"""The attaching end of a hop: a DEALER socket, its link, and a new one of both when they fail.
+"""The attaching end of a hop: a DEALER socket and its link, both replaced when they fail.
 
-Owns: the socket and the link of the current attach, the handshake, acks and pings. Does not know:
-streams; its user states positions after each Welcome and drops the receipts of the life before.
+`Dealer` does the handshake, acknowledgements and pings. Its user states its positions after each
+Welcome and drops the receipts of the previous attach.
 
-Rules:
-- Each attach has a fresh socket with a random routing id; the old one is closed with LINGER 0, so
-  nothing queued for one peer ever reaches another.
-- A gap, a Reattach or a missed heartbeat: attach anew. So does a connection that broke, when what
-  had arrived over it has been read: a peer that died is not waited for. So does an unanswered
-  Hello, after `welcome_within_s` at first and then ever later, or an accepting end that is slower
-  than our patience would always answer a socket that is gone.
-- `Starting` is a sign of life, no answer: the Hello is repeated, without haste.
-- A handshake that fails is no break: the next attach waits its turn. One that was refused for good
-  is told as an AttachRefused, the others lie in `trouble` for whoever reports the server's absence.
-- An ipc:// peer is trusted for its folder, which is looked at before the first attach and again
-  at each Welcome: nothing but a Hello is ever said to somebody else's server.
-- `receive` reads a bounded number of messages and of bytes, so that a flood starves nobody.
+- Each attach uses a fresh socket with a random routing id; the old one is closed with LINGER 0, so
+  a message queued for one peer never reaches another.
+- A new attach follows a gap, a Reattach, a missed heartbeat, or a broken connection once what had
+  arrived over it has been read. It also follows an unanswered Hello, first after
+  `welcome_within_s` and then after doubling intervals: with a fixed one, an accepting end slower
+  than the interval would always answer a closed socket.
+- `Starting` is a sign of life, not an answer: the Hello is repeated after the usual interval.
+- A failed handshake does not count as a broken connection; the next attach waits for its interval.
+  A permanent refusal is delivered as an AttachRefused, other failures are kept in `trouble`.
+- An ipc:// peer is trusted because of its folder, which is checked before the first attach and at
+  each Welcome: a server owned by another user is never sent more than a Hello.
+- `receive` reads a bounded number of messages and bytes, so that a flood does not starve the loop.
 """
 
 from __future__ import annotations
@@ -55,14 +54,14 @@ Out = TypeVar("Out")
 In = TypeVar("In")
 Receipt = TypeVar("Receipt")
 
-_MAX_PATIENCE = 4.0  # times the first one
+_MAX_PATIENCE = 4.0  # the longest wait for a Welcome, in multiples of `welcome_within_s`
 
 
 class Dealer(Generic[Out, In, Receipt]):
-    """Holds the hop to one accepting end. `poller` always has the current socket registered.
+    """Keeps a hop to one accepting end attached. `poller` always has the current socket registered.
 
-    `fresh` is what the next Hello says: that we know of no stream. A Welcome makes it False; a user
-    who was not told everything before the link failed sets it again.
+    `fresh` goes into the next Hello: True means that this end knows of no stream. A Welcome sets it
+    to False; a user whose replay was cut short by a failing link sets it again.
     """
 
     def __init__(
@@ -79,10 +78,10 @@ class Dealer(Generic[Out, In, Receipt]):
         fresh: bool = True,
         access: Access | None = None,
     ) -> None:
-        """`access` to a tcp:// address; an ipc:// one takes none.
+        """`access` is for a tcp:// address; an ipc:// address takes none.
 
-        Raises: BadRequest for an address that is none; PermissionError where others may enter an
-        ipc:// socket's folder.
+        Raises: BadRequest for an invalid address; PermissionError if other users may enter the
+        folder of an ipc:// socket.
         """
         assert 0 <= incarnation < 2**31
         check_socket_folder(address)
@@ -96,9 +95,9 @@ class Dealer(Generic[Out, In, Receipt]):
         self._patience_s = welcome_within_s
         self._epoch = incarnation << 32
         self._socket: zmq.Socket[bytes] | None = None
-        self._has_heard = False  # in the `receive` under way: a frame came that is no stranger's
+        self._has_heard = False  # the current `receive` has read a frame for this link
         self.is_attached = False
-        self.is_starting = False  # the peer has heard of this attach, and cannot serve yet
+        self.is_starting = False  # the peer has received this Hello and cannot serve yet
         self.fresh = fresh
         self.trouble = ""  # how handshakes failed since the last Welcome
         self.attach(now)
@@ -110,17 +109,17 @@ class Dealer(Generic[Out, In, Receipt]):
         return self._socket
 
     def is_among(self, arrived: Container[object]) -> bool:
-        """Whether a poller that has said this has something for `receive`."""
+        """Whether the sockets that a poller reports include one that `receive` reads."""
         return self._socket in arrived or self._watch.socket in arrived
 
     @property
     def epoch(self) -> int:
-        """The current attach; larger is later."""
+        """The epoch of the current attach; a later attach has a larger one."""
         return self._epoch
 
     @property
     def has_credit(self) -> bool:
-        """Whether `send` would send."""
+        """Whether the dealer is attached and may send a numbered message."""
         return self.is_attached and self._link.has_credit
 
     @property
@@ -142,7 +141,7 @@ class Dealer(Generic[Out, In, Receipt]):
         )
         self._poller.register(self._socket, zmq.POLLIN)
         self._watch = DisconnectWatch(self._socket, self._poller)
-        self._socket.connect(self._address)  # after that, or a quick failure would go unseen
+        self._socket.connect(self._address)  # after the watch, which would miss a quick failure
         self._link: Link[Receipt] = Link(self._epoch, now)
         self._hello_at = now
         hello = Hello(PROTOCOL_VERSION, self._identity, self.fresh)
@@ -151,8 +150,8 @@ class Dealer(Generic[Out, In, Receipt]):
     def receive(self, now: float, *, acknowledges: bool = True) -> Iterator[In | AttachRefused]:
         """Bodies that have arrived, the Welcome included; acknowledges them at the end.
 
-        The loop's body may send, attach and close. Without `acknowledges` the caller does, who
-        perhaps has an answer to send with it.
+        The loop's body may send, attach and close. With `acknowledges` False the caller has to call
+        `acknowledge`, after sending whatever may carry the acknowledgement.
         """
         self._has_heard = False
         num_bytes = 0
@@ -162,7 +161,7 @@ class Dealer(Generic[Out, In, Receipt]):
             if num_bytes >= MAX_READ_BYTES_AT_ONCE:
                 break
             if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-                break  # to be told so by an exception takes several times longer
+                break  # several times faster than catching zmq.Again
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
@@ -176,23 +175,26 @@ class Dealer(Generic[Out, In, Receipt]):
             body = self._judge(frame, now)
             if body is not None:
                 yield body
-        if self._socket is not None and not self._has_heard:  # the poller says it again
+        if self._socket is not None and not self._has_heard:  # the poller reports a break again
             seen = self._watch.look()
             self.trouble = seen.refused or seen.trouble or self.trouble
             if seen.refused:
                 yield AttachRefused(Fault("bad_request", seen.refused, "keys"))
             elif seen.is_broken:
-                self.attach(now)  # what it had sent has been read
+                self.attach(now)  # everything that the peer had sent has been read
         if acknowledges:
             self.acknowledge()
 
     def acknowledge(self) -> None:
-        """Say what has been received, unless something said so already."""
+        """Acknowledge what has been received, unless a sent frame already has."""
         if self._socket is not None and self._link.owes_ack:
             self._send_control(None)
 
     def send(self, body: Out, receipt: Receipt) -> bool:
-        """Send a numbered message, if attached and in credit."""
+        """Send a numbered message; False if not attached, out of credit, or the socket is full.
+
+        `receipt` is returned by `take_receipts` once the message is acknowledged.
+        """
         link = self._link
         if not (self.is_attached and link.has_credit):
             return False
@@ -208,7 +210,7 @@ class Dealer(Generic[Out, In, Receipt]):
         return self._link.take_receipts()
 
     def beat(self, now: float) -> None:
-        """Ping a silent peer, attach anew to one that stays silent. Call it now and then."""
+        """Ping a silent peer and attach anew if it stays silent. To be called periodically."""
         if self._socket is None:
             return
         if not self.is_attached:
@@ -224,7 +226,7 @@ class Dealer(Generic[Out, In, Receipt]):
             self.attach(now)
 
     def close(self) -> None:
-        """Leave without a word; `attach` alone comes back."""
+        """Close the socket without notice to the peer; only `attach` opens a new one."""
         self.is_attached = self.is_starting = False
         if self._socket is not None:
             self._watch.close()
@@ -233,7 +235,7 @@ class Dealer(Generic[Out, In, Receipt]):
             self._socket = None
 
     def _judge(self, frame: Frame[In], now: float) -> In | AttachRefused | None:
-        """What of a frame is to be delivered."""
+        """Account for a frame; its body if that is to be delivered, else None."""
         body = frame.body
         numbered = is_numbered(body)
         if not numbered and body is not None:
@@ -244,10 +246,10 @@ class Dealer(Generic[Out, In, Receipt]):
             if isinstance(body, Starting):
                 if frame.epoch == self._epoch and not self.is_attached:
                     self.is_starting = True
-                    self._hello_at = now  # it is kept: another one is sent without haste
+                    self._hello_at = now  # the peer keeps the Hello: no hurry to repeat it
                 return None
             if isinstance(body, AttachRefused) and frame.epoch == 0:
-                return body  # of something in which they could read no epoch
+                return body  # the peer could not read the epoch of what it refuses
         self._has_heard = True
         verdict = self._link.receive(Header(frame.epoch, frame.seq, frame.ack), numbered, now)
         if verdict is LinkVerdict.GAP:
@@ -257,14 +259,14 @@ class Dealer(Generic[Out, In, Receipt]):
         return None
 
     def _obey(self, body: In) -> In | AttachRefused | None:
-        """Do what a control message of this attach asks for; what of it is to be delivered."""
+        """Handle a control message of this attach; its body if that is to be delivered."""
         if isinstance(body, Ping):
             self._send_control(None)
             return None
         if not isinstance(body, Welcome):
             return body
         if self.is_attached:
-            return None  # seen before; a second one would begin everything again
+            return None  # a repeated Welcome: delivering it would restart the attach
         if body.version != PROTOCOL_VERSION:
             return AttachRefused(Fault("engine", _mismatch(body.version)))
         try:

@@ -1,19 +1,18 @@
 """One end of a hop within one attach: sequence numbers, acknowledgements, credit, heartbeat.
 
-Owns: the numbers of a `Frame` and the clockwork of a link's life. Does not know: sockets, clocks
-(the time comes in as an argument), what a body means.
+`Link` fills in and judges the numbers of a `Frame`. It does no I/O and has no clock: the time is an
+argument.
 
-Rules:
-- An attach is a new life with a new epoch; a frame of another epoch is stale.
-- Frames that carry a body for the streams are numbered 1, 2, 3 …; at most `window` of them are
-  unacknowledged, which is the sender's credit. All others (acks, pings, the handshake) need no
-  credit and repeat the last number sent, so that a lost tail shows as a gap too.
-- Acknowledgements are cumulative. What a numbered frame carried is kept as its receipt until then.
-- A gap ends the link's life: the attaching end attaches anew, from positions, never from a queue.
-- A peer that gives signs of life, was sent something and acknowledges none of it for
-  `stalled_after_s` has stalled: what is kept for it must not grow for ever.
-- Silence asks for a sign of life once; only an unanswered ping is a death. What is overdue is
-  given one beat more: the answer may lie unread, behind whatever kept us from reading.
+- Every attach has a new epoch; a frame of another epoch is stale.
+- Frames with a body for the streams are numbered 1, 2, 3 …; at most `window` of them are
+  unacknowledged, which is the sender's credit. All others (acknowledgements, pings, the handshake)
+  need no credit and repeat the last number sent, so that a lost tail shows as a gap too.
+- Acknowledgements are cumulative. The receipt of a numbered frame is kept until it is acknowledged.
+- A gap ends the link: the attaching end attaches anew and resends from positions, not from a queue.
+- A peer that is alive but acknowledges nothing of what it was sent for `stalled_after_s` has
+  stalled: what is kept for it must not grow without bound.
+- A silent peer is pinged once; only an unanswered ping means that it is dead. An overdue answer is
+  given one more beat: it may already have arrived and lie unread if this process was busy.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ class LinkVerdict(Enum):
     """What to do with a frame."""
 
     DELIVER = "deliver"
-    IGNORE = "ignore"  # stale or seen before
-    GAP = "gap"  # something was lost: attach anew
+    IGNORE = "ignore"  # stale or a duplicate
+    GAP = "gap"  # a frame was lost: attach anew
 
 
 class Beat(Enum):
-    """What the heartbeat asks for."""
+    """What the heartbeat requires."""
 
     NOTHING = "nothing"
     PING = "ping"
     DEAD = "dead"
-    STALLED = "stalled"  # it lives, and takes nothing in
+    STALLED = "stalled"  # alive, but acknowledges nothing
 
 
 class Header(NamedTuple):
@@ -54,7 +53,10 @@ class Header(NamedTuple):
 
 
 class Link(Generic[Receipt]):
-    """One end of one attach. `ping_after_s` of silence asks, `dead_after_s` more is a death."""
+    """One end of one attach.
+
+    The peer is pinged after `ping_after_s` of silence and dead after `dead_after_s` more.
+    """
 
     def __init__(
         self,
@@ -75,12 +77,12 @@ class Link(Generic[Receipt]):
         self._acked = 0
         self._acked_at_beat = 0
         self._progress_at = (
-            now  # of the last beat with everything acknowledged, or more than before
+            now  # the last beat at which all was acknowledged, or more than at the beat before
         )
         self._is_stall_overdue = False
         self._received = 0
-        self._told = 0  # the acknowledgement the peer has of us
-        self._receipts: deque[Receipt] = deque()  # of frames _acked+1 .. _sent
+        self._told = 0  # the last number acknowledged to the peer
+        self._receipts: deque[Receipt] = deque()  # of frames _acked+1 .. _sent, and untaken ones
         self._heard_at = now
         self._pinged_at: float | None = None
         self._is_overdue = False
@@ -97,35 +99,35 @@ class Link(Generic[Receipt]):
 
     @property
     def owes_ack(self) -> bool:
-        """Whether the peer has sent numbered frames it has no acknowledgement of."""
+        """Whether numbered frames have been received and not yet acknowledged to the peer."""
         return self._told < self._received
 
     @property
     def num_untold(self) -> int:
-        """Numbered frames of the peer that it has no acknowledgement of."""
+        """Numbered frames received and not yet acknowledged to the peer."""
         return self._received - self._told
 
     def next_header(self) -> Header:
-        """The header of the next numbered frame; `sent` must follow once it is on its way."""
+        """The header of the next numbered frame; call `sent` once the frame has left."""
         assert self.has_credit
         return Header(self.epoch, self._sent + 1, self._received)
 
     def sent(self, receipt: Receipt) -> None:
-        """The frame of `next_header` left; `receipt` comes back when it is acknowledged."""
+        """The frame of `next_header` has left; its acknowledgement releases `receipt`."""
         self._sent += 1
         self._receipts.append(receipt)
         self._told = self._received
 
     def control_header(self) -> Header:
-        """The header of a frame without number; `told` must follow once it is on its way."""
+        """The header of an unnumbered frame; call `ack_sent` once the frame has left."""
         return Header(self.epoch, self._sent, self._received)
 
     def ack_sent(self) -> None:
-        """The frame of `control_header` left: the peer has our acknowledgement."""
+        """The frame of `control_header` has left, and with it the acknowledgement."""
         self._told = self._received
 
     def receive(self, header: Header, numbered: bool, now: float) -> LinkVerdict:
-        """Judge a frame; DELIVER of a numbered one counts it as received."""
+        """Judge a frame; a numbered one that is to be delivered counts as received."""
         if header.epoch != self.epoch or header.ack > self._sent:
             return LinkVerdict.IGNORE
         self._heard_at = now
@@ -142,22 +144,22 @@ class Link(Generic[Receipt]):
         return LinkVerdict.DELIVER
 
     def take_receipts(self) -> list[Receipt]:
-        """What the frames acknowledged since the last call carried, oldest first."""
+        """Receipts of the frames acknowledged since the last call, oldest first."""
         due = len(self._receipts) - (self._sent - self._acked)
         if not due:
             return []
         return [self._receipts.popleft() for _ in range(due)]
 
     def end(self) -> None:
-        """The life is over: what is not acknowledged never will be, and its receipts go."""
+        """End the link: unacknowledged frames never will be, and their receipts are dropped."""
         for _ in range(self._sent - self._acked):
             self._receipts.pop()
         self._sent = self._acked
 
     def beat(self, now: float) -> Beat:
-        """What the clock asks for; PING is asked for once per silence.
+        """What the heartbeat requires now; PING once per silence.
 
-        Between two calls, what has arrived is to be read.
+        The caller has to read what has arrived between two calls.
         """
         if self._has_stalled(now):
             return Beat.STALLED
@@ -174,7 +176,7 @@ class Link(Generic[Receipt]):
         return Beat.DEAD
 
     def _has_stalled(self, now: float) -> bool:
-        """Whether nothing is acknowledged for too long; as with silence, at the second look."""
+        """Whether acknowledgements have been overdue at two consecutive beats."""
         if not self.num_unacked or self._acked != self._acked_at_beat:
             self._acked_at_beat = self._acked
             self._progress_at = now

@@ -1,20 +1,20 @@
-"""The accepting end of a hop: one ROUTER socket, a session and a link for each peer.
+"""The accepting end of a hop: one ROUTER socket, with a session and a link for each peer.
 
-Owns: the socket, routes, sessions, acks, pings. Does not know: streams; its user answers each Hello
-with `welcome`, and drops the receipts of the life before.
+`Router` does acknowledgements and pings. Its user answers each Hello with `welcome` and drops the
+receipts of the peer's previous session.
 
-Rules:
-- A party (an identity) has one session, that of its latest epoch; an older one's frames are stale.
-- A route without a session is told to attach. A gap ends a session: its peer is told to attach.
-- A route has one session: a Hello of another identity on it ends the one before.
-- What cannot be read is answered with an AttachRefused to whoever sent it, and touches nobody else.
-- Who cannot serve yet calls `hold` in the place of `receive`: Hellos are kept, the newest of each
-  party, and their peers are told that somebody is there. Nothing else is heard.
-- `receive` reads a bounded number of messages and of bytes, so that a flood starves nobody.
-- What has arrived is acknowledged at once, unless the user says that something leaves soon which
-  will say it: then a few messages may wait for that, up to the next `beat`.
-- An identity is a name, not a secret: whoever may open the socket may take another's place by a
-  later epoch. The directory's mode says who may.
+- An identity has one session, that of its latest epoch; frames of an older one are stale.
+- A route has one session: a Hello of another identity on the same route ends the previous one.
+- A frame on a route without a session is answered with Reattach, and so is a gap, which ends its
+  session.
+- A message that cannot be read is answered with AttachRefused and affects no other peer.
+- A server that cannot serve yet calls `hold` instead of `receive`: the newest Hello of each
+  identity is kept and answered with Starting, and any other message with Reattach.
+- `receive` reads a bounded number of messages and bytes, so that a flood does not starve the loop.
+- Messages are acknowledged at once, unless `may_owe` allows a few to wait until the next `beat` for
+  a message that carries the acknowledgement.
+- An identity is a name, not a secret: a peer that may open the socket can replace another one's
+  session with a later epoch. The mode of the directory decides which users may open it.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ class Session(Generic[Receipt]):
 
 
 class Router(Generic[Out, In, Receipt]):
-    """All peers of one ROUTER socket (bound by the caller, see
-    `slipstream_ipc.transport.sockets`)."""
+    """The peers of one ROUTER socket, which the caller has bound with `sockets.bind_router`."""
 
     def __init__(
         self,
@@ -79,9 +78,10 @@ class Router(Generic[Out, In, Receipt]):
         stalled_after_s: float = inf,
         connections: Connections | None = None,
     ) -> None:
-        """`stalled_after_s`: for how long a peer that lives may acknowledge nothing of what it was
-        sent; then its session ends (`take_stalled`). `connections`: to be told which of the
-        socket's connections have said Hello.
+        """
+        stalled_after_s: a live peer that acknowledges nothing of what it was sent for this long
+        loses its session (`take_stalled`).
+        connections: is notified of each connection that has sent a Hello.
         """
         self._connections = connections
         self._socket = socket
@@ -103,16 +103,16 @@ class Router(Generic[Out, In, Receipt]):
         return list(self._routes.values())
 
     def is_among(self, arrived: Container[object]) -> bool:
-        """Whether a poller that has said this has something for `receive`; what is held counts."""
+        """Whether the sockets a poller reports, or held Hellos, give `receive` something to do."""
         return bool(self._held) or self._socket in arrived
 
     def receive(
         self, now: float, *, may_owe: int = 0
     ) -> Iterator[tuple[Session[Receipt], In | Hello]]:
-        """Bodies that have arrived with their sessions, a new session's Hello first.
+        """Sessions and the bodies that have arrived for them, a new session's Hello first.
 
-        may_owe: messages of a peer that are not acknowledged by a message of its own, because what
-        is sent to it soon will do that. The loop's body may send, and end sessions.
+        may_owe: messages per peer that may stay unacknowledged because a message that is sent soon
+        will acknowledge them. The loop's body may send, and end sessions.
         """
         if self._held:
             held, self._held = self._held, {}
@@ -139,7 +139,7 @@ class Router(Generic[Out, In, Receipt]):
         self._heard.update(waiting)
 
     def hold(self) -> None:
-        """Take in what has arrived while nobody can be served yet."""
+        """Read what has arrived while no peer can be served: keep Hellos, answer with Starting."""
         for route, frame in self._frames():
             hello = frame.body
             if not isinstance(hello, Hello):
@@ -155,7 +155,10 @@ class Router(Generic[Out, In, Receipt]):
         self._send_control(session, Welcome(PROTOCOL_VERSION, model))
 
     def send(self, session: Session[Receipt], body: Out, receipt: Receipt) -> bool:
-        """Send a numbered message, if the session is open and in credit."""
+        """Send a numbered message; False if the session is closed or out of credit, or not sent.
+
+        `receipt` is returned by the session's link once the message is acknowledged.
+        """
         if not session.is_open or not session.link.has_credit:
             return False
         header = session.link.next_header()
@@ -166,19 +169,22 @@ class Router(Generic[Out, In, Receipt]):
         return True
 
     def reattach(self, session: Session[Receipt]) -> None:
-        """End a session, and tell its peer to begin another."""
+        """End a session and send its peer a Reattach."""
         self._send_control(session, Reattach())
         self._lose(session)
 
     def refuse_all(self, fault: Fault, *, is_leaving: bool = False) -> None:
-        """Tell every peer that it is served no longer. `is_leaving`: see `AttachRefused`."""
+        """Send every peer an AttachRefused; with `is_leaving`, close its session too."""
         for session in self.sessions:
             self._send_control(session, AttachRefused(fault, is_leaving))
             if is_leaving:
                 self.close(session)
 
     def beat(self, now: float) -> None:
-        """Ping silent peers, give up those that stay silent. Call it now and then."""
+        """Acknowledge what is owed, ping silent peers, end sessions of dead and stalled ones.
+
+        To be called periodically.
+        """
         self._acknowledge()
         for session in list(self._routes.values()):
             beat = session.link.beat(now)
@@ -193,17 +199,17 @@ class Router(Generic[Out, In, Receipt]):
                 self._stalled.append(session)
 
     def take_lost(self) -> list[Session[Receipt]]:
-        """Sessions that ended by themselves since the last call, unless they were replaced."""
+        """Sessions lost since the last call, without those whose identity has a new session."""
         lost, self._lost = self._lost, []
         return [s for s in lost if s.identity not in self._identities]
 
     def take_stalled(self) -> list[Session[Receipt]]:
-        """Sessions that ended since the last call as their peers acknowledged nothing."""
+        """Sessions ended since the last call because their peers acknowledged nothing."""
         stalled, self._stalled = self._stalled, []
         return stalled
 
     def close(self, session: Session[Receipt]) -> None:
-        """Forget a session; what it sent last is acknowledged still. Idempotent."""
+        """Forget a session, after acknowledging what it sent last. Idempotent."""
         owes_ack = session.is_open and session.link.owes_ack
         session.is_open = False
         if self._routes.get(session.route) is session:
@@ -215,17 +221,17 @@ class Router(Generic[Out, In, Receipt]):
             del self._identities[session.identity]
 
     def _frames(self) -> Iterator[tuple[bytes, Frame[In]]]:
-        """What has arrived, with its routes; what cannot be read is answered here."""
+        """Frames that have arrived, with their routes; unreadable messages are answered here."""
         num_bytes = 0
         for _ in range(MAX_READ_AT_ONCE):
             if num_bytes >= MAX_READ_BYTES_AT_ONCE:
                 return
             if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-                return  # to be told so by an exception takes several times longer
+                return  # several times faster than catching zmq.Again
             try:
                 route = self._socket.recv(zmq.NOBLOCK)
-                # an uncopied part knows whether there are more and which connection it came over:
-                # fewer calls than `recv_multipart` takes
+                # an uncopied part carries its `more` flag and its connection's descriptor, which
+                # takes fewer calls than `recv_multipart`
                 part = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
@@ -244,7 +250,7 @@ class Router(Generic[Out, In, Receipt]):
             yield route, frame
 
     def _judge(self, route: bytes, frame: Frame[In], now: float) -> Session[Receipt] | None:
-        """The session that a frame is to be delivered for, if it is to be delivered."""
+        """Account for a frame; the session if its body is to be delivered, else None."""
         body = frame.body
         if isinstance(body, Hello):
             return self._open(route, frame.epoch, body, now)
@@ -300,7 +306,7 @@ class Router(Generic[Out, In, Receipt]):
         return session
 
     def _refuse(self, route: bytes, why: str, epoch: int = 0, field: str | None = None) -> None:
-        """Say no. `epoch` is the refused frame's, 0 where it could not be read."""
+        """Answer with AttachRefused. `epoch` is the refused frame's, 0 if it could not be read."""
         session = self._routes.get(route)
         refusal = AttachRefused(Fault("bad_request", why, field))
         if session is not None:
@@ -315,7 +321,7 @@ class Router(Generic[Out, In, Receipt]):
             session.link.ack_sent()
 
     def _answer(self, route: bytes, epoch: int, body: Control) -> None:
-        """Say something to a route that has no session."""
+        """Send a control message to a route without a session."""
         frame: Frame[Control] = Frame(epoch, 0, 0, body)
         self._send(route, frame)
 

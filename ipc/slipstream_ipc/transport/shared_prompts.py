@@ -1,8 +1,8 @@
-"""Registrations that share a prompt, as one message and back.
+"""Joins registrations that share a prompt into one message, and splits it again.
 
-The answers to one prompt are streams of their own, and each registration is self-contained. On the
-way to a core consecutive ones that differ in no more than `OtherAdmit` says travel as one `Admit`,
-so that a prompt is sent, read and checked once for all of its answers.
+Each answer to a prompt is a separate stream with a self-contained registration. Consecutive ones
+that differ only in the fields of `OtherAdmit` are sent to the core as one `Admit`, so that a prompt
+is sent, decoded and checked once for all of its answers.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from msgspec import structs
 
 from slipstream_ipc.messages import MAX_OTHERS, Admit, OtherAdmit
 
-MAX_JOINED_BYTES = 2**26  # of prompt, outputs and log-probabilities in a message of several
+MAX_JOINED_BYTES = 2**26  # prompt, outputs and logprobs of a message with several registrations
 
 _OWN = OtherAdmit.__struct_fields__
 
 
 def joined(first: Admit, behind: Iterable[object]) -> tuple[Admit, int]:
-    """One message for a registration and as many of those behind it as can go with it, and how
-    many they are.
+    """`first` joined with as many of the registrations behind it as possible, and their number,
+    `first` included.
     """
     others: list[OtherAdmit] = []
     num_bytes = len(first.prompt_ids) + _own_bytes(first)
@@ -37,7 +37,7 @@ def joined(first: Admit, behind: Iterable[object]) -> tuple[Admit, int]:
 
 
 def registrations_of(admit: Admit) -> Iterator[Admit]:
-    """Each of the registrations in a message, self-contained; they share the prompt's bytes."""
+    """The registrations in a message, each self-contained; they share the prompt's bytes object."""
     if not admit.others:
         yield admit
         return
@@ -47,12 +47,12 @@ def registrations_of(admit: Admit) -> Iterator[Admit]:
 
 
 def _is_alike(first: Admit, admit: Admit) -> bool:
-    """Whether `admit` differs from `first` in its own fields alone."""
+    """Whether `admit` differs from `first` only in the fields of `OtherAdmit`."""
     if len(first.prompt_ids) != len(admit.prompt_ids):
         return False
     if (first.params.seed is None) != (admit.params.seed is None):
         return False
-    # in the place of `first`'s own fields: so a field that is added later has to be alike
+    # compares every other field, including any that is added to Admit later
     return _with(admit, first) == first
 
 

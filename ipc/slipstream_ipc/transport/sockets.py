@@ -1,16 +1,18 @@
-"""Sockets as Slipstream uses them, and which messages are numbered.
+"""Creates the ZeroMQ sockets of both ends of a hop, and says which messages are numbered.
 
-Owns: the socket options, and why they are what they are:
-- ROUTER with MANDATORY (by default it drops silently) and never HANDOVER (it discards what the
-  old peer had unread); every attach has a routing id of its own.
-- LINGER 0 everywhere: delivery is proven by acknowledgements, never by lingering.
-- A link's window bounds what is under way, by acknowledgement, so an attaching end has no
-  high-water mark. A ROUTER has one for each peer, far above the window: whoever floods it, or
-  leaves unread what it is answered, meets its own limit and costs nobody else memory.
-- HANDSHAKE_IVL ends a connection to an accepting end over which nothing comes (see `connections`).
-- MAXMSGSIZE cuts off a peer that sends beyond what the codec would refuse politely.
-- ipc:// sockets are bound without CURVE, tcp:// ones with it: a socket's options are copied by
-  each bind, so one ROUTER serves both (`curve`).
+The socket options and their reasons:
+
+- ROUTER_MANDATORY, as a ROUTER drops messages to unknown routes silently by default; never
+  ROUTER_HANDOVER, which discards what the old peer had unread. Every attach has a fresh routing id.
+- LINGER 0 everywhere: acknowledgements prove delivery, lingering does not.
+- A link's window bounds the messages in flight, so an attaching end has no high-water mark. A
+  ROUTER has one for each peer, far above the window: a peer that floods it, or does not read its
+  answers, hits its own limit and costs no other peer memory.
+- HANDSHAKE_IVL closes connections to an accepting end that do not finish their handshake
+  (see `connections`).
+- MAXMSGSIZE disconnects a peer whose messages are far larger than what the codec refuses.
+- ipc:// addresses are bound without CURVE, tcp:// ones with it: each bind copies the socket's
+  options, so one ROUTER serves both (`curve`).
 """
 
 from __future__ import annotations
@@ -41,11 +43,11 @@ from slipstream_ipc.transport.curve import (
     secure_server,
 )
 
-MAX_READ_AT_ONCE = 1024  # messages, before whoever reads them does something else again
-MAX_READ_BYTES_AT_ONCE = 2**21  # … and bytes; a message that is larger is read by itself
+MAX_READ_AT_ONCE = 1024  # messages read in one call of `receive`
+MAX_READ_BYTES_AT_ONCE = 2**21  # the same in bytes; a larger message ends the call
 
 _UNNUMBERED = frozenset({*get_args(Control), type(None)})
-_PEER_HWM = 256  # messages of one peer, either way; links have a window of 16
+_PEER_HWM = 256  # messages of one peer in each direction; links have a window of 16
 
 
 def is_numbered(body: object) -> bool:
@@ -54,7 +56,10 @@ def is_numbered(body: object) -> bool:
 
 
 class Listener(NamedTuple):
-    """Where a server is heard besides its ipc:// address. Without keys: by every local user."""
+    """A tcp:// address that a server binds besides its ipc:// one.
+
+    Without keys, every local user can connect to it.
+    """
 
     address: str  # tcp://
     keys: ServerKeys | None = None
@@ -62,12 +67,18 @@ class Listener(NamedTuple):
 
 
 def check_address(address: str) -> str:
-    """The address; BadRequest unless it is an ipc:// one whose path fits a Unix socket."""
+    """Return the address if it is an ipc:// one whose path fits a Unix socket.
+
+    Raises: BadRequest.
+    """
     return check_ipc_address(address)
 
 
 def private_directory(path: Path | None = None) -> Path:
-    """A directory that only this user may enter: `path`, or a fresh one."""
+    """A directory that only this user may enter: `path`, created if missing, or a temporary one.
+
+    Raises: PermissionError if `path` exists and other users may enter it.
+    """
     if path is None:
         return Path(tempfile.mkdtemp(prefix="slipstream-"))
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -83,12 +94,13 @@ def bind_router(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     connections: Connections | None = None,
 ) -> zmq.Socket[bytes]:
-    """The accepting end's socket, bound to an ipc:// address and where a `listener` says, too.
+    """The accepting end's socket, bound to an ipc:// address and to that of `listener`, if given.
 
-    `max_message_bytes` is what its codec reads; `connections` bounds who comes.
+    max_message_bytes: the largest message that the codec reads.
+    connections: bounds the number of open connections.
 
-    Raises: BadRequest for an address that is none; PermissionError where others may enter the
-    socket's folder; ZMQError where it cannot be bound.
+    Raises: BadRequest for an invalid address; PermissionError if other users may enter the socket's
+    folder; ZMQError if an address cannot be bound.
     """
     check_ipc_address(address)
     check_socket_folder(address)
@@ -104,7 +116,7 @@ def bind_router(
     if connections is not None:
         connections.watch(context, socket)
     try:
-        socket.bind(address)  # first: it takes no keys
+        socket.bind(address)  # before the keys are set: it takes none
         if listener is not None:
             if listener.keys is not None:
                 open_gate(context, listener.keys)
@@ -112,7 +124,7 @@ def bind_router(
             socket.setsockopt(zmq.IPV6, int(is_ipv6(listener.address)))
             socket.bind(listener.address)
     except zmq.ZMQError:
-        socket.close()  # an open one would keep the context from ever ending
+        socket.close()  # an open socket would block the context's termination
         raise
     return socket
 
@@ -126,11 +138,11 @@ def new_dealer(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     connects: bool = True,
 ) -> zmq.Socket[bytes]:
-    """The attaching end's socket. `max_message_bytes` is what its codec reads.
+    """The attaching end's socket. `max_message_bytes` is the largest message that its codec reads.
 
-    `connects` False leaves that to the caller, who wants to watch it.
+    With `connects` False the caller connects it, after starting to monitor it.
 
-    Raises: BadRequest for an address that is none, or is not to be used without keys.
+    Raises: BadRequest for an address that is invalid, or needs keys that `access` lacks.
     """
     access = access or Access()
     has_keys = access.keys is not None
@@ -151,21 +163,21 @@ def new_dealer(
 
 
 class Break(NamedTuple):
-    """What became of a connection."""
+    """What has happened to a connection."""
 
-    is_broken: bool = False  # it was there, and is no longer
-    refused: str = ""  # it was not let in, for good: why
-    trouble: str = ""  # it failed in the handshake, perhaps not for good: how
+    is_broken: bool = False  # an established connection ended
+    refused: str = ""  # why the handshake was refused permanently
+    trouble: str = ""  # how the handshake failed, perhaps temporarily
 
 
 class DisconnectWatch:
-    """Says when a socket's connection broke or was refused, before its peer is missed."""
+    """Reports a broken or refused connection of a socket at once, before its heartbeat fails."""
 
     def __init__(self, socket: zmq.Socket[bytes], poller: zmq.Poller) -> None:
-        """`poller` wakes up for it until `close`. What happened before is never told."""
+        """`poller` has the monitor registered until `close`. Earlier events are not reported."""
         self._socket = socket
         self._poller = poller
-        self._is_failing = False  # the next break is that of a handshake
+        self._is_failing = False  # the next disconnect belongs to a failed handshake
         self._events = socket.get_monitor_socket(
             zmq.EVENT_DISCONNECTED
             | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -176,11 +188,11 @@ class DisconnectWatch:
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        """What the poller calls it."""
+        """The monitor's socket, as registered with the poller."""
         return self._events
 
     def look(self) -> Break:
-        """What happened since the last call."""
+        """What has happened since the last call."""
         is_broken, refused, trouble = False, "", ""
         while True:
             try:
@@ -200,13 +212,13 @@ class DisconnectWatch:
                 trouble = "the handshake failed; with keys: server.key may be another server's"
 
     def close(self) -> None:
-        """Stop watching; to be called before the socket is closed."""
+        """Stop monitoring; to be called before the socket is closed."""
         self._poller.unregister(self._events)
         self._socket.disable_monitor()
         self._events.close(linger=0)
 
 
-_EVENT = struct.Struct("=hi")  # of a monitor's first frame: the event, its value
+_EVENT = struct.Struct("=hi")  # a monitor's first frame: the event and its value
 
 
 def _common(socket: zmq.Socket[bytes], max_message_bytes: int) -> None:

@@ -1,1 +1,1 @@
-"""What a request may ask for, checked by clients and by the worker."""
+"""Checks of what a request may ask for, made early by clients and again by the worker."""

@@ -1,14 +1,11 @@
-"""What a chat template may be given beside the messages, and what may be asked of a tokenizer: the
-checks, at both ends.
+"""Checks what a request gives a chat template besides the messages, and tokenizer queries.
 
-Owns: the shape of tool definitions (OpenAI's), which variables a request may set, how many tokens
-a question may be about. Does not know: templates, tokenizers. Refusals name the caller's field.
+Tool definitions have OpenAI's form. Every BadRequest names the caller's field.
 
-Rules:
-- Variables that are the renderer's own arguments are refused: a request that could set
-  `chat_template` would bring code of its own.
-- Both travel as JSON text, and are read where they are used: by the client that checks them, and by
-  the prompt process, never by the worker's loop.
+- Variables with the names of the renderer's arguments are refused: a request that sets
+  `chat_template` would bring its own code.
+- Tools and variables are sent as JSON text and decoded where they are used: by the client, which
+  checks them, and by the prompt process, but not by the worker's loop.
 """
 
 from __future__ import annotations
@@ -23,13 +20,13 @@ from slipstream_ipc.errors import BadRequest, ProtocolError, brief
 from slipstream_ipc.messages import MAX_TEMPLATE_CHARS, ChatMessage, ModelCard, TemplateOptions
 
 MAX_TOOLS = 1024
-MAX_QUESTION_TOKENS = 2**20  # of a Tokenize or Detokenize; so that its answer fits into a message
-# of a Tokenize that asks for their spelling too: written as JSON these keep a front for 50 ms
+MAX_QUESTION_TOKENS = 2**20  # per Tokenize or Detokenize, so that the answer fits into a message
+# per Tokenize with_strings: encoding these as JSON blocks an HTTP front for 50 ms
 MAX_SPELLED_TOKENS = 2**16
-# of a Tokenize, all it has; nobody else's long prompt is tokenised meanwhile
+# per Tokenize, in all its texts: no other long prompt is tokenized meanwhile
 MAX_QUESTION_CHARS = 2**22
 
-# arguments of transformers' apply_chat_template, and what it calls the turns on the way
+# arguments of transformers' apply_chat_template, and its internal names for the turns
 RESERVED = frozenset(
     [
         "self",
@@ -55,7 +52,7 @@ RESERVED = frozenset(
 
 
 class Function(Struct, frozen=True):
-    """What a tool is; `parameters` is a JSON schema. More fields may be there."""
+    """The function of a tool; `parameters` is a JSON schema. Unknown fields are allowed."""
 
     name: str
     description: str | None = None
@@ -63,7 +60,7 @@ class Function(Struct, frozen=True):
 
 
 class Tool(Struct, frozen=True):
-    """A tool's definition, as OpenAI has it. More fields may be there."""
+    """A tool's definition in OpenAI's form. Unknown fields are allowed."""
 
     function: Function
     type: Literal["function"]
@@ -80,7 +77,7 @@ def template_options(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
 ) -> TemplateOptions:
-    """Checked options of what a caller gives; `tools` and `kwargs` as lists and dicts, or None.
+    """TemplateOptions of a caller's `tools` (a list) and `kwargs` (a dict), either may be None.
 
     Raises: BadRequest.
     """
@@ -95,7 +92,7 @@ def template_options(
 
 
 def read_template(options: TemplateOptions) -> tuple[list[dict[str, Any]] | None, dict[str, Any]]:
-    """The tools, as dicts, and the variables. Raises: BadRequest."""
+    """The tools as dicts, None if there are none, and the variables. Raises: BadRequest."""
     for name, text in (("tools", options.tools), ("chat_template_kwargs", options.kwargs)):
         if len(text) > MAX_TEMPLATE_CHARS:
             raise BadRequest(name, f"{len(text)} characters", f"at most {MAX_TEMPLATE_CHARS}")
@@ -106,9 +103,9 @@ def read_template(options: TemplateOptions) -> tuple[list[dict[str, Any]] | None
 
 
 def template_message(message: ChatMessage, where: str = "messages") -> dict[str, Any]:
-    """A message as templates expect it: the arguments of its tool calls are objects.
+    """A message as templates expect it, with the arguments of its tool calls as objects.
 
-    where: what the caller calls the message. Raises: BadRequest where they are none.
+    where: the message's name in an error. Raises: BadRequest for arguments that are no object.
     """
     turn: dict[str, Any] = msgspec.to_builtins(message)
     if message.tool_calls is not None:
@@ -124,7 +121,7 @@ def template_message(message: ChatMessage, where: str = "messages") -> dict[str,
 
 
 def check_token_ids(column: bytes, card: ModelCard) -> None:
-    """BadRequest for a column of ids that cannot be asked about."""
+    """Check the ids of a Detokenize: column, length and vocabulary. Raises: BadRequest."""
     try:
         ids = u32(column)
     except ProtocolError:
@@ -142,7 +139,7 @@ def _as_json(name: str, value: Any) -> str:
     try:
         return msgspec.json.encode(value).decode()
     except (UnicodeEncodeError, TypeError, RecursionError, ValueError) as error:
-        given = f"a {type(value).__name__}"  # it may be too deep to be shown, too
+        given = f"a {type(value).__name__}"  # the value may be nested too deeply for repr
         raise BadRequest(name, given, f"what JSON and UTF-8 can hold ({error})") from error
 
 

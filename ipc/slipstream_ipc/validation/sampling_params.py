@@ -1,7 +1,7 @@
-"""What a request may ask for: the checks that a client makes early and the worker makes again.
+"""Checks the values of SamplingParams, prompts and the other fields of a request.
 
-Owns: the allowed values of SamplingParams and prompts. Does not know: sockets, models' weights.
-Every refusal is a BadRequest that names the field, the value and what is allowed.
+A client makes these checks early and the worker makes them again. Every failure is a BadRequest
+that names the field, the value and what is allowed.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from slipstream_ipc.validation.token_constraints import (
     unpack_words,
 )
 
-MAX_LOGPROBS = 300_000  # more than vocabularies have
+MAX_LOGPROBS = 300_000  # larger than any vocabulary
 MAX_LOGPROB_TOKEN_IDS = 128
-MAX_LOGPROB_BYTES = 64 * 2**20  # of one request, prompt and outputs
+MAX_LOGPROB_BYTES = 64 * 2**20  # per request, prompt and outputs together
 MAX_N = 128
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_SEED = 2**63 - 1
-MAX_TEMPERATURE = 1e30  # what float32 holds with room to spare
+MAX_TEMPERATURE = 1e30  # far below float32's maximum
 MAX_PRIORITY = 2**31 - 1
 
 _NONE_MEANS_EMPTY = ("stop", "stop_token_ids")
 
 
 def params_from(options: Mapping[str, Any]) -> SamplingParams:
-    """SamplingParams of keyword options; BadRequest for an unknown name or a wrong type.
+    """SamplingParams of keyword options. Raises: BadRequest for an unknown name or a wrong type.
 
     `stop` and `stop_token_ids` may be None for none, as in vLLM.
     """
@@ -70,12 +70,15 @@ def params_from(options: Mapping[str, Any]) -> SamplingParams:
 
 
 def stop_strings(params: SamplingParams) -> tuple[str, ...]:
-    """The stop strings as a tuple, whichever way they were given."""
+    """The stop strings as a tuple, even if `stop` is a single string."""
     return (params.stop,) if isinstance(params.stop, str) else params.stop
 
 
 def check_params(params: SamplingParams) -> None:
-    """BadRequest for the first field whose value is not allowed; the types are right already."""
+    """Check all values; the types are right already.
+
+    Raises: BadRequest for the first field whose value is not allowed.
+    """
     allowed = f"a number in [0, {MAX_TEMPERATURE:g}]"
     _number("temperature", params.temperature, 0, MAX_TEMPERATURE, allowed)
     _number("top_p", params.top_p, 0, 1, "a number in (0, 1]", open_below=True)
@@ -102,20 +105,20 @@ def check_params(params: SamplingParams) -> None:
 
 
 def check_num_logprobs(params: SamplingParams, card: ModelCard) -> None:
-    """BadRequest where more log-probabilities to a token are asked for than the server allows."""
+    """Raise BadRequest if more log-probabilities per token are requested than the server allows."""
     most = card.vocab_size if card.max_logprobs < 0 else min(card.max_logprobs, card.vocab_size)
     for field in ("logprobs", "prompt_logprobs"):
         wanted: int | None = getattr(params, field)
         if field == "logprobs" and params.logprob_token_ids is not None:
-            continue  # has a bound of its own
+            continue  # bounded by MAX_LOGPROB_TOKEN_IDS
         if wanted is not None and not (-1 if most == card.vocab_size else 0) <= wanted <= most:
             setting = f"max_logprobs is {card.max_logprobs}"
             raise BadRequest(field, wanted, f"an integer in [0, {most}] ({setting}), or None")
 
 
 def with_num_logprobs(params: SamplingParams, vocab_size: int) -> SamplingParams:
-    """The same with a number in the place of -1, the whole vocabulary, and with the number of
-    `logprob_token_ids` as `logprobs`.
+    """The params with -1 (the whole vocabulary) replaced by `vocab_size`, and with `logprobs` set
+    to the number of `logprob_token_ids`.
     """
     numbers = {
         field: vocab_size
@@ -128,7 +131,10 @@ def with_num_logprobs(params: SamplingParams, vocab_size: int) -> SamplingParams
 
 
 def logprob_bytes(params: SamplingParams, prompt_len: int, max_tokens: int) -> int:
-    """Bytes that a request's log-probabilities may take, prompt and outputs. -1 is no number."""
+    """The most bytes that a request's log-probabilities take, for prompt and outputs.
+
+    The params have to be those of `with_num_logprobs`, without -1.
+    """
     num_bytes = 0
     for wanted, num_tokens in (
         (params.logprobs, max_tokens),
@@ -142,7 +148,7 @@ def logprob_bytes(params: SamplingParams, prompt_len: int, max_tokens: int) -> i
 def check_logprob_bytes(
     params: SamplingParams, prompt_len: int, max_tokens: int, vocab_size: int
 ) -> None:
-    """BadRequest where a request's log-probabilities would take too much memory."""
+    """Raise BadRequest if a request's log-probabilities may exceed MAX_LOGPROB_BYTES."""
     params, num_bytes = with_num_logprobs(params, vocab_size), 0
     for field, num_tokens in (("logprobs", max_tokens), ("prompt_logprobs", prompt_len - 1)):
         wanted: int | None = getattr(params, field)
@@ -155,7 +161,7 @@ def check_logprob_bytes(
 
 
 def check_label(label: str, priority: int) -> None:
-    """BadRequest for a label or priority that does not travel."""
+    """Raise BadRequest if the label or the priority is out of range."""
     if len(label) > MAX_LABEL_CHARS:
         raise BadRequest("label", label, f"at most {MAX_LABEL_CHARS} characters")
     allowed = "a 32-bit integer; lower runs first"
@@ -163,22 +169,23 @@ def check_label(label: str, priority: int) -> None:
 
 
 def check_cache_salt(cache_salt: str) -> None:
-    """BadRequest for a salt that does not travel."""
+    """Raise BadRequest if the salt is too long."""
     if len(cache_salt) > MAX_LABEL_CHARS:
-        given = f"{len(cache_salt)} characters"  # a tenant's salt is for no log
+        given = f"{len(cache_salt)} characters"  # a tenant's salt must not be logged
         raise BadRequest("cache_salt", given, f"at most {MAX_LABEL_CHARS} characters")
 
 
 def check_turns(num_turns: int) -> None:
-    """BadRequest for a chat of more messages than a request may hold."""
+    """Raise BadRequest if a chat has more messages than a request may hold."""
     if num_turns > MAX_CHAT_TURNS:
         raise BadRequest("messages", f"{num_turns} messages", f"at most {MAX_CHAT_TURNS}")
 
 
 def check_admit(admit: Admit) -> None:
-    """BadRequest where a worker asks its core for what no client could have asked of the worker.
+    """Check a worker's registration like a client's request, on the core's side.
 
-    The types and ranges are right already; what depends on the model is the core's to check.
+    The types and ranges are right already; what depends on the model is checked by the core later.
+    Raises: BadRequest.
     """
     check_params(admit.params)
     _integer("max_tokens", admit.max_tokens, 1, 2**31 - 1, "an integer >= 1")
@@ -191,7 +198,10 @@ def check_admit(admit: Admit) -> None:
 
 
 def check_prompt(token_ids: UInt32s, params: SamplingParams, card: ModelCard) -> int:
-    """How many tokens the request may produce; BadRequest where its prompt cannot be run."""
+    """The number of tokens that the request may produce.
+
+    Raises: BadRequest if its prompt or its params do not fit the model.
+    """
     num = len(token_ids)
     if not num:
         raise BadRequest("prompt", "an empty prompt", "at least one token")
@@ -217,7 +227,7 @@ def check_prompt(token_ids: UInt32s, params: SamplingParams, card: ModelCard) ->
 
 
 def token_ids_from(ids: Any) -> UInt32s:
-    """Token ids given as a sequence of integers, as a u32 array; BadRequest for anything else."""
+    """A u32 array, [n], of token ids given as a sequence of integers. Raises: BadRequest."""
     allowed = "a sequence of integers in [0, 2**32)"
     try:
         array = np.asarray(ids)

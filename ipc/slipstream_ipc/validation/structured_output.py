@@ -1,13 +1,11 @@
-"""What a request may ask its answer to look like: the checks that need no grammar library.
+"""Checks StructuredOutputs as far as possible without a grammar library.
 
-Owns: the limits of StructuredOutputs, and what goes together with it. Does not know: whether a
-grammar compiles, which only the core can tell.
+Whether a grammar compiles is checked by the core.
 
-Rules:
-- The grammar alone says when an answer may end, and it does so by an id that ends streams: one of
-  the model's own, or one that the request names where it ignores those. So there must be such an
-  id, and a number of tokens under which the answer must not end (min_tokens) is refused.
-- What is refused here names `structured_outputs.FIELD`.
+- Only the grammar decides when an answer may end, and it does so by a stop id: one of the model's
+  EOS ids, or one of `stop_token_ids` if the request ignores those. So there has to be a stop id,
+  and min_tokens is refused.
+- Errors about a field of StructuredOutputs name `structured_outputs.FIELD`.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ MAX_SCHEMA_BYTES = 2**18
 MAX_REGEX_BYTES = 2**16
 MAX_GRAMMAR_BYTES = 2**16
 MAX_CHOICES = 4096
-MAX_CHOICE_BYTES = 2**18  # all of them together
+MAX_CHOICE_BYTES = 2**18  # all choices together
 
 _LIMITS = {"json": MAX_SCHEMA_BYTES, "regex": MAX_REGEX_BYTES, "grammar": MAX_GRAMMAR_BYTES}
 _KINDS = "exactly one of json, regex, choice, grammar and json_object"
 
 
 def check_structured(outputs: StructuredOutputs, params: SamplingParams) -> None:
-    """BadRequest for the first field that is not allowed; the types are right already."""
+    """Raise BadRequest for the first field that is not allowed; the types are right already."""
     kind_of(outputs)
     for name, most in _LIMITS.items():
         value = getattr(outputs, name)
@@ -52,7 +50,10 @@ def check_structured(outputs: StructuredOutputs, params: SamplingParams) -> None
 
 
 def check_ending(params: SamplingParams, stop_token_ids: tuple[int, ...]) -> None:
-    """BadRequest where an answer in a grammar could not end; the ids are all that would end it."""
+    """Raise BadRequest if an answer in a grammar could not end.
+
+    stop_token_ids: all ids that end the stream, the model's included.
+    """
     if params.structured_outputs is not None and not stop_token_ids:
         given = "ignore_eos" if params.ignore_eos else "a model without an end-of-sequence id"
         allowed = "an id that ends the answer once its grammar is complete: give stop_token_ids"
@@ -60,7 +61,7 @@ def check_ending(params: SamplingParams, stop_token_ids: tuple[int, ...]) -> Non
 
 
 def kind_of(outputs: StructuredOutputs) -> str:
-    """The name of the one field that is given; BadRequest unless it is one."""
+    """The name of the field that is given. Raises: BadRequest unless it is exactly one."""
     given = [name for name in outputs.__struct_fields__ if getattr(outputs, name) is not None]
     if outputs.json_object is False:
         given.remove("json_object")
@@ -70,7 +71,10 @@ def kind_of(outputs: StructuredOutputs) -> str:
 
 
 def json_as_text(outputs: StructuredOutputs) -> StructuredOutputs:
-    """The same with a schema that is an object written as text; the limits are checked already."""
+    """The outputs with a JSON schema as text, even if it was given as an object.
+
+    The limits are checked already.
+    """
     if outputs.json is None or isinstance(outputs.json, str):
         return outputs
     return structs.replace(outputs, json=msgspec.json.encode(outputs.json).decode())
@@ -81,7 +85,7 @@ def _num_bytes(name: str, value: object) -> int:
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         return len(text.encode())
     except (UnicodeEncodeError, TypeError, RecursionError, ValueError) as error:
-        given = f"a {type(value).__name__}"  # it may be too deep to be shown, too
+        given = f"a {type(value).__name__}"  # the value may be nested too deeply for repr
         raise _bad(name, given, f"what JSON and UTF-8 can hold ({error})") from error
 
 

@@ -1,12 +1,11 @@
-"""What a request may say of single tokens: biases, what is allowed, bad words, penalties.
+"""Checks a request's token constraints: logit bias, allowed ids, bad words and penalties.
 
-Owns: the allowed values of these parameters, and whether they leave a token to sample. Does not
-know: how they change logits (the core's `runner.constraints` and `runner.penalties`), tokenizers.
+The core's `runner.sampling.constraints` and `runner.sampling.penalties` apply them to logits.
 
-Rules:
-- Names and meanings are vLLM's. A bad word is what its text is tokenised to: the token sequences
-  that it travels as must not be completed in the output.
-- A request that could come to where no token is left is refused, so that no step ever meets one.
+- Names and meanings are vLLM's. A bad word is sent as the token sequences that its text is
+  tokenized to, none of which may be completed in the output.
+- A request whose output could reach a point without any allowed token is refused, so that no step
+  has to handle it.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from slipstream_ipc.messages import SamplingParams
 
 MAX_LOGIT_BIASES = 1024
 MAX_LOGIT_BIAS = 100.0
-MAX_ALLOWED_TOKEN_IDS = 300_000  # more than vocabularies have
+MAX_ALLOWED_TOKEN_IDS = 300_000  # larger than any vocabulary
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_CHARS = 128
 MAX_BAD_WORD_TOKENS = 32
 MAX_PENALTY = 2.0
-LEAST_REPETITION_PENALTY = 1e-6  # with the most: what float32 holds with room to spare
+LEAST_REPETITION_PENALTY = 1e-6  # both bounds keep logits far inside float32's range
 MOST_REPETITION_PENALTY = 1e6
 
 Words = Sequence[tuple[int, ...]]  # token sequences, none of them empty
 
 
 def check_token_params(params: SamplingParams) -> None:
-    """BadRequest for the first of these fields whose value no model could take."""
+    """Raise BadRequest for the first of these fields whose value is invalid for every model."""
     for field in ("presence_penalty", "frequency_penalty"):
         value = getattr(params, field)
-        if not -MAX_PENALTY <= value <= MAX_PENALTY:  # nor is a nan
+        if not -MAX_PENALTY <= value <= MAX_PENALTY:  # also refuses nan
             raise BadRequest(field, value, f"a number in [{-MAX_PENALTY:g}, {MAX_PENALTY:g}]")
     value = params.repetition_penalty
     if not LEAST_REPETITION_PENALTY <= value <= MOST_REPETITION_PENALTY:
@@ -51,7 +50,7 @@ def check_token_params(params: SamplingParams) -> None:
 
 
 def check_known_ids(params: SamplingParams, vocab_size: int) -> None:
-    """BadRequest for a token id that the model does not have."""
+    """Raise BadRequest for a token id outside of the vocabulary."""
     for field in ("logit_bias", "allowed_token_ids", "logprob_token_ids"):
         token_ids: Collection[int] = getattr(params, field) or ()
         largest = max(token_ids, default=0)
@@ -60,7 +59,7 @@ def check_known_ids(params: SamplingParams, vocab_size: int) -> None:
 
 
 def with_distinct_ids(params: SamplingParams) -> SamplingParams:
-    """The same with each allowed id listed once, in ascending order."""
+    """The params with each allowed id listed once, in ascending order."""
     if params.allowed_token_ids is None:
         return params
     ids = np.unique(np.array(params.allowed_token_ids, np.uint32)).tolist()
@@ -68,12 +67,12 @@ def with_distinct_ids(params: SamplingParams) -> SamplingParams:
 
 
 def unpack_words(ids: bytes, counts: bytes) -> Words:
-    """Bad words as they travel: all ids, and how many of them each word has; see `Admit`.
+    """The token sequences of the columns `bad_word_ids` and `bad_word_counts` of an Admit.
 
-    Raises BadRequest where they are no such columns, or more than a request may have.
+    Raises: BadRequest if the columns are invalid, or exceed the limits of a request.
     """
     if not ids and not counts:
-        return []  # nearly always
+        return []  # the usual case
     try:
         lengths, token_ids = u32(counts, "bad_word_counts"), u32(ids, "bad_word_ids")
     except ProtocolError as error:
@@ -99,9 +98,10 @@ def check_rules(
     stop_ids: Collection[int],
     max_tokens: int,
 ) -> None:
-    """BadRequest where the model lacks a token that is named, or where no token would be left.
+    """Check that the model has the given tokens, and that one can always be sampled.
 
-    `words` are the token sequences of `params.bad_words`, `stop_ids` all that end the stream.
+    words: the token sequences of `params.bad_words`. stop_ids: all ids that end the stream.
+    Raises: BadRequest.
     """
     check_known_ids(params, vocab_size)
     largest = max((max(word) for word in words), default=0)
@@ -153,11 +153,12 @@ def _without_way_out(
     stop_ids: frozenset[int],
     max_tokens: int,
 ) -> str | None:
-    """The field to blame where some output could come to a place with no token left, else None.
+    """The field to blame if some output could reach a point without an allowed token, else None.
 
-    What words forbid next depends on the longest end of the output that one of them begins with:
-    the states of their automaton (Aho and Corasick, 1975). An output that can be sampled comes to a
-    state soonest as that beginning itself, and later less is forbidden. So each is looked at once.
+    What the words forbid next depends on the longest suffix of the output that is a prefix of a
+    word: the states of the automaton of Aho and Corasick (1975). The shortest output that reaches a
+    state is the prefix itself, and longer ones are forbidden less, as min_tokens forbids stop ids
+    only at first. So each state is visited once.
     """
     first_stops = stop_ids if params.min_tokens > 0 else frozenset()
     if not words and not first_stops:
@@ -168,7 +169,7 @@ def _without_way_out(
         return None
 
     options = set(range(vocab_size)) if allowed is None else allowed
-    # of each state: where tokens lead, what it forbids, and by how many tokens one comes there
+    # per state: the transitions by token, and the forbidden tokens
     follow: list[dict[int, int]] = [{}]
     forbidden: list[frozenset[int]] = [frozenset()]
     for *head, last in words:
@@ -181,7 +182,7 @@ def _without_way_out(
             state = follow[state][token_id]
         forbidden[state] |= {last}
 
-    reached = deque([(0, 0, 0)])  # state, its longest shorter end, tokens
+    reached = deque([(0, 0, 0)])  # state, the state of its longest proper suffix, output tokens
     fallback = [0] * len(follow)
     while reached:
         state, shorter, num_tokens = reached.popleft()
