@@ -82,7 +82,7 @@ class Core:
         return self.scheduler.num_running, self.scheduler.num_waiting + self.handler.num_pending
 
     def close(self, *, keeps_runner: bool = False) -> None:
-        """Close sockets and threads; stop the device, unless the runner is kept for another core."""
+        """Close sockets and threads, and the runner unless it is kept for another core."""
         if not keeps_runner:
             self.runner.close()
         self.socket.close()

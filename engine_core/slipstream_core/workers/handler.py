@@ -88,7 +88,7 @@ class WorkerHandler:
         incarnation: int,
         suspects: tuple[bytes, ...],
     ) -> None:
-        """`incarnation` is this core's; `suspects` are the streams its predecessor was computing."""
+        """`suspects` are the streams that the previous core was computing."""
         self._acceptor = acceptor
         self._card = card
         self._scheduler = scheduler
