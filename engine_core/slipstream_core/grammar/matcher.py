@@ -117,9 +117,7 @@ class GrammarMatcher:
                 pass
 
     def _broken(self, otherwise: str) -> GrammarBroken:
-        """The error, with the library's reason if that is a limit: other reasons
-        quote the token.
-        """
+        """The error, with the library's reason if it is a limit: others quote the token."""
         why = self._matcher.get_error().partition("\n")[0]
         if not why or "satisfy the grammar" in why:
             return GrammarBroken(f"the grammar {otherwise}")

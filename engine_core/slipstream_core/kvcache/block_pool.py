@@ -28,9 +28,7 @@ _WINDOW = 256  # entries of the queue that are scanned together, at least
 
 
 class BlockPool:
-    """Reference counts of all blocks; the block without content released last is
-    allocated first.
-    """
+    """Reference counts and free lists of all blocks."""
 
     def __init__(self, num_blocks: int) -> None:
         """Raises ValueError for fewer than 2 blocks, of which one is the null block."""

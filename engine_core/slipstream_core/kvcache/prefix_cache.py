@@ -80,8 +80,7 @@ class PrefixCache:
             chain.append(digest)
 
     def lookup(self, row: int, max_blocks: int, *, start: int = 0) -> Int32s:
-        """The cached blocks that hold the request's first tokens, [n], up to the first that is
-        missing.
+        """The cached blocks of the request's first tokens, [n], up to the first that is missing.
 
         They have to be shared before anything is allocated. The first `start` of at most
         `max_blocks` are left out.
@@ -96,9 +95,7 @@ class PrefixCache:
         return np.array(blocks, np.int32) if blocks else _NO_BLOCKS
 
     def register(self, row: int, start: int, blocks: Int32s) -> None:
-        """Register the request's filled `blocks`, from number `start` on; their
-        digests are known.
-        """
+        """Register the request's filled `blocks`, from number `start` on. Call `extend` first."""
         self.register_all([(row, start, blocks.tolist())])
 
     def register_all(self, filled: Iterable[tuple[int, int, Sequence[int]]]) -> None:

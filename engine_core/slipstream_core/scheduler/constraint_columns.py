@@ -1,5 +1,4 @@
-"""Token constraints of requests (biases, allowed ids, bad words, penalties), and their plan
-columns.
+"""Token constraints (biases, allowed ids, bad words, penalties) and their columns in a plan.
 
 - Rows without constraints cost nothing. A batch whose constrained rows stay the same costs one
   comparison: its columns are made once.

@@ -131,9 +131,7 @@ class DecodeStreak:
         self._num_left = 0  # tokens until the first row reaches its limit
 
     def begin(self, rows: RowSet, index: Int64s, num_ended: int, num_left: int) -> None:
-        """All of `rows` are alive, and each may get `num_left` more tokens;
-        `index` as in Sampled.
-        """
+        """`rows` are alive, and each may get `num_left` more tokens; `index`: see Sampled."""
         self._rows, self._index = rows, index
         self._num_ended, self._num_left = num_ended, num_left
 
@@ -293,9 +291,7 @@ class DecodeBatch:
             self._num_given = num
 
     def _look_ahead(self) -> None:
-        """Compute the columns of the next steps: one at least, even if blocks for
-        it are lacking.
-        """
+        """Compute the columns of the next steps: one at least, even if it lacks blocks."""
         self._hand_out()
         size, first = self._block_size, self._first + self._at
         self._num_steps += self._at

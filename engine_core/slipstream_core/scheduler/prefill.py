@@ -57,9 +57,7 @@ class Prefill:
         return chunks
 
     def admit(self, acked: Acked, budget: int) -> list[Chunk]:
-        """Admit waiting requests while budget, slots and blocks last; returns
-        their first chunks.
-        """
+        """Admit waiting requests while budget, slots and blocks last; returns their chunks."""
         chunks: list[Chunk] = []
         num_passed_over = 0
         while budget > 0 and self._slots.num_free:

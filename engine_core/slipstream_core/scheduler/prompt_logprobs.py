@@ -1,12 +1,11 @@
-"""Requests whose prompt log-probabilities are still to be computed, and the part of a plan for
-them.
+"""The rows whose prompt log-probabilities are still to be computed, and their part of a plan.
 
 - The logits at a position score the token behind it: positions 0 to prompt_len - 2 are wanted, for
   all tokens of the prompt but the first.
 - A step has logits at no more than MAX_POSITIONS of them, as logits over the whole vocabulary take
   far more memory than anything else of a step. Chunks are cut to that.
-- Such a request shares no blocks that others computed, as their logits are gone. Once all of its
-  prompt is scored it is like any other.
+- Such a request shares no blocks that others computed, as their logits are gone. Once its prompt is
+  scored, it is like any other.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Allocates, shares, grows and frees the blocks of requests, and registers them in the prefix
-cache.
+"""Allocates, shares and frees the blocks of requests, and registers them in the prefix cache.
 
 - A request shares only full blocks in front of the first token that it computes, and computes at
   least one: a shared block is never written.
@@ -214,9 +213,7 @@ class RequestBlocks:
             )
 
     def _register(self, row: int, start: int, stop: int) -> Int32s:
-        """Register the row's blocks [start, stop), whose tokens are on the host; returns the
-        blocks.
-        """
+        """Register the row's blocks [start, stop), whose tokens are on the host; returns them."""
         assert self._cache is not None
         blocks = self._slots.tables[self._requests.slot[row], start:stop].copy()
         self._digest(row, stop)
@@ -250,9 +247,7 @@ class RequestBlocks:
             self._cache.extend(row, ids)
 
     def _digest_all(self, rows: Int64s, num_blocks: Int64s) -> None:
-        """As `_digest`, for many rows: one gather costs as much as reading a
-        single row's history.
-        """
+        """As `_digest`, for many rows: a gather costs as much for one as for a thousand."""
         assert self._cache is not None
         size = self._block_size
         begins = np.array([self._cache.num_named(row) for row in rows.tolist()], np.int64)

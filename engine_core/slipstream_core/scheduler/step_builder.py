@@ -52,8 +52,7 @@ def token_columns(
     num_decodes: int,
     block_size: int,
 ) -> TokenColumns:
-    """The columns in which `rows` [R] compute `counts` [R] tokens, one each for the first
-    `num_decodes`.
+    """The columns in which `rows` [R] compute `counts` [R] tokens, the first `num_decodes` 1 each.
 
     Their block tables already have room for these tokens.
     """

@@ -1,11 +1,10 @@
-"""Registrations that are neither admitted nor refused yet, because their grammar compiles or there
-is no room for their log-probabilities.
+"""Registrations that wait for their grammar to compile, or for room for their log-probabilities.
 
 - A pending registration has no row, and counts as waiting.
 - Log-probabilities are kept until a stream is forgotten, in core and worker alike, so a stream is
   admitted once there is room for its first ones. Room is given in the order of asking, behind
   streams that are admitted and grow. A stream without log-probabilities never waits for room.
-- A stream that another core accepted does not queue for room.
+- A stream that another core accepted does not wait behind others for room.
 """
 
 from __future__ import annotations
@@ -88,9 +87,7 @@ class PendingAdmissions:
                     self.drop(stream_id)
 
     def ready(self) -> Iterator[ReadyAdmission]:
-        """The registrations that are refused, or admitted with room reserved; they leave this
-        table.
-        """
+        """Take the registrations that are refused, or admitted with room reserved."""
         for compiled in self._compiler.take_compiled():
             worker, admit = self._held.get(compiled.admit.stream_id, (b"", None))
             if admit is not compiled.admit:
