@@ -20,7 +20,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `enable_prefix_caching` lets requests with equal prefixes share blocks.
     `native` lets a CPU run float32 models with this project's kernels, where there is a C compiler,
     and with a trace of the model's forward pass, where it can be traced; without it a card uses
-    neither Triton kernels nor a trace.
+    neither Triton kernels nor CUDA graphs.
     `runtime_dir` is the stack's directory: the core notes there which streams its steps compute,
     and reads its predecessor's note where that one `died_within` (an exception, or a fatal signal
     that was not sent to it). None: no note is written.

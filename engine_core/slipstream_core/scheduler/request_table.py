@@ -62,9 +62,7 @@ class NewRequest:
     num_logprobs: int = -1
     logprob_token_ids: tuple[int, ...] = ()  # num_logprobs ids instead of the most likely
     min_tokens: int = 0
-    stop_token_ids: tuple[
-        int, ...
-    ] = ()  # not sampled while there are fewer outputs than min_tokens
+    stop_token_ids: tuple[int, ...] = ()  # not sampled before there are min_tokens outputs
     worker_ends: bool = True  # only the worker sees some ends, such as stop strings
     on_probation: bool = False  # runs alone until it has sampled a token
     cache_salt: str = ""  # only requests with equal salts share blocks

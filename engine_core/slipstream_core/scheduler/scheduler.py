@@ -173,7 +173,7 @@ class Scheduler:
     def add(self, request: NewRequest) -> None:
         """Queue a request whose tokens, its prompt and outputs so far, are in the history.
 
-        Raises ValueError where prompt_len or the length limit does not go with the history.
+        Raises ValueError where prompt_len or the length limit does not fit the history.
         """
         row = request.row
         known = self._tokens.length(row)

@@ -347,9 +347,8 @@ class WorkerHandler:
         ):
             fault = Fault("diverged", "the core's history of this stream is another one")
             self._manager.end(stream, End("error", num_outputs, fault=fault))
-            sender.enqueue(
-                AdmissionRefused(admit.stream_id, fault)
-            )  # even where it ended before: nothing is sent
+            # even where the stream ended before: none of its history can be sent
+            sender.enqueue(AdmissionRefused(admit.stream_id, fault))
             return
         stream_id = stream.registration.stream_id
         if stream.end is not None and stream.end.fault is not None:

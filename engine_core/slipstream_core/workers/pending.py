@@ -39,9 +39,7 @@ class PendingAdmissions:
         self._held: dict[bytes, tuple[bytes, Admit]] = {}  # worker and registration
         self._nums: Counter[bytes] = Counter()  # registrations by tenant
         self._num_tokens: Counter[bytes] = Counter()
-        self._asking: dict[
-            bytes, ReadyAdmission
-        ] = {}  # those of them that lack room alone, in order
+        self._asking: dict[bytes, ReadyAdmission] = {}  # those that only lack room, in order
 
     def __len__(self) -> int:
         return len(self._held)
