@@ -1,7 +1,7 @@
-"""Puts the parts of an engine core together.
+"""Assembles an engine core from its parts.
 
-Owns: which part is given which. Does not know: processes, signals; so benchmarks and tests build
-the same core inside their own.
+Nothing here depends on processes or signals, so benchmarks and tests build the same core
+in-process.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from slipstream_ipc.transport.link import WINDOW
 from slipstream_ipc.transport.router import Router
 from slipstream_ipc.transport.sockets import bind_router
 
-# What was accepted once may wait beyond `max_waiting`, but not without bound: that many times what
-# all cores before this one can have held.
+# A request that was accepted once may exceed `max_waiting`, but not without bound: the limit is
+# this many times what previous cores can have held.
 _READMITTED_FACTOR = 16
 
 
-# What a token that waits takes: in the core's history and its registration, and the same in the
-# worker. Together they may take a part of the machine's memory.
+# Bytes per waiting token: in the core's history and registration, and the same in the worker. By
+# default all waiting tokens may take 1 / _WAITING_SHARE of the machine's memory.
 _WAITING_TOKEN_BYTES = 16
 _WAITING_SHARE = 16
-_UNKNOWN_MEMORY = 16 * 2**30  # bytes, where the machine does not say what it has
+_UNKNOWN_MEMORY = 16 * 2**30  # bytes, assumed where the machine does not report its memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +73,16 @@ class Core:
     counters: EngineCounters
 
     def numbers(self) -> CoreNumbers:
-        """What it has counted, as of now."""
+        """Counters and gauges of this core, as of now."""
         return self.counters.numbers(self.scheduler, self.handler.num_pending, time.monotonic())
 
     @property
     def load(self) -> tuple[int, int]:
-        """Requests that run, and that wait."""
+        """Number of running requests, and of waiting ones."""
         return self.scheduler.num_running, self.scheduler.num_waiting + self.handler.num_pending
 
     def close(self, *, keeps_runner: bool = False) -> None:
-        """Leave the address; stop the device, unless it is kept for another core."""
+        """Close sockets and threads, and the runner unless it is kept for another core."""
         if not keeps_runner:
             self.runner.close()
         self.socket.close()
@@ -99,9 +99,10 @@ def assemble_core(
     context: zmq.Context[zmq.Socket[bytes]],
     poller: zmq.Poller,
 ) -> Core:
-    """A core at `config.address` that runs `runner`; its descriptors are in `poller`.
+    """A core at `config.address` that drives `runner`, with its descriptors in `poller`.
 
-    Raises ValueError where settings and model do not go together.
+    Raises ValueError where settings and model are incompatible, OSError or zmq.ZMQError where the
+    address cannot be bound.
     """
     suspects: tuple[bytes, ...] = ()
     note = None
@@ -211,7 +212,7 @@ def assemble_core(
 
 
 def _max_waiting_tokens(config: CoreConfig, max_model_len: int) -> int:
-    """Tokens that may wait: as set, or what fits into a part of this machine's memory."""
+    """Tokens that may wait, as configured or by this machine's memory; at least `max_model_len`."""
     given = config.max_waiting_tokens
     if given is None:
         memory = read_host_memory()

@@ -1,4 +1,4 @@
-"""The core's one configuration object, validated where it is made."""
+"""The core's configuration object, validated on construction."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ Positive = Annotated[int, Meta(ge=1)]
 class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one engine core; unknown names and values out of range are refused.
 
-    `served_model_name` is what clients are told; by default `model`.
-    `kv_cache_gib` bounds the cache on the CPU, `gpu_memory_utilization` is the share of a card
-    that this core may use in all; `num_blocks` overrides both (tests).
-    `enforce_eager` records no decode steps as CUDA graphs; `cuda_graph_sizes` are the numbers of
-    requests of those that are recorded (none given: see `graphs.batch_sizes`).
-    `enable_prefix_caching` lets requests share the blocks of equal beginnings.
-    `native` lets a CPU compute float32 models with kernels of our own, where there is a C compiler,
-    and with a recording of the model's forward, where one can be made; without it a card does
-    without Triton's, and records nothing.
-    `runtime_dir` is the stack's own folder: the core notes there which streams its steps compute,
-    and where its predecessor `died_within` (an exception, a fatal signal that nobody sent), it
-    reads what that one noted. None: nothing is noted.
-    `trace` is the file that a timeline is to become; this process leaves its part beside it.
+    `served_model_name` is the name that clients see; by default `model`.
+    `kv_cache_gib` bounds the cache on the CPU, `gpu_memory_utilization` is the fraction of a card's
+    memory that this core may use in all; `num_blocks` overrides both (tests).
+    `enforce_eager` disables CUDA graphs; `cuda_graph_sizes` are the batch sizes to capture (empty:
+    see `batch_sizes` in runner/cuda/recorder).
+    `enable_prefix_caching` lets requests with equal prefixes share blocks.
+    `native` lets a CPU run float32 models with this project's kernels, where there is a C compiler,
+    and with a trace of the model's forward pass, where it can be traced; without it a card uses
+    neither Triton kernels nor CUDA graphs.
+    `runtime_dir` is the stack's directory: the core notes there which streams its steps compute,
+    and reads its predecessor's note where that one `died_within` (an exception, or a fatal signal
+    that was not sent to it). None: no note is written.
+    `trace` is the path of the timeline; this process writes its part beside it.
     `step_timeout_s` is how long a step may take before the device counts as stuck.
-    `max_waiting` and `max_waiting_tokens` are how many requests, and tokens of theirs, a tenant may
-    have waiting while it is the only one. Of several each may have as much as is left to the
-    others; all together have at most twice that. By default the tokens are what fits into a
-    sixteenth of the machine's memory.
-    `max_logprobs` is how many log-probabilities to a token a request may have; -1 is no limit.
-    `logprobs_gib` is what the log-probabilities of all requests may take together; those that find
-    no room wait.
-    `trust_remote_code` lets code that lies beside the weights run in this process.
+    `max_waiting` and `max_waiting_tokens` bound the waiting requests of a tenant, and their tokens,
+    while it is the only one. All tenants together have twice that; each may have no more than is
+    still free of it. By default the tokens are what fits into a sixteenth of the machine's memory.
+    `max_logprobs` is the most log-probabilities per token that a request may ask for; -1 is no
+    limit.
+    `logprobs_gib` bounds the log-probabilities of all requests together; requests that find no room
+    wait.
+    `trust_remote_code` lets code beside the weights run in this process.
     """
 
     model: str

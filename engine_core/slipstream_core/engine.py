@@ -1,19 +1,16 @@
 """The core's loop: receive, schedule, launch, collect, publish, wait.
 
-Owns: when each of these happens. Does not know: how any of them is done.
-
-Rules:
 - One step ahead: while a step runs, the next one is launched behind it, so that the device never
   waits for the host.
-- As late as the device allows: the step behind the running one is planned when the worker has
-  checked everything sent to it, or when the device is about to run dry, whichever is first. So a
-  stop costs no step beyond the one in flight, and the device never idles for a report. What a step
-  sampled is published before that, while the device is busy; where it is idle it is served first.
-- What can wait until the readers have what was sampled last is done after publishing.
-- The masks of a step with grammars follow its launch as soon as the ids of the step before are in
-  the history: its forward pass runs meanwhile.
-- A step that fails ends nobody but a request that was alone in it.
-- Nothing here blocks but `_wait`, and that only until the next thing there is to do.
+- As late as the device allows: the next step is planned when the workers have checked everything
+  sent to them, or when the device is about to run dry, whichever is first. So a stop costs no step
+  beyond the one in flight, and the device never idles for a report.
+- Tokens are published before the next step is planned while the device is busy, and after it is
+  launched where the device is idle. Deferrable work runs after publishing.
+- The masks of a step with grammars are passed to the runner after its launch, as soon as the ids of
+  the step before are in the histories; its forward pass runs meanwhile.
+- A failed step ends a request only if that request was alone in it.
+- Only `_wait` blocks, and no longer than until the next thing is due.
 """
 
 from __future__ import annotations
@@ -36,14 +33,14 @@ from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 
 logger = logging.getLogger(__name__)
 
-_PLAN_AHEAD_S = 0.0015  # what planning and launching a step may take on a busy host
+_PLAN_AHEAD_S = 0.0015  # upper bound for planning and launching a step on a busy host
 _BEAT_S = 0.5
 _POLL_RESOLUTION_S = 0.001
 _SMOOTHING = 0.2
 
 
 class Engine:
-    """Drives one runner for all streams."""
+    """Drives one runner for all streams of a core."""
 
     def __init__(
         self,
@@ -58,7 +55,7 @@ class Engine:
         grammars: GrammarManager,
         counters: EngineCounters,
     ) -> None:
-        """`poller` has the sockets and the stop signal registered already."""
+        """`poller` already has the sockets and the stop signal registered."""
         self._runner = runner
         self._scheduler = scheduler
         self._logprobs = logprobs
@@ -71,8 +68,8 @@ class Engine:
         self._in_flight: deque[StepPlan] = deque()
         self._collected_step = 0
         self._published_step = 0
-        self._step_started_at = 0.0  # of the oldest step in flight
-        self._step_s = 0.0  # what a step takes, smoothed
+        self._step_started_at = 0.0  # monotonic, of the oldest step in flight
+        self._step_s = 0.0  # duration of a step, exponentially smoothed
         self._beat_at = 0.0
         runner_fd = runner.fileno()
         if runner_fd is not None:
@@ -85,7 +82,7 @@ class Engine:
         while self._in_flight and self._is_done():
             self._collect()
         if self._in_flight:
-            self._publish()  # the device is busy: what comes next is planned when this is checked
+            self._publish()  # the device is busy: the next step is planned after the workers' check
         while self._may_launch(time.monotonic()):
             if not self._launch():
                 break
@@ -99,7 +96,7 @@ class Engine:
             self._wait()
 
     def running_s(self, now: float) -> float:
-        """For how long the oldest step in flight has been running; 0 where there is none."""
+        """Seconds that the oldest step in flight has been running; 0 where there is none."""
         return now - self._step_started_at if self._in_flight else 0.0
 
     def _may_launch(self, now: float) -> bool:
@@ -133,14 +130,14 @@ class Engine:
         return True
 
     def _is_done(self) -> bool:
-        """Whether the oldest step is done, or will be before the poller could wake us."""
+        """Whether the oldest step is done, or will be before the poller could wake the loop."""
         done_at = self._runner.done_at()
         if done_at is not None:
             return done_at - time.monotonic() < _POLL_RESOLUTION_S
         return self._runner.done()
 
     def _collect(self) -> None:
-        """Take in the oldest step: its tokens go into the histories."""
+        """Collect the oldest step and append its tokens to the histories."""
         plan = self._in_flight.popleft()
         now = time.monotonic()
         took = now - self._step_started_at
@@ -155,8 +152,8 @@ class Engine:
             self._take_back(plan, error)
             self._give_next_masks()
             return
-        begin_ns = time.monotonic_ns()  # what `collect` has waited for is the device's time
-        if plan.prompt is not None:  # before its last row may have ended
+        begin_ns = time.monotonic_ns()  # the wait inside `collect` is the device's time
+        if plan.prompt is not None:  # before `complete` can end these rows
             rows = self._scheduler.prompt_rows_of(plan).tolist()
             self._manager.scored(rows, plan.prompt.starts.tolist(), result.prompt)
         sampled = self._scheduler.complete(plan, result.token_ids)
@@ -177,16 +174,16 @@ class Engine:
         self._give_next_masks()
 
     def _give_next_masks(self) -> None:
-        """The step that is the oldest now may be waiting for what was collected last.
+        """Pass on the masks of the oldest step, if it awaits them.
 
-        Its forward pass runs already, and readers wait for nothing else: they are served first.
+        Its forward pass already runs, so tokens are published first.
         """
         if self._in_flight and self._in_flight[0].awaits_masks:
             self._publish()
             self._give_masks(self._in_flight[0])
 
     def _give_masks(self, plan: StepPlan) -> None:
-        """All steps before `plan` are collected: tell the runner what its grammars allow."""
+        """Pass the runner the masks of `plan`; all steps before it are collected."""
         rows = self._scheduler.grammar_rows_of(plan)
         masks, broken = self._grammars.masks(rows)
         self._runner.sample(plan, masks)
@@ -194,7 +191,7 @@ class Engine:
             self._manager.end_by_fault([row], why)
 
     def _take_back(self, plan: StepPlan, error: StepFailed) -> None:
-        """A step failed: who was alone in it ends, several are tried again one by one."""
+        """Handle a failed step: a request alone in it ends; several are retried, each alone."""
         at_fault = self._scheduler.fail(plan)
         logger.error(
             "a step of %d requests failed; %s",
@@ -214,15 +211,15 @@ class Engine:
         return is_more
 
     def _dry_at(self) -> float:
-        """When the device will have done what it has."""
+        """When the device will run out of launched work (monotonic), estimated where unknown."""
         known = self._runner.done_at()
         return self._step_started_at + self._step_s if known is None else known
 
     def _wait(self) -> None:
-        """Sleep until a message, the end of a step, or the next thing that the clock brings.
+        """Sleep until a message, the end of a step, or the next deadline.
 
-        The poller counts in milliseconds: it is woken before a known end of a step, the rest is
-        slept in `collect`; and after the moment to plan ahead, which has that much time in hand.
+        The poller counts in milliseconds. For a known end of a step it wakes early, and `collect`
+        sleeps the rest; for planning ahead it may wake late, which `_PLAN_AHEAD_S` allows for.
         """
         now = time.monotonic()
         wait_ms = max(0, math.ceil((self._beat_at - now) * 1e3))

@@ -1,14 +1,11 @@
-"""What a core counts of its own work: steps, tokens, how long the device ran and had to wait.
+"""Counts a core's steps, tokens, and the device's busy and idle time, and builds `CoreNumbers`.
 
-Owns: the numbers that nobody else keeps, and how all of them become `CoreNumbers`. Does not know:
-clocks (whoever calls has looked already), who is told.
-
-Rules:
 - A step costs a few additions, however many requests are in it.
-- The device is idle from a step's end, where there is no other, to the next launch, as long as any
-  request is here: what it waits for then is the host, the worker, or a free place in the cache.
-  Where a request comes while there was none, its way to the launch is not counted.
-- A request's queue time is told once, however often it is preempted.
+- The device is idle from the end of a step with none behind it to the next launch, while any
+  request is present: it waits for the host, a worker, or a free block. The time from the arrival of
+  a request at an empty core to the launch is not counted.
+- A request's queue time is recorded once, however often it is preempted.
+- Times are passed in by the caller.
 """
 
 from __future__ import annotations
@@ -20,10 +17,10 @@ from slipstream_ipc.telemetry.timeline import RecentSpans
 
 
 class EngineCounters:
-    """One core's."""
+    """The counters of one core."""
 
     def __init__(self) -> None:
-        self.recent = RecentSpans(has_nums=True)  # steps, added by who knows when they were
+        self.recent = RecentSpans(has_nums=True)  # steps, added by the engine
         self._num_steps = 0
         self._num_computed_tokens = 0
         self._num_sampled_tokens = 0
@@ -33,26 +30,28 @@ class EngineCounters:
         self._idle_since: float | None = None
         self._step_s = HistogramBuilder()
         self._queue_s = HistogramBuilder()
-        self._waits_since: dict[int, float] = {}  # by row
+        self._waits_since: dict[int, float] = {}  # by row, of requests not yet in a step
 
     def waits(self, row: int, now: float) -> None:
-        """A request was admitted."""
+        """A request was admitted and waits."""
         self._waits_since[row] = now
 
     def runs(self, row: int, now: float) -> None:
-        """It is in a step, for the first time or again."""
+        """A request is in a step, for the first time or again."""
         since = self._waits_since.pop(row, None)
         if since is not None:
             self._queue_s.add(max(0.0, now - since))
 
     def wakes(self, now: float) -> None:
-        """A step is launched, and none is under way."""
+        """A step is launched while none is in flight."""
         if self._idle_since is not None:
             self._idle_s += now - self._idle_since
             self._idle_since = None
 
     def step(self, took_s: float, num_computed: int, num_sampled: int, num_taken: int) -> None:
-        """A step has ended: tokens that went in, that came out, that were still wanted."""
+        """Count an ended step: `num_computed` tokens in, `num_sampled` out, of which `num_taken`
+        are used. The others overran the end of their requests.
+        """
         self._num_steps += 1
         self._busy_s += took_s
         self._step_s.add(took_s)
@@ -61,11 +60,11 @@ class EngineCounters:
         self._num_overrun_tokens += num_sampled - num_taken
 
     def rests(self, now: float) -> None:
-        """No step is under way, though there are requests."""
+        """No step is in flight, though there are requests."""
         self._idle_since = now
 
     def numbers(self, scheduler: Scheduler, num_pending: int, now: float) -> CoreNumbers:
-        """All of it, as of now."""
+        """A snapshot of all counters and gauges, as of now."""
         if self._idle_since is not None:
             self._idle_s += now - self._idle_since
             self._idle_since = now if scheduler.has_work else None

@@ -1,15 +1,13 @@
-"""Memory for log-probabilities, promised to streams as they grow.
+"""A budget of memory for log-probabilities, reserved for streams as they grow.
 
-A stream is promised what its prompt's log-probabilities take and one step of outputs when it is
-taken, then a step at a time, until it ends; from then on it holds what is really there, until it is
-forgotten. Pure: rows are numbers, and what is done with a row that gets no room is the scheduler's
-business.
+On admission a stream reserves what its prompt's log-probabilities and one step of outputs take,
+then one step at a time until it ends. From then on it holds what it really uses, until it is
+forgotten. Rows are plain numbers here; the scheduler decides what happens to a row without room.
 
-Rules:
-- What is promised stays inside the bound, with three exceptions: a stream that was accepted by
-  another core is taken inside twice the bound; one that needs more than all of it is taken while
-  nothing is promised; and `force` (see `Scheduler`), for one stream at a time.
-- Rows that wait for room to grow come before streams that ask to be taken.
+- Reservations stay inside the bound, with three exceptions: a stream that another core accepted may
+  use up to twice the bound; a stream that needs more than the whole bound is taken while nothing is
+  reserved; and `force` (see `Scheduler`), for one stream at a time.
+- Rows that wait for room to grow come before streams that ask to be admitted.
 """
 
 from __future__ import annotations
@@ -28,29 +26,29 @@ _WIDE_STEP_BYTES = 2**18
 
 
 class LogprobBudget:
-    """How much of the memory is promised, and to which rows."""
+    """How much of the memory is reserved, and by which rows."""
 
     def __init__(self, num_bytes: int = sys.maxsize) -> None:
         self._most = num_bytes
         self._held: dict[int, int] = {}  # bytes by row, of streams that are not forgotten
-        self._ended: set[int] = set()  # those of them that grow no more
-        self.num_promised = 0  # bytes
-        self.waiting: set[int] = set()  # rows that are to grow and have found no room
-        self.was_freed = False  # some, or a row ended, since the scheduler looked last
+        self._ended: set[int] = set()  # those of them that no longer grow
+        self.num_promised = 0  # bytes reserved
+        self.waiting: set[int] = set()  # rows that have to grow and found no room
+        self.was_freed = False  # since the scheduler last looked; also set where a row ended
 
     @property
     def is_stuck(self) -> bool:
-        """Whether nothing but going on beyond the bound helps: every row that may grow waits, and
-        what is beyond it already is not about to be freed.
+        """Whether only exceeding the bound helps: every row that may grow waits, and no overdraft
+        is about to be freed.
         """
         if len(self.waiting) < len(self._held) - len(self._ended):
             return False
         return not self._ended or self.num_promised <= self._most
 
     def promise(self, num_bytes: int, *, was_accepted: bool = False) -> bool:
-        """Promise room to a stream that is to be taken; whether that was done.
+        """Reserve room for a stream that is to be admitted; whether there was any.
 
-        `open` says its row next.
+        `open` assigns the reservation to its row.
         """
         if num_bytes:
             if self.waiting and not was_accepted:
@@ -62,12 +60,12 @@ class LogprobBudget:
         return True
 
     def open(self, row: int, num_bytes: int) -> None:
-        """What was promised is this row's."""
+        """Assign what was promised to this row."""
         if num_bytes:
             self._held[row] = num_bytes
 
     def grow(self, row: int, num_bytes: int, *, force: bool = False) -> bool:
-        """Promise a row so much more, where there is room; whether that was done."""
+        """Reserve `num_bytes` more for a row; whether there was room. `force` ignores the bound."""
         if not force and self.num_promised + num_bytes > self._most:
             return False
         self._held[row] = self._held.get(row, 0) + num_bytes
@@ -75,7 +73,7 @@ class LogprobBudget:
         return True
 
     def shrink(self, row: int, num_bytes: int) -> None:
-        """A row has ended, and holds that much at most. Idempotent."""
+        """A row has ended and holds at most `num_bytes`. Idempotent."""
         held = self._held.get(row)
         if held is not None:
             self._ended.add(row)
@@ -84,15 +82,15 @@ class LogprobBudget:
             self.was_freed = True
 
     def close(self, row: int) -> None:
-        """A row is forgotten. Idempotent."""
+        """Release all that a forgotten row holds. Idempotent."""
         self.num_promised -= self._held.pop(row, 0)
         self._ended.discard(row)
         self.was_freed = True
 
 
 def step_len(num_logprobs: int) -> int:
-    """Outputs that a stream with that many log-probabilities to each is promised room for at a
-    time: a page of the log, or as many as take little memory where they are not paged.
+    """Outputs for which a stream with `num_logprobs` per token reserves room at a time: a page of
+    the log, or as many as take little memory where the log is not paged.
     """
     width = 1 + num_logprobs
     if width <= MAX_NARROW:
@@ -101,16 +99,16 @@ def step_len(num_logprobs: int) -> int:
 
 
 def outputs_bytes(num_logprobs: int, num_tokens: int) -> int:
-    """Bytes that the log-probabilities of so many outputs take, in whole steps."""
+    """Bytes of the log-probabilities of `num_tokens` outputs, in whole steps."""
     size = step_len(num_logprobs)
     token_bytes = LOGPROB_BYTES * (1 + num_logprobs) + _RANK_BYTES
     return -(-num_tokens // size) * size * token_bytes
 
 
 def stream_bytes(admit: Admit, num_outputs: int) -> int:
-    """Bytes of a stream whose history has so many outputs, those of its registration included.
+    """Bytes of a stream with `num_outputs` outputs in its history, registered ones included.
 
-    Of these only some have log-probabilities here (`num_scored`).
+    Only some outputs of a registration have log-probabilities here (`num_scored`).
     """
     num_given, prompt_len = len(admit.output_ids) // 4, len(admit.prompt_ids) // 4
     num_bytes = logprob_bytes(admit.params, prompt_len, num_scored(admit))
@@ -120,5 +118,5 @@ def stream_bytes(admit: Admit, num_outputs: int) -> int:
 
 
 def first_bytes(admit: Admit) -> int:
-    """Bytes that a stream is promised when it is taken: room for one step."""
+    """Bytes that a stream reserves on admission: with room for one step."""
     return stream_bytes(admit, len(admit.output_ids) // 4 + 1)

@@ -1,9 +1,8 @@
 """The engine core's process: start-up, loop, shutdown.
 
-Rules:
-- Whatever can be done beside another core is done before `Activate`: that is the imports, which
-  take most of a start. The model is loaded after it, as memory may not hold it twice.
-- A device that has worked on one step for `step_timeout_s` will not finish it: the process ends.
+- Imports take most of a start and happen before `Activate`, while another core may still be
+  running. The model is loaded after it, as memory may not hold it twice.
+- A device that has worked on one step for `step_timeout_s` is stuck: the process exits.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Run until SIGTERM. Exit code 0, or 1 where the model cannot be served as asked."""
+    """Run until SIGTERM. Exit code 0, or 1 where the model cannot be served as configured."""
     config, stop = start_child("core", CoreConfig)
     commands, beats = ParentCommands(), Beats()
     prepare(partial(import_runner, config), commands)
@@ -59,7 +58,7 @@ def main() -> int:
     except MemoryError as error:
         report(Status(error=f"{config.model} does not fit into memory: {error}"))
         return 1
-    except (OSError, zmq.ZMQError) as error:  # a socket's address, or the note of what runs
+    except (OSError, zmq.ZMQError) as error:  # the socket's address, or the crash note
         report(Status(error=f"cannot start in {config.runtime_dir}: {error}"))
         return 1
     _freeze()
@@ -82,11 +81,11 @@ def _serve(core: Core, stop: StopSignal, beats: Beats, step_timeout_s: float) ->
             words = f"a step has not ended within {step_timeout_s:g} s (step_timeout_s)"
             logger.error("%s; this core gives up", words)
             report(Status(last_words=words))
-            os._exit(1)  # the device's thread would not let us end
+            os._exit(1)  # the device's thread would block a normal exit
 
 
 def _freeze() -> None:
-    """What is loaded stays: the collector need not look at it again."""
+    """Exempt everything loaded so far from garbage collection."""
     gc.collect()
     gc.freeze()
 

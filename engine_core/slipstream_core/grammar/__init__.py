@@ -1,1 +1,1 @@
-"""What rows with a grammar may sample next: compiling, following, masks."""
+"""Structured outputs: compiling grammars, following them, masks of the allowed tokens."""

@@ -1,17 +1,15 @@
-"""Grammars compiled beside the engine's loop.
+"""Compiles grammars in a thread beside the engine's loop, and keeps the latest ones.
 
-Owns: a thread, started by the first grammar, which loads the library and the vocabulary, has
-grammars tried in a process of their own (`trial_client`), compiles them, and takes in the outputs
-that a stream is admitted with; the grammars compiled lately. Does not know: messages, rows, what
-becomes of a stream.
+The thread starts with the first grammar. It loads the library and the vocabulary, tries each
+grammar in a separate process (`trial_client`), compiles it, and feeds it the outputs that a stream
+is admitted with.
 
-Rules:
-- A job is answered once, whatever happens. Answers come in the order of the jobs.
-- The library gives the interpreter's lock up while it compiles and while it fills masks, so the
-  engine's loop goes on; it does not while it reads the vocabulary, once in a core's life.
-- A compiled grammar is never moved on: streams get copies, which share a lexer (`state`).
-- What is kept is bounded by number and by the size of the grammars' sources. A refusal is kept like
-  a grammar, as the same one may come again with each of a request's answers.
+- Every job is answered exactly once, in order.
+- The library releases the GIL while it compiles and while it fills masks, so the engine's loop goes
+  on; it holds the GIL while it reads the vocabulary, once per core.
+- A compiled grammar never advances: streams get copies, which share a lexer (`matcher`).
+- The cache is bounded in number and in bytes of the grammars' sources. Refusals are cached too, as
+  each of a request's answers may bring the same grammar.
 """
 
 from __future__ import annotations
@@ -42,13 +40,13 @@ logger = logging.getLogger(__name__)
 
 _MAX_KEPT = 64
 _MAX_KEPT_BYTES = 2**22
-_STACK_BYTES = 2**24  # more than what a grammar was tried with
+_STACK_BYTES = 2**24  # larger than the stack a grammar was tried with
 _FIELD = "structured_outputs"
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What became of a job: a state that has seen the registration's outputs, or a fault."""
+    """The outcome of a job: a matcher that has taken the registration's outputs, or a fault."""
 
     admit: Admit
     state: GrammarMatcher | None
@@ -56,25 +54,27 @@ class Compiled:
 
 
 class GrammarCompiler:
-    """Compiles the grammars of registrations, one after another."""
+    """Compiles the grammars of registrations, one at a time."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
-        """`vocabulary` is called in the thread, once; a ValueError of it refuses all grammars."""
+        """`vocabulary` is called in the thread until it succeeds; a ValueError or OSError of it
+        refuses the grammar that asked for it.
+        """
         self._load = vocabulary
         self._vocabulary: Vocabulary | None = None
         self._trial: GrammarTrial | None = None
-        # what is compiled, and refusals; latest last
+        # compiled grammars and refusals by key, the latest last
         self._kept: OrderedDict[bytes, SharedGrammar | GrammarError] = OrderedDict()
         self._num_kept_bytes = 0
         self._jobs: SimpleQueue[Admit | None] = SimpleQueue()
         self._done: SimpleQueue[Compiled] = SimpleQueue()
         self._done_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread: threading.Thread | None = None
-        self._num_pending = 0  # submitted and not taken
+        self._num_pending = 0  # jobs submitted and not taken
         self._closing = False
 
     def submit(self, admit: Admit) -> None:
-        """Compile the grammar of a registration that has one. Returns at once."""
+        """Compile the grammar of a registration that has one. Does not block."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
             others = threading.stack_size(_STACK_BYTES)
@@ -84,12 +84,12 @@ class GrammarCompiler:
         self._jobs.put(admit)
 
     def take_compiled(self) -> list[Compiled]:
-        """The jobs that are done."""
+        """The jobs done since the last call."""
         done: list[Compiled] = []
         if not self._num_pending:
             return done
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._done_fd)  # before looking: what comes later makes it readable
+            os.eventfd_read(self._done_fd)  # first: what is done after this sets it again
         with contextlib.suppress(Empty):
             while True:
                 done.append(self._done.get_nowait())
@@ -97,11 +97,11 @@ class GrammarCompiler:
         return done
 
     def fileno(self) -> int:
-        """Readable while something is done that was not taken."""
+        """A descriptor that is readable while a finished job waits to be taken."""
         return self._done_fd
 
     def close(self) -> None:
-        """End the thread behind the job that it is at."""
+        """Kill the trial process, and end the thread after its current job."""
         self._closing = True
         if self._trial is not None:
             self._trial.close()
@@ -129,7 +129,7 @@ class GrammarCompiler:
             os.eventfd_write(self._done_fd, 1)
 
     def start(self, admit: Admit) -> GrammarMatcher:
-        """A registration's state, which has seen its outputs; in the thread, or without one.
+        """A matcher that has taken the registration's outputs. Can be called without the thread.
 
         Raises GrammarError, GrammarBroken.
         """
@@ -142,7 +142,7 @@ class GrammarCompiler:
                 raise GrammarError(f"{_FIELD}: not served for this model: {error}") from error
             self._trial = GrammarTrial(self._vocabulary)
         grammar = self._compiled(self._vocabulary, outputs)
-        # where a request ignores the model's own ends, those that it names itself end its answer
+        # a request that ignores the model's end tokens may end with its own stop tokens
         end_ids = self._vocabulary.eos_ids.intersection(admit.stop_token_ids)
         end_ids = end_ids or frozenset(admit.stop_token_ids)
         end_mask = ids_as_mask(end_ids, self._vocabulary.vocab_size)

@@ -1,12 +1,10 @@
-"""llguidance: the vocabulary as it wants it, and grammars compiled for it.
+"""The adapter to llguidance: the vocabulary in its form, and grammars compiled for it.
 
-Owns: the only imports of the library, made when the first grammar comes; which of its options are
-used. Does not know: requests, rows, threads.
+The library is imported here alone, with the first grammar.
 
-Rules:
-- It is quiet: its warnings would quote what somebody's answer holds.
-- JSON may have a space, or a line's end and an indent, between its tokens, and no more: a model
-  that has nothing to say would fill its answer with it. A schema's own "x-guidance" may say else.
+- Its warnings are off, as they would quote answers.
+- JSON may have one space, or a newline and an indent, between its tokens, and no more: otherwise a
+  model may fill its answer with whitespace. A schema's own "x-guidance" can override this.
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ from slipstream_ipc.messages import StructuredOutputs
 from slipstream_ipc.validation.structured_output import kind_of
 
 _JSON_DEFAULTS = {"whitespace_pattern": r" |\n[ \t]{0,40}"}
-# What a grammar may cost a step, in the library's own counts: a stream that goes beyond them ends,
-# at the same token on every machine. Only an ambiguous grammar has rows as long as these, and its
-# time grows with their cube: `e: e e e e e | /[a-z]/ | ""` takes 1.5 s to a mask with the library's
+# Limits of what a grammar may cost a step, in the library's own counts: a stream that exceeds them
+# ends, at the same token on every machine. Only an ambiguous grammar has rows this long, and its
+# time grows with their cube: `e: e e e e e | /[a-z]/ | ""` takes 1.5 s per mask with the library's
 # limits of 2,000 and 50,000, and some 5 ms with these. 650 items are 160 optional properties.
 _MAX_ROW_ITEMS = 650
 _MAX_STEP_ITEMS = 3_000
@@ -40,22 +38,22 @@ _ANY_OBJECT = '{"type": "object"}'
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be had; says why."""
+    """A grammar that cannot be compiled; the message says why."""
 
 
 def grammar_key(outputs: StructuredOutputs) -> bytes:
-    """By which a grammar is known that was compiled before."""
+    """The key of a compiled grammar in the cache."""
     return msgspec.json.encode(outputs, order="deterministic")
 
 
 class Vocabulary:
-    """A model's tokens, for all grammars."""
+    """A model's tokens, shared by all grammars."""
 
     def __init__(self, tokenizer_json: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         """`vocab_size` is the width of the model's logits.
 
-        Raises GrammarError where the tokenizer does not go with that. The library holds the
-        interpreter's lock meanwhile: 0.04 s for 4,096 tokens, 0.25 s for 32,000.
+        Raises GrammarError where the tokenizer does not fit it. The library holds the GIL
+        meanwhile: 0.04 s for 4,096 tokens, 0.25 s for 32,000.
         """
         import llguidance
 
@@ -68,19 +66,19 @@ class Vocabulary:
             self._tokenizer = llguidance.LLTokenizer(text, vocab_size, list(eos_ids) or None)
         except ValueError as error:
             raise GrammarError(f"the model's tokenizer does not go with it: {error}") from error
-        # ids by which the library would let an answer end: which those are is the request's to say
+        # ids by which the library would end an answer; the request decides which of them do
         self.ends = ids_as_mask(self._tokenizer.eos_tokens, vocab_size)
 
     def compile(self, outputs: StructuredOutputs) -> Any:
         """A matcher at a grammar's start. Raises GrammarError with the library's reason.
 
-        A grammar of a request's is tried elsewhere before (`trial_client`): one that is made for it
-        ends this process, or holds the interpreter's lock for long.
+        Try a request's grammar in the grammar process before (`trial_client`): a malicious one can
+        end this process, or hold the GIL for long.
         """
         return self.compile_text(self.text_of(outputs))
 
     def text_of(self, outputs: StructuredOutputs) -> str:
-        """A grammar in the library's own form, which holds the interpreter's lock.
+        """A grammar in the library's own form. Holds the GIL.
 
         Raises GrammarError where it has none.
         """
@@ -95,12 +93,12 @@ class Vocabulary:
             max_items_in_row=_MAX_ROW_ITEMS,
             step_max_items=_MAX_STEP_ITEMS,
             max_lexer_states=_MAX_LEXER_STATES,
-            verbose_errors=False,  # else they hold what the answer holds
+            verbose_errors=False,  # verbose errors quote the answer
         )
         matcher = self._lib.LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(_first_of(matcher.get_error()))
-        matcher.compute_bitmask()  # the first one is the dearest
+        matcher.compute_bitmask()  # the first mask costs the most
         if matcher.is_error():
             raise GrammarError(_first_of(matcher.get_error()))
         return matcher
@@ -117,22 +115,22 @@ class Vocabulary:
             case "regex":
                 text = lib.LLMatcher.grammar_from_regex(outputs.regex or "")
             case "choice":
-                # one token of the grammar's: as rules of their own each would be an item of a row
+                # a single terminal: as separate rules each choice would be an item of a row
                 texts = " | ".join(map(json.dumps, outputs.choice or ()))
                 text = lib.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
             case _:
                 try:
                     text = lib.grammar_from("grammar", outputs.grammar or "")
-                except Exception as error:  # its converter from GBNF raises what it likes
+                except Exception as error:  # its GBNF converter raises any exception
                     raise GrammarError(str(error)) from error
         return text
 
 
 def fill_masks(matchers: Sequence[tuple[Any, int]], masks: npt.NDArray[np.int32]) -> None:
-    """Let each matcher fill its row of `masks` [G, words], which lies in one piece.
+    """Let each matcher fill its row of `masks`, int32 [G, words], which is contiguous.
 
-    Several at once, on half of the cores, where there are enough of both. A matcher that fails says
-    so afterwards.
+    From _WORTH_THREADS matchers on they run in parallel, on half of the cores. A matcher that fails
+    reports it afterwards (`is_error`).
     """
     executor = _executor() if len(matchers) >= _WORTH_THREADS else None
     if executor is None:
@@ -146,7 +144,7 @@ def fill_masks(matchers: Sequence[tuple[Any, int]], masks: npt.NDArray[np.int32]
 
 @cache
 def _executor() -> Any | None:
-    """The library's threads, made when they are first wanted: one set for the process."""
+    """The library's thread pool, created on first use; None with fewer than four cores."""
     num_threads = min(len(os.sched_getaffinity(0)) // 2, _MAX_THREADS)
     if num_threads < 2:
         return None
@@ -156,7 +154,7 @@ def _executor() -> Any | None:
 
 
 def ids_as_mask(ids: Any, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """A mask, [ceil(vocab / 32)], that allows these ids alone."""
+    """A mask, int32 [ceil(vocab / 32)], that allows only these ids."""
     mask = np.zeros(num_words(vocab_size), np.uint32)
     for token_id in ids:
         if token_id < vocab_size:
@@ -165,11 +163,11 @@ def ids_as_mask(ids: Any, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np
 
 
 def num_words(vocab_size: int) -> int:
-    """Words of 32 bits to a mask."""
+    """32-bit words per mask."""
     return -(-vocab_size // 32)
 
 
 def _first_of(error: object) -> str:
-    """What went wrong, in one line."""
+    """The error in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return brief(" ".join(lines)) or "the grammar library gives no reason"

@@ -1,12 +1,9 @@
-"""The grammars of the streams that are computed, by row, and the masks of a step.
+"""The grammars of running streams by row, and the masks of a step.
 
-Owns: each row's `GrammarMatcher`, from admission to the stream's end. Does not know: how grammars
-are compiled, who is in which step.
-
-Rules:
-- A state is brought up to its row's history when its mask is wanted.
-- One stream's trouble is its own: its mask allows everything, and it is named.
-- The library gives the interpreter's lock up while it fills masks.
+- A matcher takes the new tokens of its row's history when a mask is wanted.
+- An error in one stream does not affect the others: its mask allows everything, and its row is
+  reported.
+- The library releases the GIL while it fills masks.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ logger = logging.getLogger(__name__)
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
-_EVERYTHING = -1  # 32 bits that are set
+_EVERYTHING = -1  # 32 set bits
 
 
 class GrammarManager:
@@ -37,24 +34,24 @@ class GrammarManager:
         """`tokens` holds the histories; a mask has a bit for each of `vocab_size` ids."""
         self._tokens = tokens
         self._num_words = num_words(vocab_size)
-        self._states: dict[int, tuple[GrammarMatcher, int]] = {}  # and where the outputs begin
+        self._states: dict[int, tuple[GrammarMatcher, int]] = {}  # by row, with the prompt's length
 
     def __len__(self) -> int:
         return len(self._states)
 
     def add(self, row: int, state: GrammarMatcher, prompt_len: int) -> None:
-        """The stream of this row follows a grammar; `state` has seen some of its outputs."""
+        """Add the grammar of a row's stream; `state` may have taken some of its outputs."""
         self._states[row] = state, prompt_len
 
     def drop(self, row: int) -> None:
-        """The stream is computed no more. Dropping a row without a grammar does nothing."""
+        """Drop a row's grammar, if it has one."""
         self._states.pop(row, None)
 
     def masks(self, rows: Int64s) -> tuple[Int32s, list[tuple[int, str]]]:
-        """What each of `rows` [G] may sample behind its history, [G, ceil(vocab / 32)].
+        """What each of `rows` [G] may sample next, int32 [G, ceil(vocab / 32)].
 
-        NO_ROW may sample anything, as nobody will look at it. Also returns who cannot go on, and
-        why; everything is allowed there, too.
+        Also returns the rows that cannot go on, with the reason. These, and NO_ROW, whose token
+        will be dropped, may sample anything.
         """
         masks = np.empty((len(rows), self._num_words), np.int32)
         broken: list[tuple[int, str]] = []
@@ -92,7 +89,7 @@ class GrammarManager:
         return state
 
     def _finish(self, row: int, state: GrammarMatcher, mask: Int32s) -> None:
-        """Of the mask, [1, words], that was filled: where its lexer was full, from another."""
+        """Finish a filled mask, [1, words]; if the lexer was full, fill it again with another."""
         while True:
             try:
                 return state.finish(mask[0])

@@ -1,15 +1,13 @@
-"""Where in its grammar one stream is.
+"""The position of one stream in its grammar, and what the streams of a grammar share.
 
-Owns: the library's matcher of one stream and how many outputs it has seen; what the streams of one
-grammar share. Does not know: rows, plans, why a stream is here again.
-
-Rules:
-- The state is a function of the outputs: they are taken in once each, in order, whenever the next
-  mask is wanted. So a preemption is nothing to it, and one that was lost is made again from them.
-- An answer may end where the grammar is complete, by any of the stream's own ends. Where nothing
-  else may follow, only they are allowed; behind one of them, too: a step may be in flight already.
-- Copies of a matcher share a lexer, whose states are bounded and never given back. One that is full
-  is no stream's end: it goes on in a new one, a few times, as its own answer may need that many.
+- The state is a function of the outputs, which are taken once each, in order, when the next mask is
+  wanted. So preemptions do not affect it, and a lost state can be rebuilt.
+- An answer may end where the grammar is complete, by any of the stream's end tokens. Where nothing
+  else may follow, only they are allowed, and also behind one of them, as a step may already be in
+  flight.
+- Copies of a matcher share a lexer, whose states are bounded and never freed. A full lexer does not
+  end the stream: it goes on in a new one, up to _MAX_RENEWED times, as its own answer may need that
+  many states.
 """
 
 from __future__ import annotations
@@ -27,43 +25,43 @@ Int32s = npt.NDArray[np.int32]
 
 
 _LEXER_FULL = "too many states"
-_MAX_RENEWED = 3  # lexers of one stream that were full
+_MAX_RENEWED = 3  # full lexers per stream
 
 
 class GrammarBroken(Exception):  # noqa: N818  (an outcome of one stream)
-    """The stream cannot go on in its grammar; says why, without quoting the answer."""
+    """The stream cannot go on in its grammar; the message does not quote the answer."""
 
 
 class LexerFull(GrammarBroken):
-    """The lexer that the stream shares has no room: `GrammarMatcher.renew` gives it another."""
+    """The shared lexer of the stream is full: `GrammarMatcher.renew` gives it another."""
 
 
 class SharedGrammar:
-    """A compiled grammar, for all streams that follow it."""
+    """A compiled grammar, shared by all streams that follow it."""
 
     def __init__(self, compile_it: Callable[[], Any]) -> None:
-        """`compile_it` makes a matcher at the start; GrammarError is the caller's."""
+        """`compile_it` makes a matcher at the start; its GrammarError is passed on."""
         self._compile = compile_it
         self._matcher = compile_it()
-        self._generation = 0  # lexers before this one
-        self._lock = threading.Lock()  # the loop and the compiler's thread come here
+        self._generation = 0  # lexers before the current one
+        self._lock = threading.Lock()  # the loop and the compiler's thread both call
 
     def start(self) -> tuple[Any, int]:
-        """A matcher of a stream's own, and which lexer it has."""
+        """A matcher for one stream, and the generation of its lexer."""
         with self._lock:
             return self._matcher.deep_copy(), self._generation
 
     def start_behind(self, generation: int) -> tuple[Any, int]:
-        """The same with another lexer than that, which is full."""
+        """As `start`, with a later lexer than that of `generation`, which is full."""
         with self._lock:
-            if self._generation == generation:  # it took longer to fill than this takes
+            if self._generation == generation:  # filling it took longer than compiling
                 self._matcher = self._compile()
                 self._generation += 1
             return self._matcher.deep_copy(), self._generation
 
 
 class GrammarMatcher:
-    """A stream in its grammar, at the start."""
+    """The position of a stream in its grammar; at first the start."""
 
     __slots__ = (
         "_end_ids",
@@ -80,8 +78,8 @@ class GrammarMatcher:
     def __init__(
         self, grammar: SharedGrammar, end_ids: frozenset[int], end_mask: Int32s, ends: Int32s
     ) -> None:
-        """`end_mask` allows `end_ids`; `ends` are those ids by which the library would let an
-        answer end. Masks are [ceil(vocab / 32)].
+        """`end_mask` allows `end_ids`; `ends` allows the ids by which the library would let an
+        answer end. Masks are int32 [ceil(vocab / 32)].
         """
         self._grammar = grammar
         self._matcher, self._generation = grammar.start()
@@ -90,10 +88,10 @@ class GrammarMatcher:
         self._end_mask = end_mask
         self._grammars_own = ~ends
         self._is_over = False
-        self.num_taken = 0  # outputs
+        self.num_taken = 0  # outputs taken
 
     def accept_tokens(self, token_ids: Sequence[int]) -> None:
-        """The next outputs. Raises GrammarBroken where the grammar does not allow one of them."""
+        """Take the next outputs. Raises GrammarBroken at one that the grammar does not allow."""
         for token_id in token_ids:
             if self._is_over:
                 break
@@ -104,9 +102,9 @@ class GrammarMatcher:
             self.num_taken += 1
 
     def renew(self, token_ids: Sequence[int]) -> None:
-        """Begin again in a lexer with room, and take `token_ids`: all outputs so far.
+        """Start again with a new lexer and take `token_ids`, which are all outputs so far.
 
-        Raises GrammarBroken as `take` does, and where that was done often enough.
+        Raises GrammarBroken as `accept_tokens` does, and after _MAX_RENEWED lexers.
         """
         while True:
             self._num_renewed += 1
@@ -119,7 +117,7 @@ class GrammarMatcher:
                 pass
 
     def _broken(self, otherwise: str) -> GrammarBroken:
-        """What the library says of its limits; what it says of a token would quote it."""
+        """The error, with the library's reason if it is a limit: others quote the token."""
         why = self._matcher.get_error().partition("\n")[0]
         if not why or "satisfy the grammar" in why:
             return GrammarBroken(f"the grammar {otherwise}")
@@ -129,13 +127,13 @@ class GrammarMatcher:
 
     @property
     def matcher(self) -> Any | None:
-        """What is to fill the next mask; None where nothing but an end may follow."""
+        """The matcher that fills the next mask; None where only an end may follow."""
         return None if self._is_over else self._matcher
 
     def finish(self, mask: Int32s) -> None:
-        """Make of what the matcher has filled what may come next; without one, of nothing.
+        """Turn the mask filled by the matcher, if there is one, into the mask of the next token.
 
-        Raises GrammarBroken where that is no token at all.
+        Raises GrammarBroken where no token is allowed.
         """
         if self._is_over:
             mask[:] = self._end_mask

@@ -1,11 +1,10 @@
-"""The core's side of its grammar process: a grammar is tried there before it is compiled here.
+"""The core's side of the grammar process, which tries a grammar before it is compiled here.
 
-Owns: the process, started by the first grammar and replaced when it dies. Does not know: streams,
-threads; `ask` blocks, and is called by the compiler's thread alone.
+The process starts with the first grammar, and is replaced when it dies. `ask` blocks; only the
+compiler's thread calls it.
 
-Rules:
-- A grammar that takes more than its processor time is refused, as is one that two processes died
-  of. What one death is told of might have come from outside.
+- A grammar that exceeds its processor time is refused, as is one over which two processes died. A
+  single death might have had an outside cause.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from slipstream_ipc.process import CONTROL_FD_VARIABLE, PARENT_PID_VARIABLE, STA
 logger = logging.getLogger(__name__)
 
 _MAX_DEATHS = 2
-_SILENT_S = 120.0  # of a process that neither answers nor uses its processor time
+_SILENT_S = 120.0  # of a process that neither answers nor exceeds its processor time
 
 
 class _Died(Exception):  # noqa: N818  (an outcome)
-    """The process ended, or was ended, over a grammar."""
+    """The process ended, or was killed, over a grammar."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -48,13 +47,13 @@ class GrammarTrial:
         self._vocabulary = vocabulary
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: BufferedRWPair | None = None
-        self._lock = threading.Lock()  # of the process being started, and of its end
+        self._lock = threading.Lock()  # guards starting and ending the process
         self._is_closed = False
 
     def ask(self, outputs: StructuredOutputs) -> str:
-        """A grammar as the library wants it, which compiles.
+        """The text of a grammar that compiles, in the library's own form.
 
-        Raises GrammarError with the reason why it does not; OSError where no process can be had.
+        Raises GrammarError with the reason where it does not; OSError where no process starts.
         """
         for _ in range(_MAX_DEATHS):
             lines = self._ready_lines()
@@ -72,7 +71,7 @@ class GrammarTrial:
         raise GrammarError("is too deep or too large: the grammar library does not survive it")
 
     def close(self) -> None:
-        """End the process, at whatever it is. Idempotent."""
+        """Kill the process, whatever it is doing. Idempotent."""
         with self._lock:
             self._is_closed = True
             if self._process is not None:
@@ -101,7 +100,7 @@ class GrammarTrial:
         )
         others = (STATUS_FD_VARIABLE, CONTROL_FD_VARIABLE)
         environment = {k: v for k, v in os.environ.items() if k not in others}
-        environment[PARENT_PID_VARIABLE] = str(os.getpid())  # it dies with us, however early
+        environment[PARENT_PID_VARIABLE] = str(os.getpid())  # it never outlives the core
         with end, own_end, self._lock:
             if self._is_closed:
                 raise OSError("the core ends")
@@ -127,9 +126,9 @@ class GrammarTrial:
         if line.endswith(b"\n"):
             return msgspec.json.decode(line, type=Tried)
         assert self._process is not None
-        self._process.kill()  # where it has only fallen silent
+        self._process.kill()  # in case it has only fallen silent
         code = self._process.wait()
         self._lines = None
-        with contextlib.suppress(OSError):  # of what was not sent
+        with contextlib.suppress(OSError):  # from flushing what was not sent
             lines.close()
         raise _Died(code)

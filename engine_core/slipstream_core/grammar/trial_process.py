@@ -1,15 +1,12 @@
-"""The grammar process: compiles a grammar before the core does, so that the core survives it.
+"""The grammar process: tries to compile a grammar, so that a bad one cannot harm the core.
 
-Owns: what a grammar may cost until its first mask is made. Does not know: streams, matchers of the
-core's own. The other end is `trial_client`.
+The other end is `trial_client`. A thread would not do, as it cannot be interrupted: the library
+follows chains of rules or references by recursion, and a stack overflow ends the process; its GBNF
+converter holds the GIL, for 20 s over 64 KiB of blank lines; a schema of 2 KB may take it half a
+minute.
 
-Why a process: the library follows a chain of rules or references by recursion, and ends its
-process where the stack does; its converter from GBNF holds the interpreter's lock, for 20 s over
-64 KiB of blank lines; a schema of 2 KB may take it half a minute. A thread cannot be interrupted.
-
-Rules:
-- The stack is smaller here than any of the core's: what passes here does not overflow there.
-- Processor time is bounded, not time: a busy machine refuses no more than an idle one.
+- The stack is smaller than any in the core: what passes here does not overflow there.
+- Processor time is bounded, not elapsed time: a busy machine refuses no more than an idle one.
 """
 
 from __future__ import annotations
@@ -27,13 +24,13 @@ from slipstream_core.grammar.llguidance_backend import GrammarError, Vocabulary
 from slipstream_ipc.messages import GrammarProcessConfig, StructuredOutputs, Tried
 from slipstream_ipc.process import start_child
 
-MAX_CPU_S = 3.0  # of one grammar
+MAX_CPU_S = 3.0  # per grammar
 _STACK_BYTES = 2**22
-_MAX_MEMORY_BYTES = 2**32  # of addresses
+_MAX_MEMORY_BYTES = 2**32  # of address space
 
 
 def main() -> int:
-    """Answer until the core closes its end, or dies."""
+    """Answer until the core closes its end of the socket."""
     config, _ = start_child("grammars", GrammarProcessConfig)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))

@@ -1,1 +1,1 @@
-"""Blocks of the KV cache: free, held, and found again by their content."""
+"""Blocks of the KV cache: allocation, sharing, and lookup by content."""

@@ -1,23 +1,17 @@
-"""Blocks found again by what they hold: the prefix cache.
+"""The prefix cache: finds full blocks by the digest of their content.
 
-Owns: the names of full blocks, which block holds what has a name, the chain of names of each
-request, and how much was looked for and found. The blocks themselves are the pool's.
-
-Does not know: when steps run, who is scheduled; which tokens are computed it is told.
-
-Rules:
-- A block's name is blake2b of the name of the block before it and its own tokens (u32, little
-  endian), so it stands for everything up to its end; before the first block stands a digest of the
-  model's and the tenant's salt. The same in every process and on every machine. (vLLM's and
-  SGLang's caches chain in the same way.)
-- Only full blocks have names. A name belongs to one block at a time: a second block with the same
-  content has none, and is free for anything when it is released.
+- A block's digest is blake2b of the digest of the block before it and of its own tokens (u32,
+  little endian), so it stands for everything up to the block's end. The first block follows a
+  digest of the model's and the tenant's salts. Digests are equal in every process and on every
+  machine. (vLLM and SGLang chain their blocks in the same way.)
+- Only full blocks have digests. A digest belongs to one block at a time: a second block with the
+  same content has none, and is free for anything when it is released.
 - A block is registered when the step that fills it is planned, if its tokens are on the host by
   then: steps run in order, and every layer writes its keys before it attends, so even a row of the
   same step may read it. Blocks of sampled tokens are registered when their request gives them back.
-- A block that was handed out to somebody else loses its name lazily: the pool says that its content
-  is not kept, and the name is taken off when the block gets the next one. So there are never more
-  names than blocks.
+- A block that was allocated again loses its digest lazily: the pool no longer keeps its content,
+  and the digest is removed when the block gets the next one. So there are never more digests than
+  blocks.
 """
 
 from __future__ import annotations
@@ -38,45 +32,45 @@ _NO_BLOCKS: Int32s = np.empty(0, np.int32)
 
 
 def root_digest(model_salt: str, cache_salt: str) -> bytes:
-    """What stands before the first block of every request of this model and tenant."""
+    """The digest before the first block of every request of this model and tenant."""
     parts = [part.encode("utf-8", "surrogatepass") for part in (model_salt, cache_salt)]
     framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
     return blake2b(framed, digest_size=_DIGEST_BYTES).digest()
 
 
 def next_digest(before: bytes, block_tokens: bytes) -> bytes:
-    """The name of a block: `before` is that of the block before it, or the root."""
+    """The digest of a block: `before` is that of the block before it, or the root."""
     return blake2b(before + block_tokens, digest_size=_DIGEST_BYTES).digest()
 
 
 class PrefixCache:
-    """Names of the blocks of `pool`; requests by their rows."""
+    """Digests of the blocks of `pool`, and the chain of digests of each request by row."""
 
     def __init__(self, pool: BlockPool, block_size: int, model_salt: str = "") -> None:
         self._pool = pool
         self._block_bytes = 4 * block_size
         self._model_salt = model_salt
-        # by row: the root, and the names of its full blocks so far; they outlive preemptions
+        # by row: the root, and the digests of its full blocks so far; they outlive preemptions
         self._chains: dict[int, list[bytes]] = {}
         self._block_of: dict[bytes, int] = {}
         self._name_of: list[bytes | None] = [None] * pool.num_blocks
-        self.num_query_tokens = 0  # of requests that were admitted
-        self.num_hit_tokens = 0  # and of those what was in the cache
+        self.num_query_tokens = 0  # tokens of admitted requests
+        self.num_hit_tokens = 0  # of those, tokens that were in the cache
 
     def open(self, row: int, cache_salt: str) -> None:
-        """A request begins."""
+        """Start a request."""
         self._chains[row] = [root_digest(self._model_salt, cache_salt)]
 
     def close(self, row: int) -> None:
-        """A request is gone; its blocks keep their names."""
+        """Remove a request; its blocks keep their digests."""
         del self._chains[row]
 
     def num_named(self, row: int) -> int:
-        """How many of the request's blocks, from its first on, have been given a digest."""
+        """The number of the request's blocks, from its first on, with a known digest."""
         return len(self._chains[row]) - 1
 
     def extend(self, row: int, token_ids: UInt32s) -> None:
-        """The tokens behind the blocks that have a digest: whole blocks of them, in order."""
+        """Compute the digests of further blocks of the request from their tokens, in order."""
         chain = self._chains[row]
         data = token_ids.astype("<u4", copy=False).tobytes()
         assert len(data) % self._block_bytes == 0, "only full blocks have names"
@@ -86,10 +80,10 @@ class PrefixCache:
             chain.append(digest)
 
     def lookup(self, row: int, max_blocks: int, *, start: int = 0) -> Int32s:
-        """The blocks that hold the request's first tokens, as many as there are, [n].
+        """The cached blocks of the request's first tokens, [n], up to the first that is missing.
 
-        They are to be shared before anything is allocated. At most `max_blocks`, less the first
-        `start`, which are left out.
+        They have to be shared before anything is allocated. The first `start` of at most
+        `max_blocks` are left out.
         """
         blocks: list[int] = []
         block_of, name_of, pool = self._block_of, self._name_of, self._pool
@@ -101,11 +95,11 @@ class PrefixCache:
         return np.array(blocks, np.int32) if blocks else _NO_BLOCKS
 
     def register(self, row: int, start: int, blocks: Int32s) -> None:
-        """`blocks` are the request's from number `start` on, and filled; digests are there."""
+        """Register the request's filled `blocks`, from number `start` on. Call `extend` first."""
         self.register_all([(row, start, blocks.tolist())])
 
     def register_all(self, filled: Iterable[tuple[int, int, Sequence[int]]]) -> None:
-        """The same for many requests: (row, start, blocks) of each."""
+        """As `register`, for many requests: (row, start, blocks) of each."""
         blocks: list[int] = []
         digests: list[bytes] = []
         for row, start, some in filled:
@@ -114,24 +108,24 @@ class PrefixCache:
         self._name(blocks, digests)
 
     def forget(self, blocks: Int32s) -> None:
-        """These blocks, all different, do not hold what their names say."""
+        """Drop these blocks, all different: they do not hold their content."""
         for block in blocks.tolist():
             self._take_name(block)
         self._pool.forget(blocks)
 
     def reset(self) -> None:
-        """Forget what every block holds. Who runs goes on with what he has."""
+        """Drop the content of every block. Running requests keep their blocks."""
         self._block_of.clear()
         self._name_of = [None] * self._pool.num_blocks
         self._pool.forget_all()
 
     def count(self, num_tokens: int, num_hits: int) -> None:
-        """A request of so many tokens was admitted; so many of them were found."""
+        """Count an admitted request of `num_tokens` tokens, of which `num_hits` were cached."""
         self.num_query_tokens += num_tokens
         self.num_hit_tokens += num_hits
 
     def _name(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
-        """Give each block its name, unless another one has it by right."""
+        """Give each block its digest, unless another block validly has it."""
         block_of, name_of = self._block_of, self._name_of
         named: dict[int, None] = {}
         for block, digest in zip(blocks, digests, strict=True):

@@ -1,17 +1,13 @@
-"""What requests ask of single tokens, and the columns that a step's plan has of it.
+"""Token constraints (biases, allowed ids, bad words, penalties) and their columns in a plan.
 
-Owns: the rules of each row that has some, and which state slot of the runner's memory a running row
-holds. Does not know: logits, who runs.
-
-Rules:
-- Rows without rules cost nothing, and a batch whose rows with rules stay the same costs one look:
-  its columns are made once.
-- A row gets its state slots with the first step that samples it since it got a slot, together with
-  what it has output so far, and loses them with the slot. So it does not matter how often it is
-  preempted, how its prompt is cut, or which core it ran on before.
-- Low state slots are handed out first, which keeps the runner's memory small.
-- Allowed ids are a bit for each id of the vocabulary, kept once for all rows that have the same:
-  the answers of a request share them here, and a state slot of the runner's.
+- Rows without constraints cost nothing. A batch whose constrained rows stay the same costs one
+  comparison: its columns are made once.
+- A row gets its state slots in the runner's memory with the first step that samples it since it got
+  a slot, together with its outputs so far, and loses them with the slot. So preemptions, the
+  cutting of its prompt and the cores it ran on before do not matter.
+- Low state slots are taken first, which keeps the runner's memory small.
+- Allowed ids are a mask with a bit for each id of the vocabulary, stored once for all rows with the
+  same ids: the answers of a request share it here, and a state slot in the runner.
 """
 
 from __future__ import annotations
@@ -43,13 +39,13 @@ _TAIL = MAX_BAD_WORD_TOKENS - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenConstraints:
-    """What one request asks of single tokens."""
+    """The token constraints of one request."""
 
     bias_ids: Int64s = field(default_factory=lambda: _NONE)
     biases: Float32s = field(default_factory=lambda: np.empty(0, np.float32))
-    allowed: bytes | None = None  # the int32 words of a mask, as in `token_bitmask`
+    allowed: bytes | None = None  # the int32 words of a mask; see `allowed_mask`
     banned_ids: Int64s = field(default_factory=lambda: _NONE)
-    words: tuple[tuple[int, ...], ...] = ()  # of two tokens and more
+    words: tuple[tuple[int, ...], ...] = ()  # bad words of two tokens and more
     presence: float = 0.0
     frequency: float = 0.0
     repetition: float = 1.0
@@ -61,7 +57,7 @@ class TokenConstraints:
 
 
 def token_constraints(params: SamplingParams, words: Words) -> TokenConstraints | None:
-    """The rules of a request, `words` being what its bad words are in tokens; None for none."""
+    """The constraints of a request, `words` being its bad words in token ids; or None."""
     biases, allowed = params.logit_bias or {}, params.allowed_token_ids
     rules = TokenConstraints(
         bias_ids=np.fromiter(biases.keys(), np.int64, len(biases)),
@@ -77,8 +73,10 @@ def token_constraints(params: SamplingParams, words: Words) -> TokenConstraints 
 
 
 def allowed_mask(token_ids: Sequence[int]) -> bytes:
-    """The int32 words with the bits of these ids, the lowest id in the lowest bit; see
-    `token_bitmask`. Neither their order nor how often one is listed makes a difference."""
+    """The int32 words of a mask that allows these ids, the lowest id in the lowest bit.
+
+    Equal sets of ids give equal masks, whatever their order and repetitions.
+    """
     ids = np.array(token_ids, np.int64)
     bits = np.zeros(32 * (int(ids.max()) // 32 + 1), np.uint8)
     bits[ids] = 1
@@ -86,7 +84,7 @@ def allowed_mask(token_ids: Sequence[int]) -> bytes:
 
 
 class ConstraintColumns:
-    """The rules of all requests that have some."""
+    """The token constraints of all requests that have some."""
 
     def __init__(self) -> None:
         self._rules: dict[int, TokenConstraints] = {}  # by row
@@ -94,26 +92,26 @@ class ConstraintColumns:
         self._tail_state_slots = _StateSlots()
         self._count_state_slots = _StateSlots()
         self._allowed = _Shared()
-        self._last: tuple[Int64s, StepConstraints] | None = None  # of which rows, in this order
+        self._last: tuple[Int64s, StepConstraints] | None = None  # of these rows, in this order
 
     def __len__(self) -> int:
         return len(self._rules)
 
     def add(self, row: int, rules: TokenConstraints) -> None:
-        """A request with rules starts on `row`."""
+        """A request with constraints starts on `row`."""
         if rules.allowed is not None:
             rules = replace(rules, allowed=self._allowed.hold(rules.allowed))
         self._rules[row] = rules
 
     def remove(self, rows: Iterable[int]) -> None:
-        """These rows' requests are gone; they hold no slots any more."""
+        """The requests of these rows are gone; they hold no slots any more."""
         for row in rows:
             rules = self._rules.pop(row, None)
             if rules is not None and rules.allowed is not None:
                 self._allowed.release(rules.allowed)
 
     def leave(self, rows: Iterable[int]) -> None:
-        """These rows lose their slots."""
+        """These rows lose their slots, and their state slots with them."""
         for row in rows:
             if row in self._entered:
                 self._entered.remove(row)
@@ -127,7 +125,7 @@ class ConstraintColumns:
     def plan(
         self, rows: Int64s, places: Int64s, tokens: TokenLog, prompt_lens: Int64s
     ) -> ConstraintPlan:
-        """Of a step that samples `rows` [C], which have rules and lie at `places` in the batch.
+        """The constraints of a step that samples `rows` [C], at `places` among its sampled rows.
 
         `prompt_lens` is by row. A row that is new here must have all of its tokens in `tokens`.
         """
@@ -143,7 +141,7 @@ class ConstraintColumns:
     def _enter(
         self, rows: Sequence[int], tokens: TokenLog, prompt_lens: Int64s
     ) -> ConstraintRefill | None:
-        """Give state slots to rows that need some; what is to be put there."""
+        """Give state slots to rows that need some; returns their initial content."""
         self._entered.update(rows)
         with_tails = [row for row in rows if self._rules[row].words]
         counted = [row for row in rows if self._rules[row].is_penalised]
@@ -180,7 +178,7 @@ class ConstraintColumns:
         )
 
     def _columns(self, rows: Sequence[int]) -> StepConstraints:
-        """The rules of these rows, in this order."""
+        """The constraints of these rows, in this order."""
         asked = [self._rules[row] for row in rows]
         limited = [i for i, rules in enumerate(asked) if rules.allowed is not None]
         allowed = [mask for rules in asked if (mask := rules.allowed) is not None]
@@ -215,7 +213,7 @@ class ConstraintColumns:
 
 
 class _StateSlots:
-    """Which state slot a row holds, or a mask."""
+    """Which state slot each row, or each mask, holds."""
 
     def __init__(self) -> None:
         self._of: dict[Hashable, int] = {}
@@ -223,7 +221,7 @@ class _StateSlots:
         self._num = 0
 
     def assign(self, rows: Sequence[Hashable]) -> Int64s:
-        """A state slot for each of `rows`, which hold none."""
+        """Give each of `rows`, which hold none, a state slot."""
         for row in rows:
             if not self._free:
                 self._free.append(self._num)
@@ -243,35 +241,34 @@ class _StateSlots:
 
 
 class _Shared:
-    """Masks that several rows may have: each is kept once, and has one state slot while it is in
-    use."""
+    """Masks that rows share: each is stored once, and has one state slot while it is in use."""
 
     def __init__(self) -> None:
         self._kept: dict[bytes, bytes] = {}
-        self._rows: Counter[bytes] = Counter()  # that have it
-        self._entered: Counter[bytes] = Counter()  # of those, the ones that run
+        self._rows: Counter[bytes] = Counter()  # rows that have it
+        self._entered: Counter[bytes] = Counter()  # of those, the rows that run
         self._state_slots = _StateSlots()
 
     def hold(self, mask: bytes) -> bytes:
-        """A row has this mask; the copy of it that is kept."""
+        """Add a row with this mask; returns the stored copy."""
         mask = self._kept.setdefault(mask, mask)
         self._rows[mask] += 1
         return mask
 
     def release(self, mask: bytes) -> None:
-        """A row that had it is gone, and does not run any more."""
+        """Remove a row with this mask, which runs no longer."""
         self._rows[mask] -= 1
         if not self._rows[mask]:
             del self._rows[mask], self._kept[mask]
 
     def enter(self, mask: bytes) -> None:
-        """A row with it runs."""
+        """A row with this mask begins to run."""
         if not self._entered[mask]:
             self._state_slots.assign([mask])
         self._entered[mask] += 1
 
     def leave(self, mask: bytes) -> None:
-        """A row with it runs no longer."""
+        """A row with this mask runs no longer."""
         self._entered[mask] -= 1
         if not self._entered[mask]:
             del self._entered[mask]
@@ -283,7 +280,7 @@ class _Shared:
 
 
 def _owners(columns: Sequence[Int64s]) -> Int64s:
-    """The index of its column, by value."""
+    """For each value of all columns, the index of its column."""
     return np.repeat(np.arange(len(columns)), [len(column) for column in columns])
 
 
@@ -292,7 +289,7 @@ def _concatenated(columns: Sequence[Int64s]) -> Int64s:
 
 
 def _side_by_side(columns: Sequence[Int64s]) -> Int64s:
-    """As the rows of a table; behind a row's own values its first again, or 0."""
+    """The columns as rows of a table, padded with their first value, or 0 where empty."""
     table = np.zeros((len(columns), max([1, *map(len, columns)])), np.int64)
     for line, column in zip(table, columns, strict=True):
         line[:] = column[:1] if len(column) else 0

@@ -1,32 +1,37 @@
-"""The same requests again, one token each: a step's columns from those of the step before.
+"""The next step of an unchanged decode batch, derived from the columns of the step before.
 
-Most steps compute one token of every running request, and between two of them no request comes or
-goes. Then nothing is gathered anew: positions and places in the cache go on by one or begin a
-block, and all else stays. Which rows decode together, and their block tables, are kept here too.
+Most steps compute one token for each running request, and between two of them no request comes or
+goes. Then nothing is gathered anew: positions and cache slots advance by one or begin a block, and
+the rest stays. The result equals that of `step_builder.token_columns` for the same rows
+(tests/engine_core/scheduler/test_decode_batch.py).
 
-Rules:
-- A copy that a plan has is written again only when that step is answered: what a row's table names
-  behind its tokens must not change under a forward pass, which may read there and mask it (see
-  `runner/attention/kv_cache`). So there are as many copies as steps in flight, and one; they take
-  turns.
-- Copies have room for blocks to come, padded with the null block.
-- Which blocks rows get is said some steps ahead (`expect`); a plan's table names none of those that
-  begin behind it.
-- The rows of a batch are one `RowSet` as long as nothing comes or goes (`SlotTable.running`).
-- A life that ends, anybody's, ends the streak. Steps are answered in the order of their launch, so
-  a row that lived at the answer of one step, with no life ended since, lives at that of the next.
-- Its rows are all that hold a slot, in the order of `SlotTable.running`, which is another set as
-  soon as somebody comes or goes: that is how its end is told.
-- What `RequestTable`, `SlotTable` and the block pool say of its rows is as old as the last
-  `settle`, but for the number of free blocks: whoever reads or writes there, removes one of the
-  rows, or takes or frees blocks, calls it before; who does the latter ends the batch.
-- It looks ahead one step at first, then twice as many each time: most batches end soon, or last.
-- Arrays that left as part of a plan are never written again, but for block tables (see
-  `decode_batch`); what does not change is shared by all plans of the batch.
-- How far a row may be ahead of its worker is looked at when its room of the last look is used up:
-  acknowledgements only grow, and of an attach, which moves them back, it is told (`look_again`).
-- What it leads to is what `plan_builder.token_columns` makes of the same rows
-  (tests/engine_core/scheduler/test_decode_batch.py).
+Block tables (`TableCopies`):
+
+- A plan's copy is written again only once its step is answered: a forward pass may read what the
+  table names behind a row's tokens, and mask it (see `runner/attention/kv_cache`), so that must not
+  change under it. There is one copy per step in flight and one more; they are used in turn.
+- Copies have room for further blocks, padded with the null block.
+- Blocks are announced some steps ahead (`expect`); a plan's table holds none of those that begin
+  behind its step.
+
+Answers (`DecodeStreak`):
+
+- Any increment of a generation, of any row, ends the streak. Steps are answered in launch order, so
+  a row that was alive when one step was answered, with no increment since, is alive at the next.
+
+The batch (`DecodeBatch`):
+
+- Its rows are all that hold a slot, as the `RowSet` of `SlotTable.running`. A request that comes or
+  goes replaces that set, which ends the batch.
+- What `RequestTable`, `SlotTable` and the block pool hold of its rows is as old as the last
+  `flush_deferred`, except the number of free blocks. Call it before reading or writing there,
+  before removing one of the rows, and before taking or freeing blocks; the last two end the batch.
+- It looks ahead one step at first, then twice as far each time up to 8: most batches either end
+  soon or last.
+- Arrays that left as part of a plan are never written again, except block tables; unchanged arrays
+  are shared by all plans of the batch.
+- How far a row may be ahead of its worker is checked only when the allowance of the last check is
+  used up: acknowledgements only grow, except on an attach, which calls `look_again`.
 """
 
 from __future__ import annotations
@@ -46,33 +51,34 @@ from slipstream_ipc.row_set import NO_ROWS, RowSet
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
-_SPARE_BLOCKS = 8  # of a row, in a new copy
+_SPARE_BLOCKS = 8  # spare blocks per row of a new copy
 
 
 @dataclass(slots=True, eq=False)
 class _Copy:
     table: Int32s  # [rows, width]
-    items: Int32s  # the same, flat
-    last_step: int = 0  # that has it, as long as it is not the one in use
-    num_done: int = 0  # of what is expected
-    lacks: list[tuple[Int64s, Int32s]] = field(default_factory=list)  # places in `items`, blocks
+    items: Int32s  # flat view of `table`
+    last_step: int = 0  # last step that uses it; unset for the copy in use
+    num_done: int = 0  # of the expected blocks, how many are in it
+    lacks: list[tuple[Int64s, Int32s]] = field(default_factory=list)  # indices into `items`, blocks
 
 
 class TableCopies:
-    """Tables of the rows in `at`, [R] slots; begins with no copy."""
+    """Copies of the block tables of slots `at` [R]; there is none at first."""
 
     def __init__(self, slots: SlotTable, at: Int64s) -> None:
         self._slots = slots
         self._at = at
         self._are_first = bool(np.array_equal(at, np.arange(len(at))))
         self._width = 0
-        self._copies: deque[_Copy] = deque()  # the one in use is the last
-        self._places: Int64s = np.empty(0, np.int64)  # in a copy, of the blocks that are expected
+        self._copies: deque[_Copy] = deque()  # the last is in use
+        self._places: Int64s = np.empty(0, np.int64)  # flat index in a copy, of the expected blocks
         self._blocks: Int32s = np.empty(0, np.int32)
 
     def expect(self, rows: Int64s, blocks: Int32s, widest: int) -> None:
-        """Rows will get blocks, in this order: `rows` [n], indices into `at`, all different, get
-        `blocks` [n]; none has more than `widest` then. The slots know of all that they have by now.
+        """Announce blocks in the order in which they begin: `rows` [n], indices into `at`, all
+        different, get `blocks` [n]; no row then has more than `widest`. The slot table already has
+        all earlier blocks.
         """
         if widest > self._width:
             self._width = max(min(widest + _SPARE_BLOCKS, self._slots.tables.shape[1]), widest)
@@ -85,10 +91,10 @@ class TableCopies:
         self._places, self._blocks = rows * self._width + numbers, blocks
 
     def with_first(self, num: int, *, step: int, oldest_in_flight: int | None) -> Int32s:
-        """The tables in which the first `num` blocks that are expected are there, [R, at least the
-        widest]: those of `step`, and of the steps behind it until more blocks begin.
+        """The tables with the first `num` expected blocks filled in, [R, at least the widest]: for
+        `step`, and for the steps behind it until more blocks begin.
 
-        `oldest_in_flight` is the oldest step that is not answered, None where all are.
+        `oldest_in_flight` is the oldest unanswered step, None if there is none.
         """
         copies = self._copies
         if copies:
@@ -110,30 +116,31 @@ class TableCopies:
 
     def _made(self) -> Int32s:
         tables = self._slots.tables
-        if self._are_first:  # low slots are handed out first
+        if self._are_first:  # low slots are taken first
             return tables[: len(self._at), : self._width].copy()
         return tables[:, : self._width].take(self._at, 0)
 
 
 class DecodeStreak:
-    """What is known of the rows that were sampled last. Begins with nobody."""
+    """Whether the rows sampled last are all still alive and below their limits. Empty at first."""
 
     def __init__(self) -> None:
         self._rows = NO_ROWS
         self._index: Int64s = np.empty(0, np.int64)
-        self._num_ended = 0  # lives
-        self._num_left = 0  # tokens to the first limit
+        self._num_ended = 0  # as RequestTable.num_ended
+        self._num_left = 0  # tokens until the first row reaches its limit
 
     def begin(self, rows: RowSet, index: Int64s, num_ended: int, num_left: int) -> None:
-        """All of `rows` live, and each may get `num_left` tokens more; `index` counts them."""
+        """`rows` are alive, and each may get `num_left` more tokens; `index`: see Sampled."""
         self._rows, self._index = rows, index
         self._num_ended, self._num_left = num_ended, num_left
 
     def go_on(self, rows: RowSet, num_ended: int) -> Int64s | None:
-        """`rows` get a token each. The index of `begin`, where it is said of these rows, all of
-        them live still and none reaches its limit by that token; else None, and the end.
+        """Count one more token of each of `rows`. Returns the index of `begin` if these are its
+        rows, all still alive and none reaching its limit by this token; otherwise None, and the
+        streak ends.
 
-        num_ended: the lives that have ended by now, of whatever row.
+        num_ended: as RequestTable.num_ended.
         """
         is_same = rows.version == self._rows.version and num_ended == self._num_ended
         if is_same and self._num_left > 1:
@@ -149,7 +156,7 @@ _NOBODY: Int64s = np.empty(0, np.int64)
 
 
 class DecodeBatch:
-    """Rows that have all been planned with one token each, and are again."""
+    """Rows that all decode one token per step."""
 
     def __init__(
         self,
@@ -164,14 +171,13 @@ class DecodeBatch:
         generations: Int64s,
         block_size: int,
     ) -> None:
-        """`columns` are those of `step`, which computes one token of each of `rows` and samples it.
-
-        They are counted already: `requests` knows of that token.
+        """`columns` are those of `step`, which computes and samples one token of each of `rows`;
+        they are already counted in `requests`.
         """
         self.rows = rows
         at = rows.array
         self.generations = generations
-        self.step = step  # the last one that was planned
+        self.step = step  # the last step planned
         self._requests = requests
         self._blocks = blocks
         self._tokens = tokens
@@ -180,33 +186,33 @@ class DecodeBatch:
         self._prompt_lens = requests.prompt_len.take(at)
         run_ahead = requests.run_ahead.take(at)
         self._is_bounded = bool((run_ahead != _UNBOUNDED).any())
-        self._run_ahead = run_ahead - 1  # of what is computed: one token more is known
-        self._room = 0  # steps that nobody's worker has to acknowledge anything for
+        self._run_ahead = run_ahead - 1  # relative to computed tokens: one more is known
+        self._room = 0  # steps until acknowledgements have to be checked
         self._zeros = np.zeros(len(rows), np.int64)
         self._nobody = np.full(len(rows), -1)
-        # what is looked ahead at: L steps, of which `_at` are planned
-        self._first = columns.positions + 1  # of their tokens: as many were computed before them
-        self._num_steps = 0  # that were planned before them
+        # the L steps of the look-ahead, of which `_at` are planned
+        self._first = columns.positions + 1  # [R] positions of their first tokens
+        self._num_steps = 0  # steps planned before them
         self._at = self._length = 0
         self._settled = 0
-        self._num_given = 0  # of the blocks that they begin
+        self._num_given = 0  # of the blocks that they begin, those given to slots
         self._next_length = 1
         self._positions = self._kv_slots = self._first[None]  # [L, R]
         self._kv_lens: Int32s = columns.kv_lens[None]  # [L, R]
-        self._beginning = _NOBODY  # indices into `rows`, those of the first step first
-        self._bounds = [0]  # of each step's part of them, [L + 1]
+        self._beginning = _NOBODY  # indices into `rows`, in order of the steps
+        self._bounds = [0]  # bounds of each step's part of `_beginning`, [L + 1]
         self._tables = TableCopies(slots, columns.slots)
-        # by when they begin a block, for the first time; sorted once somebody looks ahead
+        # rows by the step in which they first begin a block; sorted at the first look-ahead
         self._order: Int64s | None = None
         self._phases = np.empty(0, np.int16)  # [R]
         self._ends: list[int] = []  # of each phase in `_order`, from 0 on, [block_size + 1]
-        self._furthest = 0  # position of the first token
+        self._furthest = 0  # the highest of the positions at the first look-ahead
         limits = np.minimum(requests.limit.take(at), requests.room.take(at))
-        limits -= self._first  # one more is known
-        self._num_left = int(limits.min()) - 1  # steps to a limit, or to where room is asked for
+        limits -= self._first  # known is one more than computed
+        self._num_left = int(limits.min()) - 1  # steps until a limit, or until room is asked for
 
     def may_run(self, acked: Acked) -> bool:
-        """Whether every row may sample one more; see `RequestTable.may_run`."""
+        """Whether every row may sample one more token; see `RequestTable.may_run`."""
         if self._num_left <= 0:
             return False
         if not self._is_bounded or self._room > 0:
@@ -218,20 +224,20 @@ class DecodeBatch:
         return self._room > 0
 
     def look_again(self) -> None:
-        """Acknowledgements may have moved back."""
+        """Check acknowledgements at the next step; they may have moved back."""
         self._room = 0
 
     def num_beginning(self) -> int:
-        """How many rows begin a block with their next tokens."""
+        """How many rows begin a block in the next step."""
         if self._at == self._length:
             self._look_ahead()
         return self._bounds[self._at + 1] - self._bounds[self._at]
 
     def next_columns(self, *, oldest_in_flight: int | None, is_last: bool) -> TokenColumns:
-        """The columns of the next step. There are blocks for those that begin one.
+        """The columns of the next step; there have to be blocks for num_beginning().
 
-        `oldest_in_flight` is the oldest step that was not answered yet, None where all were;
-        `is_last`: whether the last step is among them.
+        `oldest_in_flight` is the oldest unanswered step, None if there is none; `is_last`: whether
+        the batch's last step is still in flight.
         """
         last, at = self._columns, self._at
         tables, num_begun = last.block_tables, self._bounds[at + 1]
@@ -261,14 +267,14 @@ class DecodeBatch:
         return self._columns
 
     def count(self, step: int) -> None:
-        """The step of the last columns is planned: its tokens count as computed, and as known."""
+        """The step of the latest columns is planned: its tokens count as computed and as known."""
         self.step = step
         self._at += 1
         self._num_left -= 1
         self._room -= 1
 
     def flush_deferred(self) -> None:
-        """Write down what the steps that were planned have changed."""
+        """Write what the planned steps have changed to the request and slot tables."""
         if self._settled < self._at:
             self._hand_out()
             computed = self._first + self._at
@@ -277,7 +283,7 @@ class DecodeBatch:
             self._settled = self._at
 
     def _hand_out(self) -> None:
-        """Give rows the blocks that the steps that were planned begin."""
+        """Give slots the blocks that the planned steps begin."""
         num = self._bounds[self._at]
         if num > self._num_given:
             begun = self._beginning[self._num_given : num]
@@ -285,7 +291,7 @@ class DecodeBatch:
             self._num_given = num
 
     def _look_ahead(self) -> None:
-        """Make the columns of the next steps; of one at least, though blocks may be lacking."""
+        """Compute the columns of the next steps: one at least, even if it lacks blocks."""
         self._hand_out()
         size, first = self._block_size, self._first + self._at
         self._num_steps += self._at

@@ -1,8 +1,6 @@
-"""Whom the steps in flight are for.
+"""Records of the steps in flight: their rows with generations, and the blocks that requests share.
 
-Owns: a record of each launched step until it is answered, in launch order, and who has part in a
-failure through the blocks that requests share. Does not know: what has become of those requests
-since; whoever asks compares generations (see `request_table`).
+A record does not change when a request ends; compare generations (see `request_table`).
 """
 
 from __future__ import annotations
@@ -35,24 +33,24 @@ class BlockUse:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """Whom a step is for: R rows, of which S are sampled, with their generations."""
+    """The R rows of a step, of which S are sampled, with their generations."""
 
     step: int
     rows: RowSet  # [R]
     generations: Int64s  # [R]
     sampled: RowSet  # [S] rows
     sampled_generations: Int64s  # [S]
-    on_probation: bool  # its one request is
-    uses: tuple[BlockUse, ...] = ()  # in the order in which its rows were planned
+    on_probation: bool  # whether its only request is
+    uses: tuple[BlockUse, ...] = ()  # in the order in which the rows were planned
 
 
 class Sampled(Struct, frozen=True, gc=False):
-    """What a step gave to the requests that still live, n of them."""
+    """What a step sampled for the n requests that are still alive."""
 
     rows: RowSet  # [n]
     token_ids: UInt32s  # [n]
-    index: Int64s  # [n] their places among the step's S sampled rows
-    ended: Int64s  # rows that reached their length limit; they compute no more
+    index: Int64s  # [n] their indices among the step's S sampled rows
+    ended: Int64s  # rows that reached their length limit and are removed
 
 
 class LaunchedSteps:
@@ -66,17 +64,17 @@ class LaunchedSteps:
 
     @property
     def has_probation(self) -> bool:
-        """Whether a request on probation is in flight, which nothing is launched behind."""
+        """Whether a request on probation is in flight; nothing is launched behind it."""
         return len(self._records) > 0 and self._records[-1].on_probation
 
     @property
     def last_step(self) -> int | None:
-        """The step launched last, None where none is in flight."""
+        """The step launched last, None if none is in flight."""
         return self._records[-1].step if self._records else None
 
     @property
     def first_step(self) -> int | None:
-        """The step that is answered next, None where none is in flight."""
+        """The step that is answered next, None if none is in flight."""
         return self._records[0].step if self._records else None
 
     def add(
@@ -89,7 +87,7 @@ class LaunchedSteps:
         on_probation: bool,
         uses: Sequence[BlockUse] = (),
     ) -> None:
-        """`plan`, for these rows, of which it samples some, is launched next."""
+        """Record the launch of `plan` for these rows, of which it samples `sampled`."""
         sampled_generations = generations
         if len(sampled) < len(rows):
             sampled_generations = generations[plan.samples]
@@ -106,16 +104,16 @@ class LaunchedSteps:
         )
 
     def answered(self, plan: StepPlan) -> Launched:
-        """The record of the oldest step, which is `plan`; it is in flight no longer."""
+        """Remove and return the record of the oldest step, which is `plan`."""
         record = self._records.popleft()
         assert record.step == plan.step, f"step {plan.step} answered before {record.step}"
         return record
 
     def spoilt_by(self, failed: Launched) -> tuple[Int32s, dict[int, int]]:
-        """What a step that failed, answered already, has spoilt in the steps behind it.
+        """What a failed step, answered already, has spoilt in the steps behind it.
 
-        The blocks that do not hold what they were to hold, all different; and the rows behind it,
-        with their generations, that read one of them, or one of a row that did.
+        The blocks that do not hold their intended content, all different; and the rows behind it,
+        with their generations, that read one of these blocks, directly or through another row.
         """
         rows = dict(zip(failed.rows.tolist(), failed.generations.tolist(), strict=True))
         behind: dict[int, int] = {}

@@ -1,13 +1,11 @@
-"""The chunks of a step: requests that have more than one token to compute, or begin.
+"""Deals a step's token budget out to requests that compute more than one token, or begin.
 
-Owns: how a step's budget is dealt out among them. Does not know: who decodes, plans.
-
-Rules:
-- Those that run already come before those that wait; both by priority, then by arrival.
-- Admission takes the blocks of all known tokens at once: a prefill under way never has to preempt,
-  and only decoding requests, one block at a time, ask for more.
-- A request that was preempted is admitted again only when none of its tokens is in flight.
-- Who may not run, as its worker may be stuck, is passed over; who finds no room is waited for.
+- Running requests come before waiting ones; both in order of `RequestTable.in_order`.
+- Admission allocates the blocks of all known tokens at once: a running prefill never preempts, and
+  only decoding requests ask for more, one block at a time.
+- A preempted request is admitted again only once none of its tokens is in flight.
+- A waiting request that may not run, because it is too far ahead of its worker, is passed over; one
+  that finds no free blocks holds up those behind it.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ class Prefill:
         self._tokens = tokens
 
     def go_on(self, rows: Int64s, budget: int) -> list[Chunk]:
-        """The next chunk of each of `rows` that still runs, while the budget lasts."""
+        """The next chunks of those of `rows` that still run, while the budget lasts."""
         if not len(rows):
             return []
         requests = self._requests
@@ -59,7 +57,7 @@ class Prefill:
         return chunks
 
     def admit(self, acked: Acked, budget: int) -> list[Chunk]:
-        """Let waiting requests run while budget, slots and blocks last; their first chunks."""
+        """Admit waiting requests while budget, slots and blocks last; returns their chunks."""
         chunks: list[Chunk] = []
         num_passed_over = 0
         while budget > 0 and self._slots.num_free:
@@ -80,16 +78,16 @@ class Prefill:
         return chunks
 
     def can_admit(self, acked: Acked, reserved: int) -> bool:
-        """Whether `admit` might let somebody run once others have got `reserved` blocks."""
+        """Whether `admit` might admit a request once others have taken `reserved` blocks."""
         row = self._running_set.waiting.peek(0)
         if row is None or not self._slots.num_free or self._is_in_flight(row):
             return False
         if not self._requests.may_run(np.array([row]), acked)[0]:
-            return True  # then those behind him may
+            return True  # those behind it may
         return self._blocks.find_room(row, reserved=reserved) is not None
 
     def chunk(self, row: int, budget: int) -> Chunk | None:
-        """What the step that is being planned computes of a running row; None for nothing."""
+        """The chunk of a running row in the step that is being planned; None if it has none."""
         start = int(self._requests.computed[row])
         known = int(self._requests.known[row])
         count = self._prompts.cut(row, start, min(budget, known - start))
@@ -99,5 +97,5 @@ class Prefill:
         return row, count
 
     def _is_in_flight(self, row: int) -> bool:
-        """Whether a request was preempted while its last token was in flight, which it is yet."""
+        """Whether a token of a waiting, preempted request is still in flight."""
         return int(self._requests.known[row]) > self._tokens.length(row)

@@ -1,15 +1,11 @@
-"""Requests whose prompts' log-probabilities are still to be computed.
+"""The rows whose prompt log-probabilities are still to be computed, and their part of a plan.
 
-Owns: who they are, how many positions of them a step may look at, and the part of a plan that asks
-for them. Does not know: when chunks run, what becomes of the results.
-
-Rules:
-- The logits at a position say how likely the token behind it was: those of positions 0 to
-  prompt_len - 2 are wanted, for all tokens of the prompt but the first.
-- A step has logits at no more than MAX_POSITIONS of them: as numbers of the whole vocabulary they
-  take far more memory than anything else of a step. A chunk is cut to that.
-- Such a request shares no blocks that others computed, as their logits are gone. Once all of its
-  own are here it is like any other.
+- The logits at a position score the token behind it: positions 0 to prompt_len - 2 are wanted, for
+  all tokens of the prompt but the first.
+- A step has logits at no more than MAX_POSITIONS of them, as logits over the whole vocabulary take
+  far more memory than anything else of a step. Chunks are cut to that.
+- Such a request shares no blocks that others computed, as their logits are gone. Once its prompt is
+  scored, it is like any other.
 """
 
 from __future__ import annotations
@@ -28,28 +24,28 @@ Int64s = npt.NDArray[np.int64]
 
 
 class _Wanted(NamedTuple):
-    stop: int  # the position behind the last one
+    stop: int  # the position behind the last one wanted
     num_logprobs: int
 
 
 class PromptLogprobRows:
-    """Rows whose prompts are to be looked at; false where there are none."""
+    """Rows whose prompts are to be scored; false if there are none."""
 
     def __init__(self, tokens: TokenLog) -> None:
         self._tokens = tokens
         self._wanted: dict[int, _Wanted] = {}
-        self._room = MAX_POSITIONS  # in the step that is being planned
+        self._room = MAX_POSITIONS  # positions left in the step that is being planned
 
     def __bool__(self) -> bool:
         return bool(self._wanted)
 
     def add(self, row: int, prompt_len: int, num_logprobs: int) -> None:
-        """A request comes that wants them."""
+        """Start a request that wants prompt log-probabilities."""
         if prompt_len > 1:
             self._wanted[row] = _Wanted(prompt_len - 1, num_logprobs)
 
     def remove(self, row: int) -> None:
-        """All of them are here, or nobody wants them any more. Idempotent."""
+        """All of a row's prompt is scored, or the request is gone. Idempotent."""
         self._wanted.pop(row, None)
 
     def has_room(self, row: int) -> bool:
@@ -57,7 +53,7 @@ class PromptLogprobRows:
         return self._room > 0 or row not in self._wanted
 
     def cut(self, row: int, start: int, count: int) -> int:
-        """As many of `count` tokens from `start` on as the step can compute."""
+        """How many of `count` tokens from `start` on the step can compute."""
         wanted = self._wanted.get(row)
         if wanted is None or start >= wanted.stop:
             return count
@@ -69,7 +65,7 @@ class PromptLogprobRows:
         return count
 
     def extend(self, plan: StepPlan, rows: Int64s) -> StepPlan:
-        """The plan, whose rows these are, with what it has to look at."""
+        """The plan with the prompt positions that it has to score; `rows` are the plan's."""
         self._room = MAX_POSITIONS
         places = np.cumsum(plan.query_lens, dtype=np.int64) - plan.query_lens
         found, starts, stops, widths = [], [], [], []

@@ -1,18 +1,14 @@
-"""The blocks that requests compute into: taking, growing, sharing and giving them back.
+"""Allocates, shares and frees the blocks of requests, and registers them in the prefix cache.
 
-Owns: the block pool, the prefix cache where there is one, and what is still to be registered there.
-Does not know: who is to run, budgets, preemption.
-
-Rules:
 - A request shares only full blocks in front of the first token that it computes, and computes at
   least one: a shared block is never written.
-- Prompts and known outputs are registered when the step that fills their blocks is planned, which
-  `take_uses` hands over for the record of that step. What is sampled is not on the host by then: it
-  is registered when the request gives its blocks back, as far as completed steps have computed it.
-  So a decode step costs nothing more than without the cache.
-- What a step that failed was to write is forgotten: `forget`.
-- Who found no room is looked up again only when it might find some (`_Lack`): looking up a long
-  prompt takes milliseconds, and who is next is asked after before every step.
+- Prompts and known outputs are registered when the step that fills their blocks is planned;
+  `take_uses` returns them for the record of that step. Sampled tokens are not on the host by then:
+  they are registered when the request gives its blocks back, as far as completed steps have
+  computed them. So the cache costs a decode step nothing.
+- The content that a failed step was to write is dropped: `forget`.
+- A request that found no room is looked up again only when it might find some (`_Lack`): looking up
+  a long prompt takes milliseconds, and the next request is tried before every step.
 """
 
 from __future__ import annotations
@@ -36,21 +32,21 @@ _NO_BLOCKS: Int32s = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class _Lack:
-    """That a waiting request found no room, and what it would have needed.
+    """A waiting request that found no room, and what it would have needed.
 
-    It takes fewer free blocks now only where more of its own are there, or where blocks that were
-    free when they were found are held by others since: no more of them than kept blocks were taken.
+    It needs fewer free blocks now only if more of its own are cached, or if blocks that were free
+    when they were found are held by others since: at most as many as kept blocks were taken.
     """
 
-    request: tuple[int, int, int, bool]  # row, generation, known, whether the cache is asked
+    request: tuple[int, int, int, bool]  # row, generation, known, whether the cache is used
     num_shared: int
     max_shared: int
-    num_wanted: int  # free blocks, with those of the shared that nobody held
-    num_kept_taken: int  # of the pool, then
+    num_wanted: int  # free blocks, including the shared ones that were free
+    num_kept_taken: int  # of the pool, at that time
 
 
 class RequestBlocks:
-    """Blocks of all requests; the tables that say whose they are lie in `slots`."""
+    """Blocks of all requests; their block tables are in `slots`."""
 
     def __init__(
         self,
@@ -71,7 +67,7 @@ class RequestBlocks:
         self._cache: PrefixCache | None = None
         if enable_prefix_caching:
             self._cache = PrefixCache(self._pool, block_size, model_salt)
-        self._lack: _Lack | None = None  # of who found no room last
+        self._lack: _Lack | None = None  # of the request that found no room last
         self._uses: list[BlockUse] = []  # of the step that is being planned
         # by slot: blocks that were shared, or registered when they were planned
         self._num_registered = np.zeros(len(slots.row), np.int64)
@@ -83,35 +79,36 @@ class RequestBlocks:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks that no request holds."""
         return self._pool.num_free
 
     @property
     def num_query_tokens(self) -> int:
-        """Tokens of admitted requests that were looked for in the prefix cache."""
+        """Tokens of admitted requests that were looked up in the prefix cache."""
         return 0 if self._cache is None else self._cache.num_query_tokens
 
     @property
     def num_hit_tokens(self) -> int:
-        """And those of them that were there."""
+        """Tokens of admitted requests that were found in the prefix cache."""
         return 0 if self._cache is None else self._cache.num_hit_tokens
 
     def open(self, row: int, cache_salt: str) -> None:
-        """A request comes."""
+        """Start a request."""
         if self._cache is not None:
             self._cache.open(row, cache_salt)
 
     def close(self, rows: Int64s) -> None:
-        """Requests go; they hold no blocks any more."""
+        """Remove requests, which hold no blocks any more."""
         if self._cache is not None:
             for row in rows.tolist():
                 self._cache.close(row)
 
     def find_room(self, row: int, *, reserved: int = 0) -> Int32s | None:
-        """The blocks that a waiting request would share, None where it does not fit.
+        """The blocks that a waiting request would share, or None if it does not fit.
 
-        It fits where there is room for one token more than it has, lest it be preempted at its
-        first output. All of its tokens are on the host. `reserved`: free blocks that others get.
+        It fits if there is room for one token more than it has, so that its first output does not
+        preempt it. All of its tokens are on the host. `reserved`: free blocks that others will
+        take.
         """
         known = int(self._requests.known[row])
         is_sought = self._cache is not None and bool(self._requests.use_prefix_cache[row])
@@ -158,21 +155,21 @@ class RequestBlocks:
         self._uses.append(BlockUse(row, int(self._requests.generation[row]), _NO_BLOCKS, blocks))
 
     def grow(self, slots: Int64s) -> None:
-        """One more block for each of these slots, [n]; there are as many."""
+        """Append one block to each of these slots, [n]; the caller has checked num_free."""
         self._slots.append_blocks(slots, self._pool.allocate(len(slots)))
 
     def upcoming(self, num: int) -> Int32s:
-        """The blocks that `grow` would give to `num` slots, in their order; as many as are free."""
+        """The blocks that `grow` would give to `num` slots, in order; fewer if fewer are free."""
         return self._pool.upcoming(num)
 
     def take_later(self, num: int) -> None:
-        """`num` of the upcoming blocks are in use: `grow` will give them to somebody, before
-        anything else takes or frees a block.
+        """Count `num` of the upcoming blocks as in use. `grow` has to allocate them before any
+        other block is taken or freed.
         """
         self._pool.owe(num)
 
     def take_uses(self) -> list[BlockUse]:
-        """What the step that was planned shares and fills, in the order of its rows."""
+        """What the planned step shares and fills, in the order of its rows."""
         uses, self._uses = self._uses, []
         return uses
 
@@ -181,21 +178,21 @@ class RequestBlocks:
         if self._cache is not None:
             self._register_sampled(rows)
         blocks = self._slots.give_back(self._requests.slot[rows])
-        self._pool.release(blocks[::-1])  # a beginning is of more use to others than what follows
+        self._pool.release(blocks[::-1])  # the first blocks are reused last: they are shared most
         self._requests.slot[rows] = NO_SLOT
 
     def forget(self, blocks: Int32s) -> None:
-        """What these blocks, all different, were to hold is not there."""
+        """These blocks, all different, do not hold their intended content."""
         if self._cache is not None:
             self._cache.forget(blocks)
 
     def reset_prefix_cache(self) -> None:
-        """Forget what every block holds. Who runs goes on with what he has."""
+        """Forget the content of every block. Running requests keep their blocks."""
         if self._cache is not None:
             self._cache.reset()
 
     def _register_sampled(self, rows: Int64s) -> None:
-        """Let what completed steps have computed of running rows' outputs be found."""
+        """Register the outputs of running rows, as far as completed steps have computed them."""
         slots = self._requests.slot[rows]
         computed = np.minimum(self._tokens.lengths(rows) - 1, self._requests.computed[rows])
         starts, stops = self._num_registered[slots], computed // self._block_size
@@ -216,7 +213,7 @@ class RequestBlocks:
             )
 
     def _register(self, row: int, start: int, stop: int) -> Int32s:
-        """Name the row's blocks [start, stop), whose tokens are on the host; returns the blocks."""
+        """Register the row's blocks [start, stop), whose tokens are on the host; returns them."""
         assert self._cache is not None
         blocks = self._slots.tables[self._requests.slot[row], start:stop].copy()
         self._digest(row, stop)
@@ -224,7 +221,7 @@ class RequestBlocks:
         return blocks
 
     def _might_fit(self, lack: _Lack, num_free: int) -> bool:
-        """Whether who lacked that might find room by now, with so many free blocks for it."""
+        """Whether the request of `lack` might find room now, with `num_free` blocks available."""
         if lack.num_wanted <= num_free + self._pool.num_kept_taken - lack.num_kept_taken:
             return True
         num, row = lack.num_shared, lack.request[0]
@@ -241,7 +238,7 @@ class RequestBlocks:
         return self._cache.lookup(row, max_shared)
 
     def _digest(self, row: int, num_blocks: int) -> None:
-        """Have the names of the row's first `num_blocks`, whose tokens are on the host."""
+        """Compute missing digests of the row's first `num_blocks`, whose tokens are on the host."""
         assert self._cache is not None
         start = self._cache.num_named(row)
         if start < num_blocks:
@@ -250,7 +247,7 @@ class RequestBlocks:
             self._cache.extend(row, ids)
 
     def _digest_all(self, rows: Int64s, num_blocks: Int64s) -> None:
-        """The same for many rows: reading a history costs as much for one as for a thousand."""
+        """As `_digest`, for many rows: a gather costs as much for one as for a thousand."""
         assert self._cache is not None
         size = self._block_size
         begins = np.array([self._cache.num_named(row) for row in rows.tolist()], np.int64)
@@ -267,5 +264,5 @@ class RequestBlocks:
             self._cache.extend(row, ids[begin:end])
 
     def _num_idle(self, blocks: Int32s) -> int:
-        """How many of these blocks nobody holds."""
+        """How many of these blocks no request holds."""
         return int((self._pool.refs(blocks) == 0).sum()) if len(blocks) else 0

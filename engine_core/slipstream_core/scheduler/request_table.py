@@ -1,16 +1,13 @@
-"""What the scheduler remembers of its requests, as numpy columns.
+"""The scheduler's state of its requests, as numpy columns.
 
-Owns: `RequestTable`, the facts of a request by its row, from add to remove, and `SlotTable`,
-the compute rows: who holds a slot and which blocks its tokens lie in.
+`RequestTable` has the facts of each request by row, from add to remove; `SlotTable` has the row and
+the block table of each slot.
 
-Does not know: who should run, token ids, which blocks are free.
-
-Rules:
-- A row is a stream's index in the token history. It may be handed out again at once, so every
-  remove counts up its `generation`: whoever kept a row in mind compares both. So does a failed
-  step, for what is in flight of its requests means nothing any more.
-- A slot is held only while a request runs. Low slots are handed out first, which keeps the
-  running ones together.
+- A row is a stream's index in the token history. It may be reused at once, so every remove
+  increments its `generation`, and a stored row is valid only with an equal generation. A failed
+  step increments it too, as results in flight for its requests no longer count.
+- A slot is held only while a request runs. Low slots are taken first, which keeps running requests
+  together.
 - Block tables are padded with the null block behind `num_blocks`.
 - Arrays that leave as part of a plan are never written again.
 """
@@ -39,23 +36,23 @@ Bools = npt.NDArray[np.bool_]
 
 NO_SLOT = -1
 
-# Positions that each row's worker has acknowledged, the prompt's included, by row; a function where
-# to say them costs something: nobody asks unless somebody has to be looked at.
+# Positions acknowledged by each row's worker, prompt included, by row. A function where computing
+# them costs something; it is called only when needed.
 Acked = Int64s | Callable[[], Int64s]
 
 
 def positions(acked: Acked) -> Int64s:
-    """What was acknowledged, by row."""
+    """The acknowledged positions, by row."""
     return acked() if callable(acked) else acked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
-    """A request as the scheduler wants it: plain values, its tokens already in the history."""
+    """A request as the scheduler takes it: plain values, with its tokens already in the history."""
 
     row: int
     prompt_len: int  # tokens
-    max_tokens: int  # outputs wanted, counted from the prompt's end
+    max_tokens: int  # outputs, counted from the prompt's end
     priority: int = 0  # lower runs first
     temperature: float
     top_k: int
@@ -63,24 +60,22 @@ class NewRequest:
     min_p: float
     seed: int  # int64
     num_logprobs: int = -1
-    logprob_token_ids: tuple[int, ...] = ()  # in the place of the most likely; num_logprobs of them
+    logprob_token_ids: tuple[int, ...] = ()  # num_logprobs ids instead of the most likely
     min_tokens: int = 0
-    stop_token_ids: tuple[
-        int, ...
-    ] = ()  # not sampled while there are fewer outputs than min_tokens
-    worker_ends: bool = True  # an end may come that only the worker sees
+    stop_token_ids: tuple[int, ...] = ()  # not sampled before there are min_tokens outputs
+    worker_ends: bool = True  # only the worker sees some ends, such as stop strings
     on_probation: bool = False  # runs alone until it has sampled a token
-    cache_salt: str = ""  # blocks are shared only among requests with the same
+    cache_salt: str = ""  # only requests with equal salts share blocks
     use_prefix_cache: bool = True  # False: computes all of its tokens itself
-    num_prompt_logprobs: int = -1  # as num_logprobs, of the prompt's tokens
+    num_prompt_logprobs: int = -1  # as num_logprobs, for the prompt's tokens
     rules: TokenConstraints | None = None
-    has_grammar: bool = False  # what it may sample next hangs on its history
-    tenant: bytes = b""  # those of equal priority take turns
+    has_grammar: bool = False  # the ids allowed next depend on its history
+    tenant: bytes = b""  # tenants of equal priority take turns
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """The sampling half of a plan for the S rows that it samples; fields as in StepPlan."""
+    """The sampling columns of a plan, for its S sampled rows; fields as in StepPlan."""
 
     temperatures: Float32s
     top_ks: Int32s
@@ -96,7 +91,7 @@ class SamplingColumns:
 
 
 class RequestTable(RowTable):
-    """Facts by row; every column is [rows], and all of them grow together."""
+    """Facts by row; all columns are [rows] and grow together."""
 
     generation: Int64s = column(np.int64)
     alive: Bools = column(np.bool_)
@@ -109,7 +104,7 @@ class RequestTable(RowTable):
     prompt_len: Int64s = column(np.int64)
     limit: Int64s = column(np.int64)  # tokens, prompt included, that it may grow to
     run_ahead: Int64s = column(np.int64)  # outputs that may be unacknowledged
-    room: Int64s = column(np.int64)  # tokens, as `limit`, that log-probabilities fit of
+    room: Int64s = column(np.int64)  # tokens, counted as `limit`, with room for log-probabilities
     known: Int64s = column(np.int64)  # tokens in the history or in flight
     computed: Int64s = column(np.int64)  # tokens in the cache once all launched steps ran
     masked_until: Int64s = column(np.int64)  # `known` from which stop ids are allowed
@@ -119,20 +114,20 @@ class RequestTable(RowTable):
     min_p: Float32s = column(np.float32)
     seed: Int64s = column(np.int64)
     num_logprobs: Int32s = column(np.int32, -1)
-    has_rules: Bools = column(np.bool_)  # of single tokens; they are in `rules`
+    has_rules: Bools = column(np.bool_)  # token constraints; they are in `rules`
     has_grammar: Bools = column(np.bool_)
 
     def __init__(self, rows: int = 64) -> None:
         super().__init__(rows)
-        self.num_ended = 0  # times that some generation went up
-        self.num_growing = 0  # rows that want log-probabilities
+        self.num_ended = 0  # number of increments of any generation
+        self.num_growing = 0  # rows with log-probabilities
         self.tenants: dict[int, bytes] = {}  # by row, of those alive
         self.rules = ConstraintColumns()
-        self._num_grammars = 0  # rows that have one
+        self._num_grammars = 0  # rows with a grammar
         self._stop_ids: dict[int, Int64s] = {}  # row -> ids, of rows with min_tokens
-        self._logprob_ids: dict[int, Int64s] = {}  # row -> ids, of rows that list some
+        self._logprob_ids: dict[int, Int64s] = {}  # row -> ids, of rows with logprob_token_ids
         self._arrivals = 0
-        # What was told last, and of whom: between two steps the batch seldom changes.
+        # The latest results and their rows: the batch seldom changes between two steps.
         self._last_sampling: tuple[RowSet, SamplingColumns] | None = None
         self._last_masks: tuple[Int64s, Int64s, tuple[Int64s, Int64s]] | None = None
 
@@ -180,7 +175,7 @@ class RequestTable(RowTable):
         self._last_masks = None
 
     def remove(self, rows: Int64s) -> None:
-        """Forget live requests, all different."""
+        """Remove live requests, all different."""
         self.end_lives(rows)
         if self.num_growing:
             self.num_growing -= int((self.num_logprobs[rows] >= 0).sum())
@@ -196,7 +191,7 @@ class RequestTable(RowTable):
             self.rules.remove(rows.tolist())
 
     def end_lives(self, rows: Int64s | int) -> None:
-        """Whatever is in flight of `rows` counts for nothing."""
+        """Begin a new generation of `rows`: results in flight for them no longer count."""
         self.generation[rows] += 1
         self.num_ended += 1
 
@@ -205,12 +200,12 @@ class RequestTable(RowTable):
         return 0 <= row < len(self.alive) and bool(self.alive[row])
 
     def in_order(self, rows: Int64s) -> Int64s:
-        """`rows`, those that run first first: by priority, then by turn, then by arrival."""
+        """`rows` in the order in which they run: by priority, then by turn, then by arrival."""
         return rows[np.lexsort((self.arrival[rows], self.turn[rows], self.priority[rows]))]
 
     def may_run(self, rows: Int64s, acked: Acked) -> Bools:
-        """Whether each row may sample one more: below its limit, with room for its
-        log-probabilities, not too far ahead.
+        """Whether each row may sample one more token: below its limit, with room for its
+        log-probabilities, and not too far ahead of its worker; [len(rows)].
         """
         known = self.known[rows]
         unacked = known - np.maximum(positions(acked)[rows], self.prompt_len[rows])
@@ -218,7 +213,7 @@ class RequestTable(RowTable):
         return np.logical_and(known < least, unacked < self.run_ahead[rows])
 
     def lacks_room(self, rows: Int64s) -> Bools:
-        """Whether each row cannot sample one more for want of room for its log-probabilities."""
+        """Whether each row cannot sample only for lack of room for its log-probabilities."""
         known = self.known[rows]
         return np.logical_and(known >= self.room[rows], known < self.limit[rows])
 
@@ -264,11 +259,11 @@ class RequestTable(RowTable):
 
     @property
     def has_masks(self) -> bool:
-        """Whether there may be ids that some row must not sample, which hangs on `known`."""
+        """Whether some row may have masked ids, which depend on `known`."""
         return bool(self._stop_ids)
 
     def masks(self, rows: Int64s) -> tuple[Int64s, Int64s]:
-        """Coordinates (index into `rows`, token id) of what those rows must not sample next."""
+        """Coordinates (index into `rows`, token id) of ids that these rows must not sample next."""
         if not self._stop_ids:
             return _NO_COORDINATES, _NO_COORDINATES
         masked = np.flatnonzero(self.known[rows] < self.masked_until[rows])
@@ -283,14 +278,14 @@ class RequestTable(RowTable):
         return last[2]
 
     def grammars(self, rows: Int64s) -> Int64s:
-        """Which of `rows`, by index, have a grammar."""
+        """The indices of those of `rows` that have a grammar."""
         if not self._num_grammars:
             return _NO_COORDINATES
         return np.flatnonzero(self.has_grammar[rows])
 
 
 class SlotTable:
-    """Who runs in which slot, and the blocks of its tokens."""
+    """The row in each slot, and the blocks of its tokens."""
 
     def __init__(self, max_num_seqs: int, max_blocks: int) -> None:
         self.row = np.full(max_num_seqs, NO_ROW, np.int64)
@@ -301,7 +296,7 @@ class SlotTable:
 
     @property
     def num_free(self) -> int:
-        """Slots that nobody holds."""
+        """Slots that no request holds."""
         return self._num_free
 
     @property
@@ -310,14 +305,14 @@ class SlotTable:
         return len(self.row) - self._num_free
 
     def running(self) -> RowSet:
-        """Rows that hold a slot, by slot; the same set until a slot is taken or given back."""
+        """The rows that hold a slot, in slot order; the same set until a slot changes hands."""
         if self._running is None:
             self._running = RowSet(self.row[self.row != NO_ROW])
         return self._running
 
     def take_slot(self, row: int, blocks: Int32s) -> int:
-        """A slot for `row`, whose first tokens will lie in `blocks`."""
-        slot = int(np.argmin(self.row))  # the first that holds NO_ROW
+        """Give `row` a slot, with `blocks` as its first blocks; returns the slot."""
+        slot = int(np.argmin(self.row))  # the first free one
         assert self.row[slot] == NO_ROW, "no slot is free"
         self._num_free -= 1
         self.row[slot] = row
@@ -327,14 +322,14 @@ class SlotTable:
         return slot
 
     def append_blocks(self, slots: Int64s, blocks: Int32s) -> None:
-        """One more block for each of `slots`, all different."""
+        """Append one block for each of `slots`, all different."""
         numbers = self.num_blocks.take(slots)
         self.tables[slots, numbers] = blocks
         numbers += 1
         self.num_blocks[slots] = numbers
 
     def give_back(self, slots: Int64s) -> Int32s:
-        """Free held `slots`, all different; returns the blocks that their requests had."""
+        """Free held `slots`, all different; returns their blocks."""
         tables = self.tables[slots]
         blocks: Int32s = tables[tables != NULL_BLOCK]
         self.tables[slots] = NULL_BLOCK
@@ -347,7 +342,7 @@ class SlotTable:
     def padded_tables(self, slots: Int64s) -> Int32s:
         """A copy of the block tables of `slots`, [len(slots), widest of them]."""
         widest = int(self.num_blocks[slots].max())
-        if np.array_equal(slots, np.arange(len(slots))):  # low slots are handed out first
+        if np.array_equal(slots, np.arange(len(slots))):  # low slots are taken first
             return self.tables[: len(slots), :widest].copy()
         tables: Int32s = self.tables[slots, :widest]
         return tables

@@ -1,16 +1,12 @@
-"""Who runs and who waits: slots and blocks given to requests, and taken from them.
+"""Gives slots and blocks to requests, and takes them away: admission, growth, preemption, removal.
 
-Owns: the queue of those that wait, the slots, the moves between the two. Does not know: budgets,
-steps, acknowledgements, why somebody goes.
-
-Rules:
-- Where somebody finds no free block, the one that is last in order (see `waiting`)
-  gives up all of its blocks and waits again in its old place; it computes its tokens anew later.
-  Nobody gives way to one behind him.
-- Who runs out of room for its log-probabilities gives up its blocks as well, and waits apart from
-  the others until it is given some: whoever waits behind it is not kept.
-- Removing frees slot and blocks at once. A step in flight may still use them: the device runs
-  steps in order, so whoever gets them writes later.
+- Where a request finds no free block, the last running one in order (see `waiting_queue`) is
+  preempted: it gives up all of its blocks, waits in its old position, and computes its tokens anew
+  later. A request is never preempted for one behind it.
+- A request without room for its log-probabilities is preempted as well, and waits apart from the
+  queue until it is given some, so that it does not hold up the requests behind it.
+- Removal frees slot and blocks at once. A step in flight may still use them: the device runs steps
+  in order, so the next owner writes later.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 class RunningSet:
-    """Requests of `requests`, each of which waits or has a slot."""
+    """The requests of `requests`, each of which either waits or holds a slot."""
 
     def __init__(
         self,
@@ -47,14 +43,14 @@ class RunningSet:
         self._block_size = block_size
         self.waiting = WaitingQueue(requests)
         self.num_preemptions = 0  # times that a request gave up its blocks
-        self._entered: list[int] = []  # since somebody asked
+        self._entered: list[int] = []  # since the last take_entered()
 
     def runs(self, row: int) -> bool:
         """Whether a request has a slot."""
         return int(self._requests.slot[row]) != NO_SLOT
 
     def enter(self, row: int, shared: Int32s) -> None:
-        """Who waits gets a slot and blocks, of which it shares some: RequestBlocks.find_room."""
+        """Give a waiting request a slot and blocks; `shared` is from RequestBlocks.find_room."""
         self.waiting.begin(row)
         self._entered.append(row)
         self._blocks.admit(row, shared)
@@ -65,14 +61,14 @@ class RunningSet:
         return entered
 
     def enter_by_force(self, row: int) -> None:
-        """The same; others give way where it finds no room."""
+        """As `enter`, preempting other requests while there is no room."""
         candidates = self._requests.in_order(self._slots.running().array).tolist()
         while not self._slots.num_free or (shared := self._blocks.find_room(row)) is None:
             self.preempt(candidates.pop())
         self.enter(row, shared)
 
     def extend_tables(self, decoding: RowSet) -> RowSet:
-        """Make room for one more token of each row; returns the rows that were not preempted."""
+        """Allocate blocks for one more token per row; returns the rows that still run."""
         requests, slots, rows = self._requests, self._slots, decoding.array
         at = requests.slot[rows]
         full = slots.num_blocks[at] * self._block_size == requests.computed[rows]
@@ -88,7 +84,7 @@ class RunningSet:
         return decoding
 
     def preempt(self, row: int) -> None:
-        """Take slot and blocks from a running request and let it wait in its old place."""
+        """Take slot and blocks from a running request, which waits in its old position."""
         self._release(np.array([row]))
         self._requests.computed[row] = 0
         if self._requests.lacks_room(np.array([row]))[0]:
@@ -98,12 +94,12 @@ class RunningSet:
         self.num_preemptions += 1
 
     def has_room(self, row: int) -> None:
-        """A row that waits for room was given some: it waits for its place again."""
+        """A row that waited for room was given some, and waits for a slot again."""
         self._room.waiting.remove(row)
         self.waiting.add(row)
 
     def remove(self, rows: Int64s) -> None:
-        """Forget live requests, all different, running or waiting."""
+        """Remove live requests, all different, running or waiting."""
         runs = self._requests.slot[rows] != NO_SLOT
         if runs.any():
             self._release(rows[runs])

@@ -1,25 +1,24 @@
-"""Who computes which tokens in the next step.
+"""Decides which requests compute which tokens in the next step.
 
-Owns: which requests a step is made of, and the count of what is in flight. There is no prefill
-phase and no decode phase: every request catches `computed` up with the tokens known of it, inside a
-budget of tokens per step, those that run already first.
+There is no prefill phase and no decode phase: every request catches `computed` up with its known
+tokens, inside a budget of tokens per step, running requests first. Token ids pass through unread,
+from the runner into the history.
 
-Does not know: sockets, clocks, devices, text, why a request ends. Token ids pass through it
-unread, from the runner into the history.
-
-Rules:
-- `known` counts the tokens in the history and those still in flight, so a step can be planned
-  before the one ahead of it is collected, and a length limit is never overrun.
+- `known` counts the tokens in the history and those in flight, so a step can be planned before the
+  one ahead of it is collected, and a length limit is never overrun.
 - Requests run by priority; those of equal priority by turns of their tenants, then by arrival
-  (`waiting`). Who decodes comes first, then who prefills (`prefill`);
-  who finds no block gives way (`running_set`). In a step in which somebody did nobody is admitted.
-- Tokens reach the row that they were sampled for, or nobody: a plan remembers generations.
-- Room for log-probabilities is given as rows grow, in their order (`logprob_budget`). Who finds
-  none gives up its place until there is some. Where all that hold some wait for more, the first
-  goes on beyond the bound, to its end.
-- Who is on probation runs alone (`suspects`). A step that fails puts its requests there, and
-  whatever was launched behind it counts for nothing of theirs.
-- Who read what a failed step was to write (see `request_blocks`) computes everything anew, too.
+  (`waiting_queue`). Decoding requests come first, then prefills (`prefill`). If a decoding request
+  finds no free block, the last in order is preempted (`running_set`); a step with a preemption
+  admits no request.
+- A sampled token reaches the request that it was sampled for, or is dropped: launched steps record
+  generations.
+- Room for log-probabilities is given as rows grow, in order (`logprob_budget`). A row without room
+  gives up its slot until there is some. If all rows that hold room wait for more, the first goes on
+  beyond the bound, to its end.
+- A request on probation runs alone (`suspects`). A failed step puts its requests on probation, and
+  the results of steps launched behind it do not count for them.
+- Requests that shared a block which a failed step was to fill compute everything anew, too (see
+  `request_blocks`).
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _NOBODY: Int64s = np.empty(0, np.int64)
 
 
 class Scheduler:
-    """Plans steps over the requests it was given and takes in what they sampled."""
+    """Plans steps over its requests and takes in what was sampled."""
 
     def __init__(
         self,
@@ -70,11 +69,13 @@ class Scheduler:
     ) -> None:
         """`tokens` holds prompt and outputs of every row; its owner opens and drops the rows.
 
-        `num_blocks` includes the null block and must hold one request of `max_model_len` tokens;
-        `max_unacked` is how many outputs a request with `worker_ends` may be ahead of its worker;
-        `room` holds what rows that want log-probabilities are promised, and its owner opens and
-        closes them there; None: there is always enough. `model_salt` sets the names of cached
-        blocks apart from those of another model.
+        `num_blocks` includes the null block and must hold one request of `max_model_len` tokens.
+        `max_unacked` is how many outputs a request with `worker_ends` may be ahead of its worker.
+        `room` holds the reservations of rows that want log-probabilities, and its owner opens and
+        closes them there; None: no bound.
+        `model_salt` separates the digests of cached blocks from those of another model.
+
+        Raises ValueError where `num_blocks` is too small.
         """
         max_blocks = -(-max_model_len // block_size)
         if num_blocks <= max_blocks:
@@ -100,7 +101,7 @@ class Scheduler:
             model_salt=model_salt,
         )
         self._room = LogprobBudget() if room is None else room
-        self._unbounded: int | None = None  # the row that goes on beyond the room there is
+        self._unbounded: int | None = None  # the row that may exceed the budget
         self._running_set = RunningSet(
             self._requests, self._slots, self._blocks, block_size=block_size, room=self._room
         )
@@ -110,8 +111,8 @@ class Scheduler:
         )
         self._probation = SuspectQueue(self._requests)
         self._in_flight = LaunchedSteps()
-        self._batch: DecodeBatch | None = None  # while the same requests run, one token each
-        self._streak = DecodeStreak()  # of those that were sampled last
+        self._batch: DecodeBatch | None = None  # while the same requests decode, one token each
+        self._streak = DecodeStreak()  # of the rows sampled last
         self._step = 0
 
     @property
@@ -142,7 +143,7 @@ class Scheduler:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks that no request holds."""
         return self._blocks.num_free
 
     @property
@@ -152,25 +153,28 @@ class Scheduler:
 
     @property
     def prefix_cache_queries(self) -> int:
-        """Tokens of admitted requests that were looked for in the prefix cache."""
+        """Tokens of admitted requests that were looked up in the prefix cache."""
         return self._blocks.num_query_tokens
 
     @property
     def prefix_cache_hits(self) -> int:
-        """Tokens of admitted requests that were found there, and not computed."""
+        """Tokens of admitted requests that were found in the prefix cache, and not computed."""
         return self._blocks.num_hit_tokens
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is here, running or waiting."""
+        """Whether there is any request, running or waiting."""
         return self.num_waiting > 0 or self.num_running > 0
 
     def take_admitted(self) -> list[int]:
-        """The rows that were let run since the last call, preempted ones again."""
+        """The rows that began to run since the last call; preempted ones begin again."""
         return self._running_set.take_entered()
 
     def add(self, request: NewRequest) -> None:
-        """Queue a request whose tokens are in the history: its prompt, and outputs so far."""
+        """Queue a request whose tokens, its prompt and outputs so far, are in the history.
+
+        Raises ValueError where prompt_len or the length limit does not fit the history.
+        """
         row = request.row
         known = self._tokens.length(row)
         limit = min(request.prompt_len + request.max_tokens, self._max_model_len)
@@ -193,15 +197,15 @@ class Scheduler:
         self._running_set.waiting.join(row)
 
     def remove(self, row: int) -> None:
-        """Forget a request, wherever it is. Removing one that is not here does nothing."""
+        """Remove a request, running or waiting. Does nothing if it is not here."""
         if self._requests.is_alive(row):
             self._remove(np.array([row]))
 
     def schedule(self, acked: Acked) -> StepPlan | None:
-        """The next step, or None where nobody can run.
+        """The next step, or None if no request can run.
 
-        `acked`: see columns. Every plan is to be launched, and answered by complete() or fail() in
-        the same order.
+        Every plan has to be launched, and answered by complete() or fail() in the same order.
+        `acked`: see `request_table.Acked`.
         """
         requests = self._requests
         if self._in_flight.has_probation:
@@ -239,7 +243,7 @@ class Scheduler:
         return self._plan(decoding, chunks)
 
     def complete(self, plan: StepPlan, token_ids: npt.NDArray[np.integer]) -> Sampled:
-        """Append what the oldest plan sampled, [S], to the history of those that still live."""
+        """Append what the oldest plan sampled, [S], to the histories of live requests."""
         record = self._in_flight.answered(plan)
         rows = record.sampled
         again = self._streak.go_on(rows, self._requests.num_ended)
@@ -266,10 +270,10 @@ class Scheduler:
         return Sampled(rows, ids, index, ended)
 
     def fail(self, plan: StepPlan) -> Int64s:
-        """Answer the oldest plan, whose step failed; returns who is at fault, removed already.
+        """Answer the oldest plan, whose step failed; returns the rows at fault, removed already.
 
-        That is the request that was alone in the step. Of several nobody knows: each of them
-        computes its tokens anew, alone.
+        A request that was alone in the step is at fault. Otherwise the culprit is unknown, and each
+        request computes its tokens anew, alone.
         """
         self._end_batch()
         record = self._in_flight.answered(plan)
@@ -289,16 +293,16 @@ class Scheduler:
         return rows[:0]
 
     def flush_deferred(self) -> None:
-        """Do what can wait until the readers have what was sampled last."""
+        """Do deferrable work, after the latest tokens are published."""
         self._tokens.flush_deferred()
 
     def acks_moved_back(self) -> None:
-        """Some row's acknowledgements are fewer than schedule() was told last."""
+        """The acknowledged positions of some row may be lower than at the last schedule()."""
         if self._batch is not None:
             self._batch.look_again()
 
     def reset_prefix_cache(self) -> None:
-        """Let nothing be found in the cache that is there now."""
+        """Drop everything that can be found in the prefix cache."""
         self._end_batch()
         self._blocks.reset_prefix_cache()
 
@@ -307,19 +311,20 @@ class Scheduler:
         return self._in_flight.rows_of(plan)
 
     def grammar_rows_of(self, plan: StepPlan) -> Int64s:
-        """The rows with a grammar that a plan in flight samples, [G]; NO_ROW where it lives on no
-        more, or what the plan samples for it counts for nothing."""
+        """The rows with a grammar that a plan in flight samples, [G]; NO_ROW where the request is
+        gone, or its sampled token will be dropped.
+        """
         record, at = self._in_flight.record_of(plan), plan.grammar_rows
         return self._live(record.sampled.array[at], record.sampled_generations[at])
 
     def prompt_rows_of(self, plan: StepPlan) -> Int64s:
-        """The same of the rows whose prompts a plan in flight looks at, [P]."""
+        """The rows whose prompts a plan in flight scores, [P]; NO_ROW as in grammar_rows_of."""
         assert plan.prompt is not None
         record, at = self._in_flight.record_of(plan), plan.prompt.rows
         return self._live(record.rows.array[at], record.generations[at])
 
     def has_prompt_logprobs(self, row: int) -> None:
-        """All log-probabilities of a row's prompt are there."""
+        """All log-probabilities of a row's prompt are computed."""
         self._prompts.remove(row)
         self._requests.use_prefix_cache[row] = True
 
@@ -327,7 +332,7 @@ class Scheduler:
         return np.where(self._requests.generation[rows] == generations, rows, NO_ROW)
 
     def _take_back(self, row: int) -> None:
-        """Let a request compute everything anew; what is in flight of it is not its own."""
+        """Let a request compute everything anew; tokens of it in flight will be dropped."""
         self._requests.end_lives(row)
         self._requests.known[row] = self._tokens.length(row)
         if self._running_set.runs(row):
@@ -336,8 +341,8 @@ class Scheduler:
             self._running_set.has_room(row)
 
     def _give_room(self) -> None:
-        """Let rows grow that are out of room for their log-probabilities, first those that are
-        first in order; what runs and finds none gives up its place.
+        """Reserve room for rows that ran out of it for their log-probabilities, in order. Running
+        rows that find none are preempted.
         """
         requests, waiting = self._requests, self._room.waiting
         rows = self._slots.running().array
@@ -355,7 +360,7 @@ class Scheduler:
         for row in left:
             if row not in waiting:
                 self._running_set.preempt(row)
-        if not left:  # then those that are about to ask, all at once: a batch ends for each asking
+        if not left:  # also rows that will ask soon, at once: each request for room ends the batch
             soon = requests.room[rows] - requests.known[rows] < PAGE_LEN
             soon &= (requests.num_logprobs[rows] >= 0) & (
                 requests.room[rows] < requests.limit[rows]
@@ -369,7 +374,7 @@ class Scheduler:
             self._running_set.has_room(left[0])
 
     def _grow(self, row: int) -> bool:
-        """Room for a step more of a row; whether there is."""
+        """Reserve room for one more step of a row; whether there was any."""
         num_logprobs = int(self._requests.num_logprobs[row])
         num_tokens = step_len(num_logprobs)
         num_bytes = outputs_bytes(num_logprobs, num_tokens)
@@ -387,7 +392,7 @@ class Scheduler:
         return self._plan(NO_ROWS, [chunk])
 
     def _plan(self, decoding: RowSet, chunks: list[Chunk]) -> StepPlan:
-        """The step of these rows; from here on it counts as computed, its tokens as known."""
+        """The step of these rows; from here on its tokens count as computed."""
         requests = self._requests
         rows, counts = decoding, np.ones(len(decoding), np.int64)
         if chunks:
@@ -424,7 +429,7 @@ class Scheduler:
         return plan
 
     def _plan_again(self, batch: DecodeBatch, acked: Acked) -> StepPlan | None:
-        """The next step of the same requests; None where it is not that simple."""
+        """The next step of the decode batch; None where the rows have to be scheduled anew."""
         has_changed = batch.rows.version != self._slots.running().version
         if has_changed or not batch.may_run(acked):
             return None
@@ -445,7 +450,7 @@ class Scheduler:
         return plan
 
     def _end_batch(self) -> None:
-        """Somebody comes or goes, or has to be looked at."""
+        """End the decode batch; a request comes or goes, or needs attention."""
         if self._batch is not None:
             self._batch.flush_deferred()
             self._batch = None
@@ -464,7 +469,7 @@ class Scheduler:
         return plan
 
     def _remove(self, rows: Int64s) -> None:
-        """Forget live requests, all different, running or waiting."""
+        """Remove live requests, all different, running or waiting."""
         if self._batch is not None:
             self._end_batch()
         self._probation.end(rows)

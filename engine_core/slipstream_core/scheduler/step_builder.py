@@ -1,16 +1,12 @@
-"""From "these rows compute so many tokens" to the columns of a step.
+"""Builds the columns of a step from rows and token counts.
 
-Owns: nothing; it reads the columns and the history, and has rows with rules given their state
-slots. What is made here is never written again, so some arrays are shared: between a plan's
-columns, and the sampling columns with the steps before and after.
+Arrays made here are never written again, so some are shared: between the columns of a plan, and
+sampling columns between consecutive steps.
 
-Does not know: why a row is in the step, who comes next.
-
-Rules:
-- A token that is in the history is given by its id; one that is still in flight by the slot that
-  it is sampled in. Only the last known token of a row can be in flight, so only a row that
-  computes one token can need it.
-- A row is sampled when the step computes all that is known of it.
+- A token that is in the history is given by its id, a token in flight by the slot in which it is
+  sampled. Only the last known token of a row can be in flight, so only a row that computes one
+  token can need it.
+- A row is sampled when the step computes all of its known tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class TokenColumns(NamedTuple):
-    """What a step computes, without how it is sampled: fields as in StepPlan."""
+    """What a step computes, without sampling; fields as in StepPlan."""
 
     slots: Int64s
     token_ids: Int64s
@@ -43,7 +39,7 @@ class TokenColumns(NamedTuple):
     prompt_lens: Int32s
     block_tables: Int32s
     samples: Bools
-    sampled: RowSet  # the rows that are
+    sampled: RowSet  # the sampled rows, [S]
 
 
 def token_columns(
@@ -56,9 +52,9 @@ def token_columns(
     num_decodes: int,
     block_size: int,
 ) -> TokenColumns:
-    """The columns in which `rows` [R] compute `counts` [R] tokens, the first `num_decodes` one.
+    """The columns in which `rows` [R] compute `counts` [R] tokens, the first `num_decodes` 1 each.
 
-    Their block tables have room for those tokens.
+    Their block tables already have room for these tokens.
     """
     own = rows.array
     at = requests.slot[own]
@@ -67,7 +63,7 @@ def token_columns(
     kv_lens = starts + counts
     in_flight = known > tokens.lengths(rows)
 
-    # by token; where every row has one, a column by token is one by row
+    # by token; where each row has one token, columns by token equal columns by row
     positions, token_rows, gathered = starts, np.arange(len(rows)), in_flight
     if num_decodes < len(rows):
         token_rows = np.repeat(token_rows, counts)
@@ -119,7 +115,7 @@ def build_plan(
     step: int,
     num_decodes: int,
 ) -> StepPlan:
-    """The plan of these columns, with how its sampled rows are sampled."""
+    """The plan of these columns, with the sampling columns of its sampled rows."""
     sampling = requests.sampling(columns.sampled)
     sampled = columns.sampled.array
     masked_rows, masked_ids = requests.masks(sampled)

@@ -1,19 +1,15 @@
-"""The requests that wait to be computed, in the order in which they are to run.
+"""The waiting requests in the order in which they run, and how much waits per tenant and in all.
 
-Owns: that order, and how much waits, of each tenant and in all. Does not know: why a request waits,
-which may run.
-
-Rules:
-- By priority, then by turn, then by arrival. Of equal priority tenants take turns, however many
-  requests each of them has: a request that arrives goes behind what its own tenant asked for
-  before, and not behind what others did. For one tenant alone that is the order of arrival.
-- A request's turn is where its tenant's last one ends, or now, whichever is later; it ends its cost
-  later (start-time fair queueing: Goyal, Vin and Cheng, 1996). Each request that begins moves `now`
-  on by its cost over the number of tenants that wait (as in weighted fair queueing: Demers, Keshav
-  and Shenker, 1989). So a tenant with nothing waiting lets others go first about once each, and
-  newcomers without end do not keep a tenant from its next turn.
-- A turn is given once. A request that is preempted waits at its old place.
-- What is given up while it waits costs its tenant nothing, once nothing of the tenant's waits.
+- The order is by priority, then by turn, then by arrival. Tenants of equal priority take turns,
+  however many requests each of them has: a new request queues behind its own tenant's requests, not
+  behind those of others. For a single tenant this is the order of arrival.
+- A request's turn starts where its tenant's last one ends, or now, whichever is later, and ends its
+  cost later (start-time fair queueing: Goyal, Vin and Cheng, 1996). Each request that begins
+  advances `now` by its cost over the number of waiting tenants (as in weighted fair queueing:
+  Demers, Keshav and Shenker, 1989). So a tenant with nothing waiting lets each of the others go
+  first about once, and a stream of new tenants does not keep a tenant from its next turn.
+- A turn is assigned once. A preempted request waits in its old position.
+- Requests removed while they wait cost their tenant nothing, once none of its requests waits.
 """
 
 from __future__ import annotations
@@ -24,19 +20,19 @@ from dataclasses import dataclass, field
 
 from slipstream_core.scheduler.request_table import RequestTable
 
-_OUTPUTS_COUNTED = 256  # of a request's cost; how many there will be is known to nobody
+_OUTPUTS_COUNTED = 256  # outputs counted in a request's cost; their real number is unknown
 _FEW_TENANTS = 1024
-_UNITS = 1024  # of a turn, to a token: what a token costs is divided among tenants
+_UNITS = 1024  # units of a turn per token: costs are divided among tenants
 
 
 @dataclass(slots=True)
 class _Level:
     """The turns of one priority."""
 
-    now: int  # where the turn of a tenant begins that has none
-    ends: dict[bytes, int] = field(default_factory=dict)  # of each tenant's last request
+    now: int  # start of the turn of a tenant without requests
+    ends: dict[bytes, int] = field(default_factory=dict)  # end of each tenant's last turn
     waiting: Counter[bytes] = field(default_factory=Counter)  # requests by tenant
-    num_kept: int = _FEW_TENANTS  # tenants from which on those that are even are forgotten
+    num_kept: int = _FEW_TENANTS  # size of `ends` at which those not after `now` are dropped
 
 
 class WaitingQueue:
@@ -47,12 +43,12 @@ class WaitingQueue:
         # (-priority, -turn, -arrival, row): next is last
         self._keys: list[tuple[int, int, int, int]] = []
         self._levels: dict[int, _Level] = {}  # by priority, while a request with it waits
-        self._latest = 0  # turn of all that began
+        self._latest = 0  # the latest turn that began
         self._tokens: dict[int, int] = {}  # by row
-        self._costs: dict[int, int] = {}  # by row, of those that have yet to begin
+        self._costs: dict[int, int] = {}  # by row, of requests that have yet to begin
         self._nums: Counter[bytes] = Counter()  # requests by tenant
         self._num_tokens: Counter[bytes] = Counter()
-        self.num_tokens = 0  # that all of them have to compute
+        self.num_tokens = 0  # tokens that all waiting requests have to compute
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -62,7 +58,7 @@ class WaitingQueue:
         return self._nums[tenant], self._num_tokens[tenant]
 
     def join(self, row: int) -> None:
-        """A request that is new gets its turn, and waits for it."""
+        """Assign a new request its turn, and queue it."""
         requests, tenant = self._requests, self._requests.tenants[row]
         level = self._level(row)
         known, limit = int(requests.known[row]), int(requests.limit[row])
@@ -76,7 +72,7 @@ class WaitingQueue:
         self.add(row)
 
     def add(self, row: int) -> None:
-        """Let a request wait at its place."""
+        """Queue a request in its position."""
         insort(self._keys, self._key(row))
         tenant, num_tokens = self._requests.tenants[row], int(self._requests.known[row])
         self._level(row).waiting[tenant] += 1
@@ -86,16 +82,16 @@ class WaitingQueue:
         self.num_tokens += num_tokens
 
     def begin(self, row: int) -> None:
-        """A request's turn has come."""
+        """Take out a request that begins to run."""
         level, turn = self._level(row), int(self._requests.turn[row])
         cost = self._costs.pop(row, None)
-        if cost is not None:  # else it began before, and was preempted
+        if cost is not None:  # else it was preempted and began before
             level.now = max(level.now, turn) + -(-cost // len(level.waiting))
             self._latest = max(self._latest, turn)
         self._take_out(row, level)
 
     def remove(self, row: int) -> None:
-        """A request that waits is given up."""
+        """Take out a waiting request that is removed."""
         level, tenant = self._level(row), self._requests.tenants[row]
         self._costs.pop(row, None)
         self._take_out(row, level)
@@ -103,7 +99,7 @@ class WaitingQueue:
             level.ends.pop(tenant, None)
 
     def peek(self, nth: int) -> int | None:
-        """Who is next after `nth` others, None where nobody is."""
+        """The row behind the first `nth`, or None."""
         return self._keys[-1 - nth][-1] if nth < len(self._keys) else None
 
     def _take_out(self, row: int, level: _Level) -> None:
@@ -121,7 +117,7 @@ class WaitingQueue:
             del self._nums[tenant], self._num_tokens[tenant]
 
     def _level(self, row: int) -> _Level:
-        # not before a turn that began: requests that run keep their order
+        # not before a turn that has begun, so that running requests keep their order
         return self._levels.setdefault(int(self._requests.priority[row]), _Level(self._latest))
 
     def _key(self, row: int) -> tuple[int, int, int, int]:

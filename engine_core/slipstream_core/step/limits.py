@@ -1,8 +1,8 @@
-"""What a step may hold, and what stands in its columns where there is nothing."""
+"""The most positions that a step scores, and the placeholder for a missing row."""
 
 from __future__ import annotations
 
-NO_ROW = -1  # in a column of rows
+NO_ROW = -1  # placeholder in a column of rows
 
-# Positions of prompts that one step has logits at: with a vocabulary of 150,000 they are 150 MB.
+# Prompt positions at which one step has logits: with a vocabulary of 150,000 these take 150 MB.
 MAX_POSITIONS = 256

@@ -1,20 +1,20 @@
-"""What one step asks of a runner, and what a runner gives back.
+"""What one step asks of a runner, and what the runner returns.
 
-A plan is plain numpy columns and flags, no Python objects: every branch a runner takes is
-decided in the plan by the scheduler, so that a plan can become one packed buffer for other ranks.
+A plan consists of plain numpy columns and flags: the scheduler decides every branch that a runner
+takes, so that a plan can become one packed buffer for other ranks.
 
-Rules:
 - Rows [0, num_decodes) compute one token each; the rows behind them are prefill chunks.
-- A row's tokens lie together in the token columns, rows in order.
-- `gather_slots` names the slot whose last sampled token is the input id; it is -1 where
-  `token_ids` holds the id. A runner executes steps in launch order, so it may read what the
-  step before left in its `last_token[slot]`.
-- A plan stays as it is until its step is answered: `block_tables` may be another plan's later.
-- Only rows with `samples` set are sampled; a prefill chunk that does not reach the end of what
-  is known of its request is not.
-- What rows with a grammar may sample hangs on the ids of the step before, which the host has yet to
-  see when a plan is launched. So a plan with such rows is launched without, and their masks follow
-  (`Runner.sample`) while its forward pass runs.
+- A row's tokens are adjacent in the token columns, with rows in order.
+- `gather_slots` names the slot whose last sampled token is the input id; it is -1 where `token_ids`
+  holds the id. A runner executes steps in launch order, so it may read what the step before left in
+  its `last_token[slot]`.
+- A plan does not change until its step is answered; its `block_tables` may be reused by a plan
+  after that.
+- Only rows with `samples` set are sampled; a prefill chunk that ends before its request's last
+  known token is not.
+- What rows with a grammar may sample depends on the ids of the step before, which the host does not
+  have yet when a plan is launched. Their masks are passed later (`Runner.sample`), while the
+  forward pass runs.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptPlan:
-    """Whose prompts' log-probabilities a step computes: N positions of P of its rows."""
+    """The prompt positions that a step scores: N positions of P of its rows."""
 
-    rows: Int64s  # [P] of the plan's R
-    starts: Int64s  # [P] of each the first position
-    counts: Int64s  # [P] and how many from there on, at least one
-    num_logprobs: Int64s  # [P] as many of the most likely, besides the token's own
-    tokens: Int64s  # [N] the positions' places among the plan's T tokens
+    rows: Int64s  # [P] indices among the plan's R rows
+    starts: Int64s  # [P] first position of each
+    counts: Int64s  # [P] number of positions from there on, at least one
+    num_logprobs: Int64s  # [P] number of the most likely ids, besides the token itself
+    tokens: Int64s  # [N] indices of the positions among the plan's T tokens
     targets: Int64s  # [N] the tokens behind them, whose log-probabilities are wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedLogprobs:
-    """Which ids' log-probabilities C of the S sampled rows want in the place of the most likely."""
+    """The ids that C of the S sampled rows list, instead of the most likely ones."""
 
-    rows: Int64s  # [C] of the plan's S sampled rows, ascending
-    ids: Int64s  # [C, the longest list]; behind each row's `num_logprobs` padded with 0
+    rows: Int64s  # [C] indices among the plan's S sampled rows, ascending
+    ids: Int64s  # [C, longest list] padded with 0 behind the row's `num_logprobs`
     max_unlisted: int  # as `max_logprobs`, of the other rows
 
     def of(self, row: int) -> Int64s | None:
-        """The ids of one sampled row, padded; None where it lists none."""
+        """The ids of one sampled row, padded; None if it lists none."""
         at = int(np.searchsorted(self.rows, row))
         return self.ids[at] if at < len(self.rows) and self.rows[at] == row else None
 
@@ -79,7 +79,7 @@ class StepPlan:
     # request columns, all [R]
     slots: Int64s
     query_lens: Int32s
-    kv_lens: Int32s  # tokens in the cache once this step has run, this step's included
+    kv_lens: Int32s  # tokens in the cache after this step
     prompt_lens: Int32s
     block_tables: Int32s  # [R, widest table or more], padded with the null block 0
     samples: Bools
@@ -91,25 +91,24 @@ class StepPlan:
     min_ps: Float32s  # 0 is off
     seeds: Int64s
     num_logprobs: Int32s  # -1 none; k >= 0: the sampled token and the k most likely, or listed
-    # such rows with k of MAX_NARROW or more are not in the result's columns, but in its `wide`
+    # rows with k >= MAX_NARROW are wide: returned in the result's `wide`, not in its columns
 
-    # ids that must not be sampled (stop ids while a request is under its min_tokens), as
-    # coordinates into [S, vocab]
+    # masked ids (stop ids while a request is under its min_tokens), as coordinates into [S, vocab]
     masked_rows: Int64s
     masked_ids: Int64s
 
-    # which of the S sampled rows have a grammar, [G]: the plan's masks follow by `sample`
+    # which of the S sampled rows have a grammar, [G]: their masks are passed to `Runner.sample`
     grammar_rows: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
 
-    # flags, so that no runner has to look at a column to know its branch
+    # flags, so that a runner need not inspect columns to choose a branch
     all_greedy: bool
     any_truncation: bool  # some sampled row uses top_k, top_p or min_p
     max_logprobs: int  # of rows that are not wide; -1 none
 
-    rules: ConstraintPlan | None = None  # of single tokens, where some sampled row has any
-    any_wide: bool = False  # some sampled row wants very many log-probabilities
-    prompt: PromptPlan | None = None  # where some row wants its prompt's
-    listed: ListedLogprobs | None = None  # where some sampled row lists ids
+    rules: ConstraintPlan | None = None  # token constraints, if some sampled row has any
+    any_wide: bool = False  # some sampled row is wide
+    prompt: PromptPlan | None = None  # if some row wants prompt log-probabilities
+    listed: ListedLogprobs | None = None  # if some sampled row lists ids
 
     @property
     def num_tokens(self) -> int:
@@ -123,7 +122,7 @@ class StepPlan:
 
     @property
     def awaits_masks(self) -> bool:
-        """Whether it can be sampled only once `Runner.sample` was called."""
+        """Whether `Runner.sample` has to be called before it can be sampled."""
         return len(self.grammar_rows) > 0
 
 
@@ -134,7 +133,7 @@ class StepResult:
     step: int
     token_ids: Int64s  # [S]
     logprobs: Logprobs | None  # of rows that are not wide
-    wide: tuple[tuple[int, Candidates], ...] = ()  # of those that are, with their places among S
+    wide: tuple[tuple[int, Candidates], ...] = ()  # of wide rows, by index among the S rows
     prompt: tuple[Candidates, ...] = ()  # of the P rows of the plan's `prompt`
 
 
@@ -146,13 +145,13 @@ class ModelInfo:
     vocab_size: int
     max_model_len: int  # tokens, prompt and output together
     eos_token_ids: tuple[int, ...]
-    block_bytes: int  # bytes of cache that one block of `block_size` tokens takes, all layers
+    block_bytes: int  # bytes of one block of `block_size` tokens, all layers
     block_size: int
     default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
 class StepFailed(Exception):  # noqa: N818  (an outcome of a step, named like the field's results)
-    """A step raised in the model; the runner itself goes on with the next one."""
+    """A step raised in the model; the runner itself continues with the next step."""
 
     def __init__(self, step: int, cause: BaseException) -> None:
         super().__init__(f"step {step} failed in the model: {type(cause).__name__}: {cause}")
@@ -160,23 +159,23 @@ class StepFailed(Exception):  # noqa: N818  (an outcome of a step, named like th
 
 
 class Runner(Protocol):
-    """Executes plans in launch order, one device behind it."""
+    """Executes plans in launch order, on one device."""
 
     info: ModelInfo
-    num_blocks: int  # of its cache, the null block included
+    num_blocks: int  # of its cache, including the null block
 
     def launch(self, plan: StepPlan) -> None:
-        """Enqueue a step. Returns at once."""
+        """Enqueue a step. Does not block."""
 
     def sample(self, plan: StepPlan, masks: Int32s) -> None:
-        """Let a launched plan that awaits masks be sampled. Returns at once.
+        """Pass the masks of a launched plan that awaits them. Does not block.
 
-        `masks` [G, ceil(vocab / 32)] has a bit for each token id, the lowest first: 1 is allowed.
-        To be called once for each such plan, in launch order, when all before it are collected.
+        `masks` [G, ceil(vocab / 32)] has a bit for each token id, the lowest first; 1 is allowed.
+        Call it once for each such plan, in launch order, after all steps before it are collected.
         """
 
     def collect(self) -> StepResult:
-        """The oldest launched step's result; waits for it. Raises StepFailed."""
+        """Wait for the oldest launched step and return its result. Raises StepFailed."""
 
     def done(self) -> bool:
         """Whether collect() would return without waiting."""
@@ -185,7 +184,7 @@ class Runner(Protocol):
         """A descriptor that is readable while a finished step waits to be collected, if any."""
 
     def done_at(self) -> float | None:
-        """time.monotonic() at which the oldest step will be done, where that is known."""
+        """time.monotonic() at which the oldest step will be done, or None if unknown."""
 
     def close(self) -> None:
         """Stop the device's thread, free the cache. Idempotent."""

@@ -1,1 +1,1 @@
-"""The core's side of its workers: their messages, their streams, what they are sent."""
+"""The core's side of its workers: their messages, their streams, and what is sent to them."""

@@ -1,13 +1,9 @@
-"""Whether a stream can be taken, and as what: from a registration to the scheduler's request.
+"""Decides whether a stream can be admitted, and turns its registration into a scheduler request.
 
-Owns: the limits of admission, and when two registrations are of the same request. Pure. Does not
-know: which streams there are, messages' order.
-
-Rules:
-- The worker has checked a request against the model's card; what is checked again here are limits
-  that only the core knows, and whatever would harm it.
-- A stream that cannot be replayed or admitted again is not admitted: at its longest, with all of
-  its log-probabilities, its registration must fit into one message.
+- The worker has checked the request against the model card. Checked again here are limits that only
+  the core knows, and everything that could harm the core.
+- A stream is refused if its registration, at full length and with all log-probabilities, would not
+  fit into one message: it could be neither replayed nor admitted again.
 """
 
 from __future__ import annotations
@@ -29,11 +25,11 @@ from slipstream_ipc.validation.structured_output import check_ending
 from slipstream_ipc.validation.token_constraints import check_rules, unpack_words
 
 _STRIKES_TO_PROBATION = 2
-_OTHER_BYTES = 2**23  # of a registration, besides its columns: its settings
+_OTHER_BYTES = 2**23  # bytes of a registration besides its columns: its settings
 
 
 class WaitingLoad(NamedTuple):
-    """How many requests and tokens wait, of all tenants and of one."""
+    """How many requests and tokens wait: of all tenants, and of the request's own."""
 
     num: int
     num_tokens: int
@@ -43,21 +39,25 @@ class WaitingLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The limits. `fits(n)`: whether the cache could ever hold a request of n tokens.
+    """The limits of admission. `fits(n)`: whether the cache could ever hold a request of n tokens.
 
-    Of those that wait a tenant may have as much as is left to all others: alone it may have
-    `max_waiting` requests and `max_waiting_tokens` tokens, and there is always room for another.
+    All tenants together may have twice `max_waiting` requests and twice `max_waiting_tokens` tokens
+    waiting. A tenant may have no more of that than is still free: a tenant alone is limited to
+    half, and there is always room for another.
     """
 
     card: ModelCard
     fits: Callable[[int], bool]
-    max_waiting: int  # of a tenant that is alone
-    max_readmitted: int  # the same where the next one was accepted once
+    max_waiting: int  # of a tenant while it is the only one
+    max_readmitted: int  # the same for a request that was accepted once
     max_waiting_tokens: int
     max_readmitted_tokens: int
 
     def objection(self, admit: Admit, waiting: WaitingLoad) -> Fault | None:
-        """Why a stream cannot be taken while so much waits; ProtocolError for bad columns."""
+        """Why a stream cannot be admitted while `waiting` waits; None where it can.
+
+        Raises ProtocolError for malformed columns.
+        """
         if len(admit.stream_id) != ID_BYTES:
             why = f"{len(admit.stream_id)} bytes, allowed: {ID_BYTES}"
             return Fault("bad_request", why, "stream_id")
@@ -135,7 +135,7 @@ class Admission:
         most, most_tokens = self.max_waiting, self.max_waiting_tokens
         if admit.was_accepted:
             most, most_tokens = self.max_readmitted, self.max_readmitted_tokens
-        # as much as is left to all others: twice that much waits at most
+        # no more than is still free of twice the bound
         if waiting.own_num >= 2 * most - waiting.num:
             return Fault("overloaded", _full(waiting.own_num, waiting.num, "requests"))
         num_tokens = waiting.own_tokens + num_tokens_of(admit)
@@ -145,7 +145,7 @@ class Admission:
 
 
 def num_tokens_of(admit: Admit) -> int:
-    """Tokens that have to be computed before its next output."""
+    """Tokens that have to be computed before the next output."""
     return (len(admit.prompt_ids) + len(admit.output_ids)) // 4
 
 
@@ -156,7 +156,7 @@ def _full(own: int, num: int, what: str) -> str:
 
 
 def is_same(one: Admit, other: Admit) -> bool:
-    """Whether two registrations are of one request, however far each of them is."""
+    """Whether two registrations are of the same request, whatever their progress."""
     if one.fingerprint or other.fingerprint:
         return one.fingerprint == other.fingerprint
     names = ("prompt_ids", "params", "stop_token_ids", "seed", "max_tokens", "cache_salt")
@@ -164,12 +164,12 @@ def is_same(one: Admit, other: Admit) -> bool:
 
 
 def wants_prompt(admit: Admit) -> bool:
-    """Whether the log-probabilities of its prompt are to be computed here."""
+    """Whether the log-probabilities of the prompt have to be computed here."""
     return admit.params.prompt_logprobs is not None and admit.prompt_logprobs is None
 
 
 def new_request(stream: CoreStream) -> NewRequest:
-    """What the scheduler needs of a registration."""
+    """The scheduler's request for a registration."""
     admit = stream.registration
     params = admit.params
     return NewRequest(

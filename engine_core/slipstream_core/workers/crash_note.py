@@ -1,18 +1,16 @@
-"""A note of which streams the device computes, for whoever comes after a core that died.
+"""A memory-mapped note of the streams that the device computes, for the next core after a crash.
 
-Owns: the file, one page of it to each step that can be in flight. Memory that is mapped from a file
-outlives its process, however that ends: writing the note is a copy, and no system call.
+The file has one page for each step that can be in flight. Memory mapped from a file outlives its
+process however that ends: writing the note is a copy, without a system call.
 
-Does not know: why a core died, what becomes of the streams.
-
-Rules:
-- A step is noted before it is launched and struck out when it has been collected. So what stands
-  there after a death was being computed, or was about to be.
-- A page's count is written behind its ids and struck out alone: at any moment the note is true.
-- What cannot be read is no note, never an error: a core starts without it. So it does where there
-  is no room for its own.
-- The file is given its room before it is mapped: a write to memory whose file system is full would
-  end the core (SIGBUS).
+- A step is noted before its launch and struck out once it is collected. What stands in the note
+  after a crash was being computed, or was about to be.
+- A page's count is written after its ids, and striking out resets the count alone: the note is
+  valid at any moment.
+- An unreadable note is no error: the core starts without it. It also starts where there is no room
+  for a note.
+- The file is allocated before it is mapped: a write to a mapped page of a full file system would
+  kill the core (SIGBUS).
 """
 
 from __future__ import annotations
@@ -29,22 +27,22 @@ import numpy.typing as npt
 logger = logging.getLogger(__name__)
 
 Int64s = npt.NDArray[np.int64]
-UInt64s = npt.NDArray[np.uint64]  # stream ids are [n, 2] of them
+UInt64s = npt.NDArray[np.uint64]  # stream ids are [n, 2]
 
 ID_BYTES = 16
-MAX_STEPS = 2  # that can be in flight
+MAX_STEPS = 2  # in flight at most
 _NAME = "core-in-flight"
 _MAGIC = 0x3174_6867_696C_6673
-_HEADER = 2  # magic, ids to a page; then to each page its count, then its ids
+_HEADER = 2  # words: magic, ids per page; then for each page its count and its ids
 
 
 class CrashNote:
-    """The note of one core. `close` leaves what stands there."""
+    """The note of one core. `close` leaves its content in the file."""
 
     def __init__(self, directory: Path, max_num_seqs: int) -> None:
-        """Begin an empty note; `read_note` must have read the one before.
+        """Begin an empty note; the predecessor's has to be read before (`read_note`).
 
-        Raises: OSError where there is no room for it.
+        Raises OSError where there is no room for it.
         """
         words = _num_words(max_num_seqs)
         with open(directory / _NAME, "w+b") as file:
@@ -57,18 +55,18 @@ class CrashNote:
         self._words[0] = _MAGIC
 
     def launch(self, step: int, ids: UInt64s, rows: Int64s) -> None:
-        """The streams of `rows` are computed next, their ids in `ids` by row, [·, 2]."""
+        """The streams of `rows` are computed next; `ids` [·, 2] holds the ids by row."""
         page = step % MAX_STEPS
         assert not self._pages[page, 0], "as many steps as that are never in flight"
         np.take(ids, rows, 0, self._ids[page, : len(rows)], "clip")
         self._pages[page, 0] = len(rows)
 
     def collect(self, step: int) -> None:
-        """A step's outcome is known."""
+        """Strike out a step, whose outcome is known."""
         self._pages[step % MAX_STEPS, 0] = 0
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Unmap the file. Idempotent."""
         if self._words is not None:
             del self._ids, self._pages
             self._words = None
@@ -76,7 +74,7 @@ class CrashNote:
 
 
 def begin_note(directory: Path, max_num_seqs: int) -> CrashNote | None:
-    """An empty note; None, and a line in the log, where there can be none."""
+    """An empty note; None, and an error in the log, where it cannot be created."""
     try:
         return CrashNote(directory, max_num_seqs)
     except OSError as error:
@@ -84,7 +82,7 @@ def begin_note(directory: Path, max_num_seqs: int) -> CrashNote | None:
             "no note is kept of what is computed: %s; a request that ends cores is not found", error
         )
         with contextlib.suppress(OSError):
-            (directory / _NAME).unlink()  # what stands there is of another core
+            (directory / _NAME).unlink()  # its content is another core's
         return None
 
 
@@ -99,7 +97,7 @@ def read_note(directory: Path) -> tuple[bytes, ...]:
     if len(words) < _HEADER or words[0] != _MAGIC or len(words) != _num_words(int(words[1])):
         logger.warning("what the last core was computing is not known: %s is no such note", path)
         return ()
-    ids: dict[bytes, None] = {}  # in their order, each once
+    ids: dict[bytes, None] = {}  # an ordered set
     for page in words[_HEADER:].reshape(MAX_STEPS, -1):
         count = min(int(page[0]), int(words[1]))
         ids.update(dict.fromkeys(row.tobytes() for row in page[1 : 1 + 2 * count].reshape(-1, 2)))

@@ -1,21 +1,17 @@
-"""The core's side of its workers: what each of their messages does.
+"""Handles the messages of all workers: attach, admit, report, withdraw, forget, positions.
 
-Owns: attaches, and what is sent again after them; who is taken, held or refused. Does not know:
-when steps run, what tokens mean, what is kept of a stream (`streams`).
-
-Rules:
-- Every message is a state: said twice, it changes nothing the second time.
-- A worker that attaches fresh is sent every registration and history it owns; one that is not
-  states its positions and is sent what lies behind them; what it does not state it has forgotten,
-  and so does the core. Then comes SyncDone.
-- A stream is refused before it has a row, or it runs. What was accepted once passes the bound on
-  those that wait.
-- A stream may be admitted again at any time, by a worker that has more of it or less: the same
-  request goes on, another one under its id is a conflict.
-- A stream whose grammar is not compiled, or that finds no room for its log-probabilities, is on
-  hold (`pending`) until then. An attach forgets what is on hold, as the worker asks again.
-- What the core before this one was computing when it died from within is told to every worker that
-  attaches, until it has admitted those streams again; whoever was in that place twice without
+- Every message is a state: receiving it twice changes nothing.
+- A worker that attaches fresh is sent every registration and history that it owns. Any other states
+  its positions and is sent what lies behind them; the core forgets the streams it does not state.
+  SyncDone follows in both cases.
+- A stream is either refused before it has a row, or it runs. A stream that was accepted once may
+  exceed the bound on waiting requests.
+- A stream may be admitted again at any time, by a worker with more of its history or less. The same
+  request goes on; a different request under its id is a conflict.
+- A stream whose grammar is not compiled, or that finds no room for its log-probabilities, is
+  pending until then. An attach drops pending streams, as the worker asks again.
+- The streams that the previous core was computing when it died from within are sent to every worker
+  that attaches, until they are admitted again. A stream that was in such a step twice without
   progress runs on probation.
 """
 
@@ -66,13 +62,13 @@ logger = logging.getLogger(__name__)
 
 Int64s = npt.NDArray[np.int64]
 
-_MAY_OWE = WINDOW // 4  # messages of a worker
-_MAX_FORGOTTEN = 2**14  # ids that outlive the worker, about 1 MB
+_MAY_OWE = WINDOW // 4  # messages of a worker that may stay unacknowledged for a step
+_MAX_FORGOTTEN = 2**14  # ids that outlive their worker, about 1 MB
 _FORGOTTEN_A_MESSAGE = 4096
 
 
 class WorkerHandler:
-    """All workers of one core."""
+    """Handles all workers of one core."""
 
     def __init__(
         self,
@@ -92,7 +88,7 @@ class WorkerHandler:
         incarnation: int,
         suspects: tuple[bytes, ...],
     ) -> None:
-        """`suspects` are what the core before this one, the `incarnation`-th, was computing."""
+        """`suspects` are the streams that the previous core was computing."""
         self._acceptor = acceptor
         self._card = card
         self._scheduler = scheduler
@@ -105,10 +101,10 @@ class WorkerHandler:
         self._admission = admission
         self._pending = pending
         self._note = note
-        self._num_in_flight = 0  # steps
+        self._num_in_flight = 0  # steps in flight
         self._incarnation = incarnation
         self._suspects = suspects
-        self._now = 0.0  # of the last look at what has arrived
+        self._now = 0.0  # monotonic, of the last `receive`
         self._forgotten: deque[bytes] = deque(maxlen=_MAX_FORGOTTEN)
 
     @property
@@ -122,25 +118,25 @@ class WorkerHandler:
         return len(self._streams)
 
     def stream_id(self, row: int) -> bytes:
-        """Of the stream that has this row."""
+        """The id of the stream on this row."""
         stream = self._streams.at(row)
         assert stream is not None
         return stream.registration.stream_id
 
     @property
     def acked(self) -> Int64s:
-        """Positions acknowledged by each row's worker, by row."""
+        """Positions that each row's worker has acknowledged, by row."""
         return self._cursors.acked
 
     @property
     def awaits_check(self) -> bool:
-        """Whether a worker has yet to check what it was sent."""
+        """Whether any worker has yet to check what it was sent."""
         return any(sender.awaits_check for sender in self._senders.values())
 
     def receive(self, now: float) -> None:
-        """Handle everything that has arrived. A bad message costs its sender the session alone.
+        """Handle everything that has arrived; a malformed message ends only its sender's session.
 
-        While a step is in flight, what it samples will tell the worker that its reports have come.
+        While a step is in flight, receipts may be delayed: the tokens of that step carry them.
         """
         self._now = now
         may_owe = _MAY_OWE if self._num_in_flight else 0
@@ -159,7 +155,7 @@ class WorkerHandler:
                 self._manager.add_stream(ready.worker, ready.admit, ready.grammar, now)
 
     def publish(self, completed_step: int) -> bool:
-        """Send every worker some of what is new; whether there is more that could be sent."""
+        """Send every worker some of its news; whether more could be sent now."""
         is_more = False
         for sender in self._senders.values():
             sender.completed_step = completed_step
@@ -173,7 +169,7 @@ class WorkerHandler:
             self._note.launch(step, self._streams.ids, rows)
 
     def collected(self, step: int) -> None:
-        """The outcome of this step is taken in."""
+        """The outcome of this step is known."""
         self._num_in_flight -= 1
         if self._note is not None:
             self._note.collect(step)
@@ -212,7 +208,7 @@ class WorkerHandler:
                 raise ProtocolError(f"{type(body).__name__} is not for a core")
 
     def _owned(self, worker: bytes, stream_id: bytes) -> CoreStream | None:
-        """A stream of this worker; one of another's is none of its business."""
+        """This worker's stream, or None where it is unknown or another worker's."""
         stream = self._streams.get(stream_id)
         return stream if stream is not None and stream.worker == worker else None
 
@@ -225,17 +221,17 @@ class WorkerHandler:
         owned = self._streams.of_worker(session.identity)
         sender.attach(session, [stream.row for stream in owned])
         self._acceptor.welcome(session, self._card)
-        # of those that are here again, the strike is in their registration
+        # streams that were admitted again have the strike in their registration
         suspects = tuple(id_ for id_ in self._suspects if self._streams.get(id_) is None)
         if suspects:
             sender.enqueue(Suspects(self._incarnation, suspects))
         if not session.fresh:
-            return  # it states its positions next
+            return  # the worker states its positions next
         for stream in owned:
             told = Registered(stream.row, stream.registration, stream.end, stream.is_over)
             sender.enqueue(told)
             self._manager.state_prompt(stream)
-            # outputs that it was admitted with are in its registration
+            # the outputs of the registration need not be sent
             num_outputs = len(stream.registration.output_ids) // 4
             self._manager.send_from(stream, stream.prompt_len + num_outputs)
         forgotten = tuple(self._forgotten)
@@ -283,7 +279,7 @@ class WorkerHandler:
         )
 
     def _is_ahead_of(self, stream: CoreStream, admit: Admit) -> bool:
-        """Whether a worker has all that we have of a running stream, and more."""
+        """Whether a registration has all of a running stream's outputs, and more."""
         num_here = self._manager.num_outputs(stream)
         outputs = u32(admit.output_ids, "output_ids")
         if stream.is_over or len(outputs) <= num_here:
@@ -291,9 +287,9 @@ class WorkerHandler:
         return np.array_equal(self._manager.outputs(stream, num_here), outputs[:num_here])
 
     def _admit_again(self, sender: WorkerSender, stream: CoreStream, admit: Admit) -> None:
-        """Go on with a stream that is here, from where its worker says it is."""
+        """Go on with a known stream from the position in its worker's registration."""
         outputs = u32(admit.output_ids, "output_ids")
-        if self._cursors.is_open(stream.row):  # an admission said twice
+        if self._cursors.is_open(stream.row):  # a repeated admission
             sender.enqueue(Admitted(admit.stream_id, stream.row))
         else:
             self._go_on(sender, stream, len(outputs), history_digest(outputs))
@@ -310,7 +306,7 @@ class WorkerHandler:
             self._manager.stop(stream)
 
     def _resume(self, worker: bytes, positions: Positions) -> None:
-        """Go on from where a worker says it is."""
+        """Go on from the positions that a worker states."""
         sender = self._senders[worker]
         num = len(positions.stream_ids)
         lengths = u32(positions.lengths, "lengths", num).tolist()
@@ -331,17 +327,17 @@ class WorkerHandler:
                 if stream.registration.stream_id not in stated:
                     if stream.is_over:
                         self._forgotten.append(stream.registration.stream_id)
-                    self._manager.forget(stream)  # the word of it was lost with the link
+                    self._manager.forget(stream)  # its Forget was lost with the link
             sender.stated = None
             sender.enqueue(SyncDone())
 
     def _go_on(
         self, sender: WorkerSender, stream: CoreStream, num_outputs: int, digest: int
     ) -> None:
-        """Send what lies behind the outputs that a worker has, if they are ours."""
+        """Send what follows the worker's `num_outputs` outputs, if `digest` matches the history."""
         num_here = self._manager.num_outputs(stream)
         admit = stream.registration
-        # log-probabilities of what it was admitted with are not here to be sent
+        # the core has no log-probabilities of outputs that came with the registration
         lacks = admit.params.logprobs is not None and num_outputs < len(admit.output_ids) // 4
         is_longer = num_outputs > num_here
         if (
@@ -351,9 +347,8 @@ class WorkerHandler:
         ):
             fault = Fault("diverged", "the core's history of this stream is another one")
             self._manager.end(stream, End("error", num_outputs, fault=fault))
-            sender.enqueue(
-                AdmissionRefused(admit.stream_id, fault)
-            )  # however it ended before: nothing is sent
+            # even where the stream ended before: none of its history can be sent
+            sender.enqueue(AdmissionRefused(admit.stream_id, fault))
             return
         stream_id = stream.registration.stream_id
         if stream.end is not None and stream.end.fault is not None:

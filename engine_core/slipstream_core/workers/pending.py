@@ -1,14 +1,10 @@
-"""Registrations that are neither taken nor refused yet: their grammar compiles, or room is lacking.
+"""Registrations that wait for their grammar to compile, or for room for their log-probabilities.
 
-Owns: who is on hold and for what. Does not know: rows, messages, whether a registration is to be
-objected to, how much room there is (`logprob_budget`).
-
-Rules:
-- Who is on hold has no row and is known to nobody; he counts as one that waits.
-- A stream's log-probabilities are kept until it is forgotten, in core and worker alike. It is taken
-  when there is room for the first of them; room is given in the order in which it was asked for,
-  behind streams that were taken and grow, and who needs none waits for nobody.
-- What another core has promised already is kept: who was accepted once waits for nobody.
+- A pending registration has no row, and counts as waiting.
+- Log-probabilities are kept until a stream is forgotten, in core and worker alike, so a stream is
+  admitted once there is room for its first ones. Room is given in the order of asking, behind
+  streams that are admitted and grow. A stream without log-probabilities never waits for room.
+- A stream that another core accepted does not wait behind others for room.
 """
 
 from __future__ import annotations
@@ -26,47 +22,45 @@ from slipstream_ipc.messages import Admit, Fault
 
 @dataclass(frozen=True, slots=True)
 class ReadyAdmission:
-    """A registration that is on hold no longer, and what has become of its grammar."""
+    """A registration that is pending no longer, and the outcome of its grammar."""
 
     worker: bytes
     admit: Admit
     grammar: GrammarMatcher | None = None
-    fault: Fault | None = None  # then it has got no room
+    fault: Fault | None = None  # in this case no room was reserved
 
 
 class PendingAdmissions:
-    """Registrations by stream id."""
+    """Pending registrations by stream id."""
 
     def __init__(self, compiler: GrammarCompiler, room: LogprobBudget) -> None:
         self._compiler = compiler
         self._room = room
         self._held: dict[bytes, tuple[bytes, Admit]] = {}  # worker and registration
-        self._nums: Counter[bytes] = Counter()  # of them by tenant
+        self._nums: Counter[bytes] = Counter()  # registrations by tenant
         self._num_tokens: Counter[bytes] = Counter()
-        self._asking: dict[
-            bytes, ReadyAdmission
-        ] = {}  # those of them that lack room alone, in order
+        self._asking: dict[bytes, ReadyAdmission] = {}  # those that only lack room, in order
 
     def __len__(self) -> int:
         return len(self._held)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that they have to compute."""
+        """Tokens that the pending requests have to compute."""
         return self._num_tokens.total()
 
     def of_tenant(self, tenant: bytes) -> tuple[int, int]:
-        """How many of them are a tenant's, and their tokens."""
+        """How many of a tenant's requests are pending, and their tokens."""
         return self._nums[tenant], self._num_tokens[tenant]
 
     def get(self, stream_id: bytes) -> tuple[bytes, Admit] | None:
-        """The worker and the registration that is on hold, if one is."""
+        """The worker and the registration pending under this id, or None."""
         return self._held.get(stream_id)
 
     def put(self, worker: bytes, admit: Admit) -> None:
-        """Hold a registration until `ready` gives it back; it replaces what was said before.
+        """Hold a registration until `ready` returns it; replaces an earlier one of the same id.
 
-        It has a grammar, or finds no room (`promise`).
+        Call it for a registration with a grammar, or one that found no room (`promise`).
         """
         self._let_go(admit.stream_id)
         self._held[admit.stream_id] = worker, admit
@@ -75,27 +69,27 @@ class PendingAdmissions:
         if admit.params.structured_outputs is not None:
             self._asking.pop(admit.stream_id, None)
             self._compiler.submit(admit)
-        else:  # in its place, if it has one
+        else:  # keeps its place in the queue, if it has one
             self._asking[admit.stream_id] = ReadyAdmission(worker, admit)
 
     def drop(self, stream_id: bytes) -> None:
-        """Nothing is asked for any more. Idempotent."""
+        """Drop a pending registration. Idempotent."""
         self._let_go(stream_id)
         self._asking.pop(stream_id, None)
 
     def drop_of(self, worker: bytes, stream_ids: Iterable[bytes] | None = None) -> None:
-        """The same of those of a worker's that are among `stream_ids`; None for all of them."""
+        """Drop those of a worker's registrations that are in `stream_ids`; None drops all."""
         if self._held:
             for stream_id in [*self._held] if stream_ids is None else stream_ids:
                 if stream_id in self._held and self._held[stream_id][0] == worker:
                     self.drop(stream_id)
 
     def ready(self) -> Iterator[ReadyAdmission]:
-        """Those that need not be held any longer; room is promised to them."""
+        """Take the registrations that are refused, or admitted with room reserved."""
         for compiled in self._compiler.take_compiled():
             worker, admit = self._held.get(compiled.admit.stream_id, (b"", None))
             if admit is not compiled.admit:
-                continue  # let go meanwhile, or said again
+                continue  # dropped or replaced meanwhile
             found = ReadyAdmission(worker, admit, compiled.state, compiled.fault)
             if found.fault is None and not self.promise(admit):
                 self._asking[admit.stream_id] = found
@@ -110,8 +104,10 @@ class PendingAdmissions:
             yield asking
 
     def promise(self, admit: Admit) -> bool:
-        """Promise room to a stream that is taken now, unless there is none, or others ask for it
-        already; whether that was done. Then it is not on hold any longer, if it was.
+        """Reserve room for a stream that is admitted now; whether there was any.
+
+        Fails where others already queue for room. A registration that succeeds is pending no
+        longer.
         """
         is_first = admit.was_accepted or not self._asking or not first_bytes(admit)
         if not (is_first and self._promise(admit)):

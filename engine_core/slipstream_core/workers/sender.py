@@ -1,17 +1,13 @@
-"""What one worker is sent: states of streams and the new tokens of their histories.
+"""Sends one worker the states of its streams and the new tokens of their histories.
 
-Owns: the worker's session, its cursors, the states that wait for credit, what it has checked.
-Does not know: scheduling, admission, how steps run.
-
-Rules:
-- States (Admitted, Registered, Refused, …) leave before tokens, so that a row is known before it
-  is used; both wait for credit, neither queues in a socket.
-- An attach drops what waited: the engine states everything anew.
-- A turn sends a bounded number of messages: a catch-up of many streams is a flow beside the steps
-  that go on.
-- In a common step everything new is what that step sampled, one token each: its rows are handed to
-  the histories as they are, which then have nothing to look up. Where they are the rows of the step
-  before, neither have the cursors.
+- States (Admitted, Registered, AdmissionRefused, …) are sent before tokens, so that a row is known
+  before it is used. Both wait for credit; neither queues in a socket.
+- An attach drops queued states: every state is sent anew.
+- A turn sends a bounded number of messages, so that catching up on many streams does not hold up
+  running steps.
+- In the common case all that is new is one token for each row of the last step. Its row set is then
+  passed to the histories as it is, and nothing is looked up; where it equals the set of the step
+  before, the cursors look nothing up either.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ from slipstream_ipc.messages.budgets import LOGPROB_BYTES, MESSAGE_BUDGET_BYTES
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 from slipstream_ipc.transport.router import Router, Session
 
-# None: a state, which needs no receipt because every attach states it anew
+# None for a state, which needs no receipt because every attach sends it anew
 Receipt = Portion | None
 CoreAcceptor = Router[CoreToWorker, WorkerToCore, Receipt]
 
@@ -40,7 +36,7 @@ _MESSAGES_A_TURN = 2
 
 
 class WorkerSender:
-    """Everything that goes to one worker."""
+    """Everything that is sent to one worker."""
 
     def __init__(
         self,
@@ -49,36 +45,37 @@ class WorkerSender:
         logprobs: LogprobLog,
         cursors: Cursors,
     ) -> None:
-        """`cursors` is shared by all ports: a row has one owner."""
+        """`cursors` is shared by all senders: a row has one owner."""
         self._acceptor = acceptor
         self._tokens = tokens
         self._logprobs = logprobs
         self._session: Session[Receipt] | None = None
         self._states: deque[CoreToWorker] = deque()
-        self._dirty = np.zeros(64, np.bool_)  # rows that may have something new, …
-        self._is_dirty = False  # whether there are any
-        self._sampled: RowSet | None = None  # … and those of the last step, while they are all
-        self._packed = NO_ROWS, b""  # the rows sent last, as a column
+        self._dirty = np.zeros(64, np.bool_)  # [rows] that may have new tokens
+        self._is_dirty = False  # whether any row is set
+        self._sampled: RowSet | None = None  # rows of the last step, if not yet in `_dirty`
+        self._packed = NO_ROWS, b""  # the rows sent last, and their packed column
         self._wants_logprobs = False
         self._cursors = cursors
-        # ids that the worker has named since it attached, until it has stated all positions
+        # ids that the worker has stated or admitted since it attached; None once its positions are
+        # complete
         self.stated: set[bytes] | None = None
-        self.completed_step = 0  # every token up to this step is in the histories
-        self.sent_step = 0  # the last message said that all up to this step is sent
-        self.checked_step = 0  # … and has been checked by the worker
+        self.completed_step = 0  # all tokens up to this step are in the histories
+        self.sent_step = 0  # the step up to which everything is sent, as of the last message
+        self.checked_step = 0  # the step up to which the worker has checked its tokens
 
     @property
     def is_attached(self) -> bool:
-        """Whether the worker has a session."""
+        """Whether the worker has an open session."""
         return self._session is not None and self._session.is_open
 
     @property
     def awaits_check(self) -> bool:
-        """Whether a report of the worker is due that could end some row."""
+        """Whether a report is due from the worker, which could end some row."""
         return self.is_attached and self.checked_step < self.sent_step
 
     def attach(self, session: Session[Receipt], rows: list[int]) -> None:
-        """A new life: none of the worker's `rows` is sent until `open` says from where."""
+        """Begin a new session; none of `rows` is sent until `open` gives its position."""
         self._session = session
         self._states.clear()
         self.stated = None if session.fresh else set()
@@ -89,7 +86,7 @@ class WorkerSender:
         self.sent_step = self.checked_step = self.completed_step
 
     def enqueue(self, body: CoreToWorker) -> None:
-        """Queue a state; where no worker is attached it is dropped, the attach will state it."""
+        """Queue a state; dropped where no worker is attached, as the next attach sends it anew."""
         if self.is_attached:
             self._states.append(body)
 
@@ -107,7 +104,7 @@ class WorkerSender:
             self._cursors.close(row)
 
     def mark_dirty(self, rows: RowSet) -> None:
-        """These rows have new tokens; all of them have been opened."""
+        """These rows have new tokens; all of them are open."""
         if self._sampled is None:
             self._sampled = rows
         else:
@@ -116,16 +113,16 @@ class WorkerSender:
             self._sampled = None
 
     def publish(self) -> bool:
-        """Send some of what there is, as credit allows; whether there is more that could be sent.
+        """Send new states and tokens as credit allows, and take in acknowledgements.
 
-        Acknowledgements are taken in, too.
+        Returns whether more could be sent now.
         """
         session = self._session
         if session is None or not session.is_open:
             return False
         receipts = session.link.take_receipts()
         is_more = self._publish_some(session)
-        for portion in receipts:  # only now: what leaves was waited for
+        for portion in receipts:  # after sending, which is urgent
             if portion is not None:
                 self._cursors.acknowledge(portion)
         return is_more
@@ -141,7 +138,7 @@ class WorkerSender:
         return session.link.has_credit
 
     def _publish_tokens(self, session: Session[Receipt]) -> bool:
-        """Send one message of tokens; whether more is left that could be sent now."""
+        """Send one message of tokens; whether there are more that could be sent now."""
         budget = _LOGPROB_TOKEN_BUDGET if self._wants_logprobs else _TOKEN_BUDGET
         if not self._is_dirty:
             rows = self._sampled
@@ -170,9 +167,10 @@ class WorkerSender:
         return not is_all
 
     def _of_one_kind(self, rows: RowSet) -> tuple[RowSet, int, bool]:
-        """Those of the rows whose news one message holds, and how many tokens it may; whether there
-        are others, which stay marked. Rows with very many log-probabilities to a token go alone,
-        in messages of a few tokens, lest everybody's hold as few.
+        """The rows for the next message, its budget in tokens, and whether other rows stay marked.
+
+        Rows with very many log-probabilities per token are sent apart, in messages of a few tokens;
+        otherwise every message would hold only a few.
         """
         if not self._logprobs.has_wide:
             return rows, _LOGPROB_TOKEN_BUDGET, False
@@ -187,7 +185,7 @@ class WorkerSender:
     def _send(
         self, session: Session[Receipt], portion: Portion, rows: RowSet, *, is_all: bool
     ) -> bool:
-        """Send a portion of what is new of `rows`; whether it left. Else all of it is new still.
+        """Send a portion of the news of `rows`; whether it was sent. If not, all of it stays new.
 
         is_all: nothing else is new.
         """
@@ -203,7 +201,7 @@ class WorkerSender:
         self._dirty[rows] = self._is_dirty = True
 
     def _news(self) -> RowSet:
-        """The rows that may have something new, which are none from here on."""
+        """Take the rows that may have new tokens; they are clean from here on."""
         rows, self._sampled = self._sampled, None
         if self._is_dirty:
             if rows is not None:

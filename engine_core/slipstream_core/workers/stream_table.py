@@ -1,11 +1,7 @@
-"""The streams a core knows, by id and by row, from admission until they are forgotten.
+"""The streams that a core knows, by id and by row, from admission until they are forgotten.
 
-Owns: registrations, rows, and the ends that tokens do not imply. Does not know: tokens, scheduling,
-sockets.
-
-Rules:
-- A row is one stream's until it is forgotten; compute slot and cache are freed much earlier.
-- An end is stored once; whoever comes later changes nothing.
+- A row belongs to one stream until that is forgotten; its slot and blocks are freed much earlier.
+- A stream's end is set once; later ends are ignored.
 """
 
 from __future__ import annotations
@@ -41,22 +37,22 @@ class CoreStreamTable:
 
     @property
     def ids(self) -> npt.NDArray[np.uint64]:
-        """The 16 bytes of each row's id, [rows, 2]; a live view."""
+        """The 16 bytes of each row's stream id, uint64 [rows, 2]; a live view."""
         return self._ids
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def get(self, stream_id: bytes) -> CoreStream | None:
-        """The stream of this id, if it is known."""
+        """The stream with this id, or None."""
         return self._by_id.get(stream_id)
 
     def at(self, row: int) -> CoreStream | None:
-        """The stream that has this row, if one has."""
+        """The stream on this row, or None."""
         return self._by_row[row] if row < len(self._by_row) else None
 
     def of_worker(self, worker: bytes) -> list[CoreStream]:
-        """Every stream that this worker owns, oldest first."""
+        """All streams that this worker owns, oldest first."""
         return [stream for stream in self._by_id.values() if stream.worker == worker]
 
     def add(self, registration: Admit, worker: bytes) -> CoreStream:
@@ -75,7 +71,7 @@ class CoreStreamTable:
         return stream
 
     def remove(self, stream: CoreStream) -> None:
-        """Forget a stream; its row goes to another."""
+        """Forget a stream; its row can be reused."""
         del self._by_id[stream.registration.stream_id]
         self._by_row[stream.row] = None
         self._free_rows.append(stream.row)

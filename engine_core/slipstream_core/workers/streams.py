@@ -1,13 +1,11 @@
-"""The life of every stream of a core: taken, sent to its worker, over, forgotten.
+"""The life cycle of a core's streams: admission, sending, end, forgetting.
 
-Owns: all streams, and what is kept of each by its row: history, log-probabilities, grammar, cursor.
-Does not know: which message causes a change (`handler`), whether a stream may be taken
-(`admission`).
+Kept for each row are its history, log-probabilities, grammar, cursor and budget.
 
-Rules:
-- A stream is over once: then it computes no more and nothing more of it is sent. Its row, histories
-  and end are kept until it is forgotten.
-- What a row has is opened when its stream is taken and dropped when it is forgotten, all of it.
+- A stream ends once: from then on nothing more of it is computed or sent. Its row, histories and
+  end are kept until it is forgotten.
+- Everything that a row holds is opened on admission, and dropped when the stream is forgotten at
+  the latest.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ class StreamManager:
     ) -> None:
         self._scheduler = scheduler
         self._streams = streams
-        self._senders = senders  # of the workers that own them, by identity
+        self._senders = senders  # by identity of the worker
         self._tokens = tokens
         self._logprobs = logprobs
         self._prompts = PromptLogprobLog()
@@ -72,8 +70,9 @@ class StreamManager:
     def add_stream(
         self, worker: bytes, admit: Admit, grammar: GrammarMatcher | None, now: float
     ) -> None:
-        """A stream that nothing is to be said against gets a row, and waits to be computed. Room is
-        promised to it (`logprob_budget`).
+        """Admit a stream: give it a row and queue it.
+
+        Its room for log-probabilities has been reserved (`PendingAdmissions.promise`).
         """
         sender = self._senders[worker]
         prompt, outputs = u32(admit.prompt_ids), u32(admit.output_ids)
@@ -97,21 +96,21 @@ class StreamManager:
         self._counters.waits(stream.row, now)
 
     def num_outputs(self, stream: CoreStream) -> int:
-        """Tokens of its history behind the prompt."""
+        """Tokens of the stream's history behind the prompt."""
         return self._tokens.length(stream.row) - stream.prompt_len
 
     def outputs(self, stream: CoreStream, num: int) -> UInt32s:
-        """The first `num` of them."""
+        """The first `num` outputs, [num]."""
         return self._tokens.read(stream.row, stream.prompt_len, stream.prompt_len + num)
 
     def send_from(self, stream: CoreStream, position: int) -> None:
-        """Send a stream's worker what lies behind a position of its history."""
+        """Send the stream's worker everything from `position` of its history on."""
         wants_logprobs = stream.registration.params.logprobs is not None
         self._senders[stream.worker].open(stream.row, position, logprobs=wants_logprobs)
         self._scheduler.acks_moved_back()
 
     def state_prompt(self, stream: CoreStream) -> None:
-        """Send what was computed of a prompt, if all of it was; no token leaves before it."""
+        """Send the prompt's log-probabilities, if all are computed, ahead of any token."""
         sender = self._senders[stream.worker]
         for start, columns in self._prompts.pieces(stream.row):
             sender.enqueue(ComputedPromptLogprobs(stream.registration.stream_id, start, columns))
@@ -119,7 +118,7 @@ class StreamManager:
     def scored(
         self, rows: Sequence[int], starts: Sequence[int], pieces: Sequence[Candidates]
     ) -> None:
-        """Log-probabilities of these rows' prompts, from position `starts[i]` on."""
+        """Take in log-probabilities of these rows' prompts, from position `starts[i]` on."""
         for row, start, piece in zip(rows, starts, pieces, strict=True):
             stream = self._streams.at(row) if row != NO_ROW else None
             if stream is not None and self._prompts.add(row, start, piece):
@@ -137,7 +136,7 @@ class StreamManager:
                 self._senders[stream.worker].mark_dirty(RowSet(np.array([row])))
 
     def end_by_fault(self, rows: Sequence[int], why: str) -> None:
-        """The streams of these rows end with an error of ours."""
+        """End the streams of these rows with an engine error."""
         for row in rows:
             stream = self._streams.at(row)
             if stream is None or stream.is_over:
@@ -166,7 +165,7 @@ class StreamManager:
             )
 
     def forget(self, stream: CoreStream) -> None:
-        """Let go of all there is of a stream; its row goes to another."""
+        """Drop everything kept of a stream; its row can be reused."""
         self.stop(stream)
         self._tokens.drop(stream.row)
         self._logprobs.drop(stream.row)
