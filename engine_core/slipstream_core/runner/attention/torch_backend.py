@@ -8,8 +8,8 @@ share a key head are folded into the query length, so keys are never repeated. P
 one by one.
 
 - Buckets, block indices and masks are made once per step and shared by all layers.
-- Masks are made only where needed: not for rows of equal length, which a single row always is, and
-  not for whole prompts.
+- Masks are made only where needed: not for buckets whose rows have equal length, such as a single
+  row, nor for whole prompts.
 """
 
 from __future__ import annotations

@@ -319,7 +319,7 @@ def decode_graph(graph: GraphModule, kernels: Kernels) -> DecodeGraph | None:
 
 
 def _program(lowering: _Lowering, kernels: Kernels, output: int) -> OperationList | None:
-    """The operations over reused buffers: one is free after its last read."""
+    """The operations over reused buffers: a buffer is free after its last read."""
     operations = lowering.operations
     if not any(each.out.buffer == output for each in operations):
         return None

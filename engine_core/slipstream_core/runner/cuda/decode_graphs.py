@@ -353,7 +353,7 @@ class DecodeGraphs:
         if truncated and self._whole is not None:
             vocab_size = len(self._vocab)
             if len(limited_twice(plan, effective_top_ks(plan, vocab_size), vocab_size)):
-                return None  # the mass left by top_k takes a sort whose size depends on top_k
+                return None  # the mass left by top_k needs a topk of varying width
         return GraphKind(not plan.all_greedy, truncated, plan.max_logprobs >= 0)
 
     def _size_for(self, num: int) -> int:

@@ -16,7 +16,8 @@
   - On another device the parameters move one by one from the mapping, or, where `accelerate` is
     installed, as they are read (transformers loads directly to a device only with it).
   - Experts are merged a layer at a time.
-  - The runner may later change the layout of some weights, one by one (`compilation/pack.py`).
+  - The runner may later change the layout of some weights, one by one (`compilation/fuse.py`,
+    `compilation/pack.py`).
 """
 
 from __future__ import annotations
@@ -368,7 +369,7 @@ def _eos_token_ids(name: str, module: PreTrainedModel, text: PreTrainedConfig) -
 
 
 def _default_sampling(module: PreTrainedModel) -> SamplingDefaults:
-    """Sampling defaults from the generation settings; None where they set nothing."""
+    """Sampling defaults from the generation settings; fields that are not set there are None."""
     given = {
         name: getattr(module.generation_config, name, None)
         for name in SamplingDefaults.__struct_fields__

@@ -15,7 +15,7 @@ for the device, and no Python runs per row.
 - Truncation looks at the NUM_CANDIDATES most likely tokens. A row whose kept set may reach further
   is drawn by rejection: from the whole vocabulary, until the token lies in the kept set. That is
   exact and sorts no row, except where top_p follows a top_k larger than NUM_CANDIDATES: the mass
-  that top_k leaves takes a sort of that row's top_k largest. On a card one kernel draws these rows
+  that top_k leaves needs that row's top_k largest logits. On a card one kernel draws these rows
   (`rejection_sampling`) without waiting; without Triton the device is asked which rows they are.
 """
 
@@ -58,10 +58,10 @@ _MIN_TEMPERATURE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class RawLogprobs:
-    """Log-probabilities of the L rows in `rows`, on the logits' device."""
+    """Log-probabilities of L rows, on the logits' device; column 0 is the sampled token."""
 
-    rows: Int64s  # [L], host
-    values: torch.Tensor  # [L, 1 + max_logprobs] float32; column 0 is the sampled token
+    rows: Int64s  # [L] of the S sampled rows, on the host
+    values: torch.Tensor  # [L, 1 + max_logprobs] float32
     ids: torch.Tensor  # [L, 1 + max_logprobs] int64
     ranks: torch.Tensor  # [L] int64, 1 is the most likely
 
@@ -232,7 +232,8 @@ def draw_candidates(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw among the candidates; returns tokens int64 [S] and bool [S].
 
-    The second is whether the candidates contain the row's whole kept set. `keys` is int32 [2, S].
+    The second is whether the candidates contain a row's whole kept set; it is False for rows with
+    top_k, see `may_reach_further`. `keys` is int32 [2, S].
     """
     width = min(NUM_CANDIDATES, limits.scaled.shape[1])
     values, ids = most_likely(limits.scaled, width)

@@ -70,7 +70,7 @@ class SimulatedRunner:
         self.busy_s = 0.0  # in steps
         self._tracer = tracer
         self._step_s = step_ms / 1e3
-        self._prefill_s = prefill_us / 1e6  # a token
+        self._prefill_s = prefill_us / 1e6  # per token
         self._cache: UInt64s = np.zeros(num_blocks * info.block_size, np.uint64)
         self._last_token: Int64s = np.zeros(max_num_seqs, np.int64)
         self._end: float | None = None  # end of the step launched last

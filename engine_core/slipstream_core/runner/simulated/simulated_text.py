@@ -81,7 +81,7 @@ def parse_simulated(model: str) -> SimulatedOptions:
             ) from error
         if value == "" or given[name] is None:
             raise ValueError(f"{model}: option {name!r} is {value!r}; allowed: {_ALLOWED[name]}")
-    return SimulatedOptions(**given)  # type: ignore[arg-type]  # converted above
+    return SimulatedOptions(**given)  # type: ignore[arg-type]  # converted one by one above
 
 
 class SimulatedText:
