@@ -1,1 +1,1 @@
-"""How the core runs models: loading, attention over the paged cache, sampling."""
+"""Runs models for the core: loading, attention over the paged cache, sampling."""

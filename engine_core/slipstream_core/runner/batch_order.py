@@ -1,7 +1,4 @@
-"""In which order the model sees a step's rows and tokens.
-
-Pure functions of a plan's columns; which order is wanted is the attention back end's to say.
-"""
+"""The order in which the model sees a step's rows and tokens, from a plan's columns."""
 
 from __future__ import annotations
 
@@ -14,10 +11,10 @@ Selector = slice | npt.NDArray[np.int64]
 
 
 def begun_blocks(plan: StepPlan, block_size: int) -> npt.NDArray[np.int64]:
-    """The blocks whose first token this step writes and whose last it does not, [n].
+    """The blocks that this step begins but does not fill, int64 [n].
 
-    A row's blocks are written in order, so only its last one can be such a block. On average that
-    is one row in `block_size`, and clearing its block writes as much as storing one token per row.
+    Only a row's last block can be one. In decode that is one row in `block_size` on average, so
+    clearing these blocks writes about as much as storing one token per row.
     """
     numbers, num_in_last = np.divmod(plan.kv_lens, block_size)
     begun = np.flatnonzero((num_in_last > 0) & (num_in_last <= plan.query_lens))
@@ -25,19 +22,20 @@ def begun_blocks(plan: StepPlan, block_size: int) -> npt.NDArray[np.int64]:
 
 
 def as_they_come(plan: StepPlan) -> tuple[Selector, Selector, npt.NDArray[np.int64]]:
-    """As by_length, for attention that asks for no order."""
+    """The plan's own order, in the form of `by_length`."""
     return slice(None), slice(None), np.cumsum(plan.query_lens, dtype=np.int64) - 1
 
 
 def by_length(
     plan: StepPlan,
 ) -> tuple[Selector, Selector, npt.NDArray[np.int64]]:
-    """The order in which the model sees a step: decode rows by ascending length, as TorchAttention
-    wants them. Attention then finds its buckets side by side in every layer, and the way back
-    costs nothing, as the rows whose logits are kept are picked by index anyhow.
+    """Decode rows by ascending length, as TorchAttention needs them, then prefill rows.
 
-    Returns what selects the rows, what selects the tokens, and for each row of the plan where
-    its last token has come to lie, [R].
+    Attention buckets are then contiguous in every layer. Restoring the plan's order is free, as the
+    rows whose logits are kept are picked by index anyway.
+
+    Returns selectors of the rows and of the tokens, and for each row of the plan the new index of
+    its last token, [R].
     """
     last = np.cumsum(plan.query_lens, dtype=np.int64) - 1
     decodes = plan.kv_lens[: plan.num_decodes]

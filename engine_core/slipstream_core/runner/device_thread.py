@@ -1,12 +1,10 @@
-"""The device as a thread: jobs run one after another, their results wait in order.
+"""The device as a thread: jobs run one after another, and their results are collected in order.
 
-Owns the thread, its queue and the descriptor that says when something is done. Knows nothing of
-models: a job is a function. On the CPU the thread is the device (torch gives the GIL up inside
-its operators), so the engine's own thread goes on scheduling while a step runs.
+A job is a function. On a CPU the thread is the device: torch releases the GIL inside its operators,
+so the engine's thread goes on scheduling while a step runs.
 
-Rules:
-- Results come out in the order the jobs went in, one per job, whatever a job raised.
-- The descriptor counts finished jobs not yet collected, so a poller may wait on it beside sockets.
+- Each job has one result, or the exception it raised; they come out in submission order.
+- The descriptor counts finished jobs not yet collected, so it can be polled beside sockets.
 - submit, collect and close are called from one thread, the engine's.
 """
 
@@ -25,13 +23,13 @@ class DeviceThread(Generic[T]):
     """Runs jobs that return T."""
 
     def __init__(self, name: str, prepare: Callable[[], None]) -> None:
-        """`prepare` runs first in the thread, for settings that are a thread's own."""
+        """`prepare` runs first in the thread, for thread-local settings."""
         self._jobs: SimpleQueue[Callable[[], T] | None] = SimpleQueue()
         self._results: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
-        self._num_pending = 0  # submitted and not yet collected
+        self._num_pending = 0  # submitted but not yet collected
         self._finished_fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
         self._closing = False
-        # daemonic, so that an interpreter that ends without close() does not wait for a step
+        # daemonic, so that an interpreter exiting without close() does not wait for a step
         self._thread = threading.Thread(target=self._run, args=(prepare,), name=name, daemon=True)
         self._thread.start()
 
@@ -42,7 +40,7 @@ class DeviceThread(Generic[T]):
         self._jobs.put(job)
 
     def collect(self) -> T:
-        """The oldest job's result; waits for it, and raises what it raised."""
+        """Wait for the oldest job and return its result; raises what it raised."""
         assert self._num_pending > 0, "nothing was submitted"
         self._num_pending -= 1
         result, error = self._results.get()
@@ -56,11 +54,11 @@ class DeviceThread(Generic[T]):
         return not self._results.empty()
 
     def fileno(self) -> int:
-        """Readable while a finished job waits to be collected."""
+        """Return a descriptor that is readable while a finished job is not yet collected."""
         return self._finished_fd
 
     def close(self) -> None:
-        """Let the running job end, drop those behind it, end the thread. Idempotent."""
+        """Let the running job end, drop queued ones, stop the thread. Idempotent."""
         if self._closing:
             return
         self._closing = True
@@ -77,4 +75,4 @@ class DeviceThread(Generic[T]):
                 outcome = (None, error)
             self._results.put(outcome)
             os.eventfd_write(self._finished_fd, 1)
-            del job, outcome  # a result must not live until the next job comes
+            del job, outcome  # a result must not stay alive until the next job

@@ -1,7 +1,4 @@
-"""Which runner serves a model.
-
-Owns: the choice. Does not know: either kind. torch is imported only for a real model.
-"""
+"""Chooses the runner of a model: simulated, or torch, which is imported only for a real model."""
 
 from __future__ import annotations
 
@@ -12,21 +9,21 @@ from slipstream_core.config import CoreConfig
 from slipstream_core.step.plan import Runner
 
 _SIMULATED = "simulated:"
-_SPIN_COUNT = "10000"  # some 0.2 ms
+_SPIN_COUNT = "10000"  # about 0.2 ms
 
 
 def import_runner(config: CoreConfig) -> None:
-    """What `load_runner` will import, which takes seconds and knows nothing of the model."""
+    """Import what `load_runner` needs, which takes seconds and does not depend on the model."""
     kind = "simulated.simulated_runner" if config.model.startswith(_SIMULATED) else "torch_factory"
     if config.native and "OMP_WAIT_POLICY" not in os.environ:
-        # libgomp reads it when torch is imported. Its threads look for work for milliseconds by
-        # default, in which they take the cores of our kernels' own team, and of everything else
+        # libgomp reads it when torch is imported. By default its idle threads spin for
+        # milliseconds, on cores that our kernels' team and other processes need.
         os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     importlib.import_module(f"slipstream_core.runner.{kind}")
 
 
 def load_runner(config: CoreConfig) -> Runner:
-    """The runner of `config.model`. Raises ValueError where it cannot be had."""
+    """Build the runner of `config.model`. Raises ValueError if it cannot be loaded."""
     if config.model.startswith(_SIMULATED):
         from slipstream_core.runner.simulated.simulated_runner import load_simulated
 

@@ -1,7 +1,7 @@
-"""What a forward's attention needs, travelling with the forward as a keyword argument.
+"""The attention context of one forward, passed to the model as a keyword argument.
 
-Owns the tie between a step's tokens and the cache. Knows no model and no plan: who built it knows
-both. One context serves one forward, so nothing in it outlives or outruns its step.
+It ties a step's tokens to their slots in the cache. A context serves one forward only, so it holds
+no state across steps.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class ForwardContext:
     """An AttentionContext over the paged cache."""
 
     layers: Sequence[LayerCache]
-    kv_slots: torch.Tensor  # [T] int64: where each token's key and value go
-    attention: TorchAttention  # this step's, shared by its layers
-    begun_blocks: torch.Tensor | None = None  # [n] int64: to be cleared first, if any
+    kv_slots: torch.Tensor  # [T] int64: the slot of each token's key and value
+    attention: TorchAttention  # shared by all layers of the step
+    begun_blocks: torch.Tensor | None = None  # [n] int64: cleared before storing
 
     def attend(
         self,

@@ -1,15 +1,14 @@
-"""How much memory this machine has for a model, and what loading one takes of it.
+"""How much memory this machine has for a model, and how much loading one takes.
 
-Asked before anything is loaded: the kernel ends a process that takes more than there is with
-SIGKILL, which says nothing. Only what cannot be given back counts: pages of a mapped checkpoint are
-read again when they are needed, so parameters that are the mapping itself need no memory of their
-own. Linux alone; elsewhere nothing is known, and nothing is refused.
+This is checked before loading, because a process that exceeds its memory is killed with SIGKILL and
+no message. Only memory that cannot be reclaimed counts: pages of a mapped checkpoint are read again
+on demand, so parameters that are the mapping itself need no memory. On systems other than Linux the
+sizes are unknown and nothing is refused.
 
-Rules:
-- A control group's limit counts like the machine's, that of each group above it too.
-- Weights must fit into what is available now. The cache is memory only as it fills, so weights and
-  cache together must fit into what the machine could ever give, and a warning says where they do
-  not fit into what is available now.
+- A control group's limit counts like the machine's, and so do those of its parents.
+- Weights must fit into the memory available now. The cache takes memory only as it fills, so
+  weights and cache together must fit into the total; a cache that does not fit into what is
+  available now is only warned about.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ from slipstream_core.runner.load_error import ModelLoadError
 logger = logging.getLogger(__name__)
 
 _GIB = 2**30
-_MAX_HEADER_BYTES = 100 << 20  # the limit of safetensors itself
+_MAX_HEADER_BYTES = 100 << 20  # safetensors' own limit
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Bytes: what the machine, or the tightest control group, may give at all, and gives now."""
+    """Memory of the machine or of the tightest control group, in bytes, swap included."""
 
     total: int
     available: int
-    limit: str  # what limits it, for messages
+    limit: str  # what sets the limit, for messages
 
 
 def read_host_memory(root: Path = Path("/")) -> HostMemory | None:
-    """Of this process; None where it is not known. `root`: where /proc and /sys lie."""
+    """This process's memory limits, or None if unknown. `root` is the parent of proc and sys."""
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
         found = {
@@ -55,7 +54,7 @@ def read_host_memory(root: Path = Path("/")) -> HostMemory | None:
     except (OSError, KeyError, ValueError, IndexError):
         return None
     for group in _groups(root):
-        # a group's own limit of swap is not looked at: to refuse too little is better than too much
+        # a group's own swap limit is ignored: better to refuse too little than too much
         total = group.total + swap
         available = max(0, group.available) + free_swap
         if total < memory.total:
@@ -66,7 +65,7 @@ def read_host_memory(root: Path = Path("/")) -> HostMemory | None:
 
 
 def _groups(root: Path) -> Iterator[HostMemory]:
-    """The limits of the control groups that this process is in, version 1 or 2."""
+    """The limits of this process's control groups, version 1 or 2."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -85,11 +84,14 @@ def _groups(root: Path) -> Iterator[HostMemory]:
 def _limits(
     base: Path, path: str, limit: str, usage: str, reclaimable: tuple[str, ...]
 ) -> Iterator[HostMemory]:
-    """Of a group and those above it; in a container its path is often not there, but its root."""
+    """The limits of a group and its parents.
+
+    In a container the group's path often does not exist, but the root does.
+    """
     folder = base / path.strip("/")
     while True:
         try:
-            total = int((folder / limit).read_text())  # "max" is no number
+            total = int((folder / limit).read_text())  # "max" raises ValueError: no limit
             used = int((folder / usage).read_text())
             stat = dict(
                 line.split() for line in (folder / "memory.stat").read_text().splitlines() if line
@@ -105,8 +107,9 @@ def _limits(
 
 
 def unmapped_bytes(folder: Path, dtype: torch.dtype) -> int | None:
-    """Bytes of a checkpoint's tensors once they are `dtype` that are no longer its mapping, from
-    its headers; None where the folder has no safetensors, or one that cannot be read.
+    """Bytes of a checkpoint's tensors that loading as `dtype` converts out of its mapping.
+
+    Read from the headers of the safetensors files; None if there are none, or one is unreadable.
     """
     paths = sorted(folder.glob("*.safetensors"))
     num_bytes = 0
@@ -133,9 +136,7 @@ def _numel(shape: list[int]) -> int:
 
 
 def refuse_weights(name: str, nbytes: int, memory: HostMemory | None) -> None:
-    """Weights of which `nbytes` are no mapping are not loaded where they do not fit. Raises
-    ModelLoadError.
-    """
+    """Raise ModelLoadError if the `nbytes` of the weights that are not mapped do not fit."""
     if memory is not None and nbytes > memory.available:
         raise ModelLoadError(
             name,
@@ -146,9 +147,7 @@ def refuse_weights(name: str, nbytes: int, memory: HostMemory | None) -> None:
 
 
 def refuse_cache(name: str, weights: int, cache: int, memory: HostMemory | None) -> None:
-    """A cache that could never fill beside the weights is not begun; those are loaded already.
-    Raises ModelLoadError.
-    """
+    """Raise ModelLoadError if the cache can never fill beside the weights, loaded already."""
     if memory is None:
         return
     if weights + cache > memory.total:

@@ -1,10 +1,10 @@
-"""The error of a model that cannot be served as asked."""
+"""The error raised when a model cannot be served with the given settings."""
 
 from __future__ import annotations
 
 
 class ModelLoadError(ValueError):
-    """A model cannot be served as asked: what was given, what is wrong, what would do."""
+    """A model cannot be served as requested; the message says what is wrong and what would work."""
 
     def __init__(self, model: str, problem: str) -> None:
         super().__init__(f"cannot load the model {model!r}: {problem}")
@@ -12,6 +12,6 @@ class ModelLoadError(ValueError):
 
 
 def brief(error: Exception) -> str:
-    """An error's first line: transformers' messages run to paragraphs."""
+    """The type and first line of an error: transformers' messages run to paragraphs."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

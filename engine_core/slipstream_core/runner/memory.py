@@ -1,13 +1,10 @@
-"""How much memory the cache may have.
+"""How much memory the KV cache may take.
 
-Owns: the arithmetic, and the words when there is not enough. What a card says of itself comes from
-`Meter`; nothing else here asks a device.
-
-Rules:
 - `gpu_memory_utilization` is the share of the whole card that this core may use, as in vLLM: the
-  weights, the largest step, what graphs keep and the cache together. What others use of the card
-  is theirs: a core that fits beside them starts.
-- The largest step is not guessed but run, before there is a cache (`largest_plan`).
+  weights, the largest step, recorded graphs and the cache together. Memory used by other processes
+  does not count against it: a core that fits beside them starts.
+- The largest step is measured, not estimated: `largest_plan` runs before the cache is allocated.
+- Only `Meter` and `free_before_loading` query a device.
 """
 
 from __future__ import annotations
@@ -31,40 +28,40 @@ from slipstream_core.step.plan import PromptPlan, Runner, StepFailed, StepPlan
 
 logger = logging.getLogger(__name__)
 
-PROFILE_BLOCKS = 2  # of the cache that the largest step is tried with: the null block and another
+PROFILE_BLOCKS = 2  # cache blocks while the largest step is measured: the null block and one more
 
 _GIB = 2**30
 
-# What drivers and libraries take later on and no allocator knows of: kernels that are loaded when
-# they are first run, workspaces, the graphs themselves. vLLM holds back as much.
+# Memory that drivers and libraries take later, outside torch's allocator: kernels loaded on first
+# use, workspaces, the graphs themselves. vLLM reserves as much.
 _SLACK_BYTES = 150 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemoryUse:
-    """Bytes of a card."""
+    """How a card's memory is used, in bytes."""
 
     total: int
-    free_before: int  # when this process had taken nothing but its context
-    free: int  # with the model loaded and nothing else cached
-    step: int  # what the largest step takes on top of that, for as long as it runs
-    graphs: int  # what recorded steps keep on top of that, at most
+    free_before: int  # when this process held only its CUDA context
+    free: int  # with the model loaded and the allocator's cache empty
+    step: int  # the largest step's peak on top of that
+    graphs: int  # upper bound of what recorded steps keep on top of that
 
     @property
     def own(self) -> int:
-        """What this process holds: the model above all."""
+        """What this process holds, mostly the model."""
         return max(0, self.free_before - self.free)
 
 
 def cache_bytes(use: DeviceMemoryUse, utilization: float) -> int:
-    """Bytes for the cache, negative where even the rest does not fit."""
+    """Bytes left for the cache, negative if even the rest does not fit."""
     others = use.step + use.graphs + _SLACK_BYTES
     allowed = int(use.total * utilization) - use.own - others
     return min(allowed, use.free - others)
 
 
 def too_small(use: DeviceMemoryUse, utilization: float, needed: int) -> str:
-    """Why there is no cache of `needed` bytes, and what to do about it."""
+    """The error text for a cache of `needed` bytes that does not fit."""
     room = max(0, cache_bytes(use, utilization))
     busy = use.total - use.free_before
     return (
@@ -82,20 +79,20 @@ def _gib(num: int) -> str:
 
 
 class Meter:
-    """What a card says of itself."""
+    """Measures a card's memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def free_and_total(self) -> tuple[int, int]:
-        """Bytes, of the whole card, with nothing cached that is not in use."""
+        """Free and total bytes of the card, after emptying the allocator's cache."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)
         return free, total
 
     def peak_of(self, work: Callable[[], None]) -> int:
-        """Bytes that `work` took at its peak, beyond those in use before it."""
+        """Peak bytes that `work` allocates beyond those in use before it."""
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
@@ -105,7 +102,7 @@ class Meter:
 
 
 def free_before_loading(config: CoreConfig) -> int:
-    """Free bytes of the card that a model is about to be loaded to; 0 on a CPU."""
+    """Free bytes of the card before the model is loaded; 0 on a CPU."""
     if config.device == "cpu" or not torch.cuda.is_available():
         return 0
     return int(torch.cuda.mem_get_info()[0])
@@ -120,10 +117,10 @@ def blocks_on_card(
     free_before: int,
     sizes: Sequence[int],
 ) -> int:
-    """How many blocks the cache may have. Raises ModelLoadError.
+    """The number of blocks that the cache may have. Raises ModelLoadError.
 
-    `runner` runs the largest steps; it is the model's, with PROFILE_BLOCKS blocks. `sizes` are the
-    numbers of rows that will be recorded.
+    `runner` runs the largest steps on the loaded model, with PROFILE_BLOCKS blocks. `sizes` are the
+    batch sizes of the decode steps that will be recorded.
     """
     size, vocab = block_bytes(model, config.block_size), model.vocab_size
     share = config.gpu_memory_utilization
@@ -135,7 +132,7 @@ def blocks_on_card(
         vocab_size=vocab,
     )
     largest = [dearest(plan(num_rows, config.max_num_batched_tokens), vocab)]
-    if sizes:  # steps that are recorded keep what they use
+    if sizes:  # recorded steps keep their memory
         largest.append(plan(max(sizes), max(sizes)))
     try:
         peaks = [meter.peak_of(partial(_run, runner, plan)) for plan in largest]
@@ -168,7 +165,7 @@ def blocks_on_card(
 
 
 def no_room(model: LoadedModel, config: CoreConfig, num_blocks: int) -> ModelLoadError:
-    """The error for a cache that could not be had, although it should have fitted."""
+    """The error for a cache that could not be allocated although it should have fitted."""
     size = num_blocks * block_bytes(model, config.block_size)
     return ModelLoadError(
         model.name,
@@ -195,14 +192,14 @@ def _run(runner: Runner, plan: StepPlan) -> None:
 def largest_plan(
     num_rows: int, num_tokens: int, *, max_model_len: int, block_size: int, vocab_size: int
 ) -> StepPlan:
-    """A step of `num_tokens` tokens of which `num_rows` are sampled in the dearest way.
+    """A step of `num_tokens` tokens of which `num_rows` are sampled with the costliest parameters.
 
-    All keys go to the null block: each row begins at position 0, so that none is read that matters.
+    All keys go to the null block. Each row begins at position 0, so no cached keys matter.
     """
-    rest = num_tokens - (num_rows - 1)  # of the last rows, prompts; the others have one token each
+    rest = num_tokens - (num_rows - 1)  # for the prompts; all other rows have one token
     chunks = [max_model_len] * (rest // max_model_len) + [rest % max_model_len]
     lens = np.array([1] * (num_rows - 1) + [chunk for chunk in chunks if chunk], np.int32)
-    # more than one prompt: only as many rows as are wanted are sampled
+    # with several prompts there may be more rows than are to be sampled
     num, samples = len(lens), np.arange(len(lens)) < num_rows
     starts = np.repeat(np.cumsum(lens) - lens, lens)
     positions = np.arange(num_tokens) - starts
@@ -236,9 +233,11 @@ def largest_plan(
 
 
 def dearest(plan: StepPlan, vocab_size: int) -> StepPlan:
-    """The plan, with copies of its logits made for every reason there is: ids that only may be
-    sampled, ids that must not be, and a grammar, for every row; and with more logits, of as many
-    positions of its prompts as a step may look at."""
+    """The plan with everything that costs memory in sampling.
+
+    Every row has allowed ids, masked ids and a grammar, each of which copies the logits, and prompt
+    log-probabilities are computed for as many positions as a step may have.
+    """
     rows = np.arange(np.count_nonzero(plan.samples))
     none = rows[:0]
     numbers = np.empty(0, np.float32)
@@ -285,7 +284,7 @@ def dearest(plan: StepPlan, vocab_size: int) -> StepPlan:
 
 
 def _most_of_prompts(plan: StepPlan) -> PromptPlan | None:
-    """The first positions of its prompts, all but each one's last, which is sampled."""
+    """The first MAX_POSITIONS prompt positions, without each row's last one, which is sampled."""
     is_last = np.zeros(plan.num_tokens, np.bool_)
     is_last[np.cumsum(plan.query_lens) - 1] = True
     tokens = np.flatnonzero(~is_last)[:MAX_POSITIONS]
@@ -304,7 +303,11 @@ def _most_of_prompts(plan: StepPlan) -> PromptPlan | None:
 
 
 def check_length(model: LoadedModel, config: CoreConfig, num_blocks: int) -> None:
-    """A length that was asked for is kept or refused; the model's own gives way to the cache."""
+    """Check that the cache holds one request of full length. Raises ModelLoadError.
+
+    A configured max_model_len that does not fit is an error; the model's own is only logged, as the
+    runner lowers it to what the cache holds.
+    """
     room = (num_blocks - 1) * config.block_size
     if not 0 < room < model.max_model_len:
         return

@@ -1,15 +1,14 @@
-"""Copies between host and device that never make the host wait.
+"""Copies between host and device that do not block the host.
 
-`Layout` places a step's columns in one piece of memory, `Staging` is the ring of host buffers that
-steps are written into and the device buffer they are copied to, `Copies` makes the copies and waits
-for them. `to_device` copies a single column through torch's pool of pinned memory.
+`Layout` packs a step's columns into one piece of memory. `Staging` is a ring of host buffers in
+front of one device buffer. `Copies` makes the copies and waits for them. `to_device` copies a
+single column through torch's pinned-memory pool.
 
-Rules:
-- A host buffer is written again only when the copy out of it is done.
-- The device buffer stays where it is as long as it is large enough: graphs read from it.
-- A copy to the device takes its turn among the kernels of the current stream; one to the host runs
-  beside those that come later, so what it reads must not be overwritten by them: `before_reuse`.
-- Nobody waits for the whole device, only for the one copy that is meant.
+- A host buffer is rewritten only after the copy out of it has finished.
+- The device buffer stays in place while it is large enough: graphs read from it.
+- A copy to the device is ordered with the current stream's kernels. A copy to the host runs beside
+  later kernels, which must not overwrite its source: see `before_reuse`.
+- Waiting is always for one copy, never for the whole device.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ AnyArray = npt.NDArray[np.generic]
 
 _cuda: Any = torch.cuda  # torch's own annotations leave constructors out
 
-_ALIGNMENT = 16  # bytes: what kernels may count on of a pointer
-_DEPTH = 3  # two steps in flight and one that is being written
+_ALIGNMENT = 16  # bytes; the pointer alignment that kernels may rely on
+_DEPTH = 3  # two steps in flight and one being written
 
 _TORCH_TYPES: dict[np.dtype[np.generic], torch.dtype] = {
     np.dtype(np.int64): torch.int64,
@@ -37,7 +36,7 @@ _TORCH_TYPES: dict[np.dtype[np.generic], torch.dtype] = {
 
 
 class Field(NamedTuple):
-    """One column: `num` numbers."""
+    """One column of `num` elements."""
 
     name: str
     dtype: type[np.generic]  # int64, int32 or float32
@@ -45,7 +44,7 @@ class Field(NamedTuple):
 
 
 class Layout:
-    """Where columns lie in a piece of memory; the same fields lie in the same places."""
+    """Byte offsets of columns in a buffer; equal fields always give equal offsets."""
 
     def __init__(self, fields: Sequence[Field]) -> None:
         self._fields: dict[str, tuple[np.dtype[np.generic], int, int]] = {}
@@ -58,7 +57,7 @@ class Layout:
         self.size = at  # bytes
 
     def stop(self, name: str) -> int:
-        """The byte behind the column."""
+        """The end offset of the column, in bytes."""
         return self._fields[name][2]
 
     def in_host(self, buffer: Bytes) -> dict[str, AnyArray]:
@@ -69,7 +68,7 @@ class Layout:
         }
 
     def in_device(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The columns as views of a tensor of bytes."""
+        """The columns as views of a uint8 tensor."""
         return {
             name: buffer[start:stop].view(_TORCH_TYPES[dtype])
             for name, (dtype, start, stop) in self._fields.items()
@@ -80,33 +79,33 @@ class CopyMark(Protocol):
     """A point in the device's work."""
 
     def synchronize(self) -> None:
-        """Wait until the device has come there; gives the GIL up."""
+        """Wait until the device has reached this point; releases the GIL."""
 
 
 class Copies(Protocol):
-    """How bytes get to the device and back. Called on the enqueuing thread."""
+    """Copies bytes between host and device. Called on the enqueuing thread."""
 
     def host(self, size: int) -> torch.Tensor:
-        """Host memory that copies may run from and to, uint8 [size]."""
+        """Host memory usable as source and target of copies, uint8 [size]."""
 
     def upload(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
-        """From host to device, in turn with the current stream's kernels; until when."""
+        """Copy to the device, in order with the current stream's kernels; returns its end."""
 
     def fetch(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
-        """From device to host, behind what is enqueued so far and beside what comes; until when.
+        """Copy to the host, after the work enqueued so far; returns its end.
 
-        The caller holds on to both until then.
+        Later work may run concurrently. The caller keeps both tensors alive until the end.
         """
 
     def before_reuse(self, mark: CopyMark) -> None:
-        """What is enqueued from now on runs behind `mark`."""
+        """Make work enqueued from now on wait for `mark`."""
 
     def here(self) -> CopyMark:
-        """The end of what is enqueued so far."""
+        """The end of the work enqueued so far."""
 
 
 class HostCopies:
-    """Of a CPU: done when they return."""
+    """Copies on a CPU, which are complete on return."""
 
     def host(self, size: int) -> torch.Tensor:
         """Plain memory."""
@@ -132,17 +131,17 @@ class HostCopies:
 
 class _Past:
     def synchronize(self) -> None:
-        """It has been."""
+        """Return at once: host copies are already complete."""
 
 
 _PAST = _Past()
 
 
 class CardCopies:
-    """Of a card: pinned memory, a stream of its own for the way back, an event for each copy.
+    """Copies on a card: pinned memory, a separate stream to the host, an event for each copy.
 
-    The events are of the blocking kind: a thread that waits sleeps, and does not spin on a core
-    that the host's other threads need.
+    Events are blocking: a waiting thread sleeps instead of spinning on a core that the host's other
+    threads need.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -183,7 +182,7 @@ class CardCopies:
 
 
 def _event() -> torch.cuda.Event:
-    """One that a thread sleeps for."""
+    """An event whose waiters sleep instead of spinning."""
     event: torch.cuda.Event = _cuda.Event(blocking=True)
     return event
 
@@ -194,7 +193,7 @@ class Staging:
     def __init__(
         self, copies: Copies, device: torch.device, size: int, *, depth: int = _DEPTH
     ) -> None:
-        """`size` is in bytes; larger steps make the buffers grow, which moves the device's."""
+        """`size` is in bytes; a larger step grows the buffers, which moves the device's."""
         self.device_buffer = torch.empty(size, dtype=torch.uint8, device=device)
         self._copies = copies
         self._ring: list[torch.Tensor] = [copies.host(size) for _ in range(depth)]
@@ -202,7 +201,7 @@ class Staging:
         self._at = 0
 
     def open(self, size: int) -> Bytes:
-        """A host buffer of at least `size` bytes to be written, and then sent."""
+        """The next host buffer, of at least `size` bytes, to be written and then sent."""
         if (mark := self._marks[self._at]) is not None:
             mark.synchronize()
         if len(self._ring[self._at]) < size:
@@ -211,7 +210,7 @@ class Staging:
         return buffer
 
     def send(self, size: int) -> torch.Tensor:
-        """Copy the first `size` bytes of the buffer opened last; the device's buffer."""
+        """Copy the first `size` bytes of the last opened buffer; returns the device buffer."""
         if len(self.device_buffer) < size:
             self.device_buffer = self.device_buffer.new_empty(2 * size)
         source = self._ring[self._at][:size]
@@ -220,9 +219,9 @@ class Staging:
         return self.device_buffer
 
     def send_columns(self, columns: Sequence[AnyArray]) -> list[torch.Tensor]:
-        """Columns [n] of any lengths as tensors on the device, by one copy.
+        """Columns [n] of any lengths as device tensors, moved by one copy.
 
-        They are overwritten by the next one, in its turn among the current stream's kernels.
+        The next send overwrites them, in order with the current stream's kernels.
         """
         layout = Layout(
             [Field(str(at), column.dtype.type, column.size) for at, column in enumerate(columns)]
@@ -234,7 +233,7 @@ class Staging:
 
 
 def to_device(column: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """The column as a tensor: on a CPU the same memory, on a card a copy that is on its way."""
+    """The column as a tensor: on a CPU the same memory, on a card an asynchronous copy."""
     tensor = torch.from_numpy(column)
     if device.type == "cuda" and tensor.numel():
         tensor = tensor.pin_memory()

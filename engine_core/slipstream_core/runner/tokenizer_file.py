@@ -1,7 +1,6 @@
-"""Where the model's tokenizer.json is.
+"""Finds a model's tokenizer.json.
 
-Owns: nothing. Does not know: what the file holds. The core needs it for grammars alone, so nothing
-is looked up before the first of them.
+The core needs it for grammars only, so nothing is looked up before the first one.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ _RANDOM = "random:"
 
 
 def find_tokenizer(model: str) -> Path:
-    """The tokenizer.json of a folder, a hub id that was downloaded, or a simulated model.
+    """The tokenizer.json of a folder, a downloaded hub id, or a simulated model.
 
-    Raises ValueError where there is none.
+    Raises ValueError if there is none.
     """
     if model.startswith(_SIMULATED):
         from slipstream_core.runner.simulated.simulated_text import parse_simulated

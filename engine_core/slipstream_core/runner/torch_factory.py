@@ -1,8 +1,4 @@
-"""From a core's settings to a runner that is ready: the model loaded, its cache sized.
-
-Owns the order in which that is done. Does not know: how models are loaded, what steps do, how much
-memory anything takes (`memory`).
-"""
+"""Builds a ready TorchRunner from the core's settings: loads the model and sizes its cache."""
 
 from __future__ import annotations
 
@@ -36,10 +32,9 @@ logger = logging.getLogger(__name__)
 def load_runner(config: CoreConfig) -> TorchRunner:
     """Load the model and size its cache. Raises ModelLoadError.
 
-    To be called in a process of the core's own: this thread is left with one thread for torch's
-    operators. libgomp lets a team wait for its next loop without falling asleep only while the
-    process has no more such threads than cores; a team that loading left behind would cost the
-    device's own team a third of its speed.
+    Call it in a process dedicated to the core: it leaves the calling thread with a single torch
+    thread. libgomp's teams spin between loops only while the process has no more OpenMP threads
+    than cores, so a team left over from loading would cost the device's team a third of its speed.
     """
     threads = config.threads or num_cores()
     torch.set_num_threads(1)
@@ -86,14 +81,14 @@ def load_runner(config: CoreConfig) -> TorchRunner:
         )
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise no_room(model, config, num_blocks) from error
-    except (OSError, RuntimeError) as error:  # a mapping's error, torch's own allocator's
+    except (OSError, RuntimeError) as error:  # from mmap, or from torch's allocator
         if getattr(error, "errno", 0) == errno.ENOMEM or "can't allocate memory" in str(error):
             raise no_room(model, config, num_blocks) from error
         raise
 
 
 def packs_weights(model: LoadedModel, memory: HostMemory | None) -> bool:
-    """Whether there is memory to lay weights anew that are a checkpoint's mapping."""
+    """Whether memory suffices to copy mapped weights into a faster layout."""
     mapped = sum(weight.nbytes for weight in model.module.parameters()) - model.kept_bytes
     if memory is None or mapped <= memory.available:
         return True

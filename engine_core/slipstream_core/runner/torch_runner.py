@@ -1,19 +1,15 @@
-"""A Runner over a transformers model: one step is one forward of a flattened batch [1, T].
+"""Runs a transformers model: one step is one forward of a flattened batch [1, T].
 
-Owns the order of a step's work and the tensors that outlive it: the cache and each slot's last
-sampled token. Knows no requests and decides nothing: what to compute is in the plan.
-
-Steps run one after another on the device's thread, so a step may be launched before the one
-before it is done: its input ids are gathered on the device from what that one left in
+The runner holds the tensors that outlive a step: the KV cache and the last sampled token of each
+slot. What to compute is in the plan. Steps run one after another on the device's thread. A step may
+be launched before its predecessor has finished: its input ids are gathered on the device from
 `last_token`.
 
-Rules:
-- A launched plan's arrays belong to the runner until its step is collected; on the CPU they are
-  read in place, by another thread.
-- A step that raises leaves the runner as it was, but for cache slots and last tokens of its own
-  rows.
-- A plan that awaits masks stops between its forward pass and sampling until they are here. Masks of
-  a step that raised before it wanted them are passed over by the next one.
+- A launched plan's arrays belong to the runner until its step is collected; on a CPU they are read
+  in place, by another thread.
+- A step that raises changes nothing but the cache slots and last tokens of its own rows.
+- A plan that awaits masks stops between its forward pass and sampling until they arrive. Masks of a
+  step that raised before it needed them are skipped.
 """
 
 from __future__ import annotations
@@ -67,7 +63,7 @@ from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 logger = logging.getLogger(__name__)
 
 
-_STAGING_BYTES = 1 << 20  # of a step's columns, for a start
+_STAGING_BYTES = 1 << 20  # for a step's columns; grows on demand
 
 
 class TorchRunner:
@@ -88,11 +84,12 @@ class TorchRunner:
         copies: Copies | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """`tracer` is for the device's thread alone; `native` False leaves our own kernels out,
-        `packs` False the weights as they were loaded.
+        """Allocate the cache, compile the kernels and record decode steps.
 
-        `graph_sizes` are the numbers of rows whose decode steps are recorded. `copies` and
-        `recorder` stand in for a card's (tests); given `copies`, a CPU works as a card does.
+        `tracer` is used by the device's thread only. Without `native`, torch's operators replace
+        our kernels; without `packs`, weights stay laid out as loaded. `graph_sizes` are the numbers
+        of rows whose decode steps are recorded. `copies` and `recorder` replace a card's in tests;
+        given `copies`, a CPU takes the same path as a card. Raises ModelLoadError.
         """
         if num_blocks < 2:
             raise ModelLoadError(
@@ -105,7 +102,7 @@ class TorchRunner:
         self.info = ModelInfo(
             name=model.name,
             vocab_size=model.vocab_size,
-            # a request that the whole cache could not hold would wait for ever
+            # a request larger than the whole cache would wait forever
             max_model_len=min(model.max_model_len, (num_blocks - 1) * block_size),
             eos_token_ids=model.eos_token_ids,
             block_bytes=block_bytes(model, block_size),
@@ -113,7 +110,7 @@ class TorchRunner:
             default_sampling=model.default_sampling,
         )
         if model.device.type == "cuda":
-            # it plans anew for every shape, on the host; decode steps bring new ones all the time
+            # cuDNN plans on the host for every new shape, and decode steps keep changing shape
             torch.backends.cuda.enable_cudnn_sdp(False)
         self._device = model.device
         self._block_size = block_size
@@ -144,7 +141,7 @@ class TorchRunner:
         self._is_recorded = False
         self._model = self._forward_of(model) if packs else eager(model.module)
         self._blocks_per_bucket = scratch_bytes(model.device) // widest
-        # [max_num_seqs + 1] int64: by slot, the last token sampled; one for padding rows
+        # [max_num_seqs + 1] int64: each slot's last sampled token; one more for padding rows
         self._last_token = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=model.device)
         self._rules = LogitsProcessors(
             model.vocab_size,
@@ -153,9 +150,9 @@ class TorchRunner:
             max_model_len=self.info.max_model_len,
         )
         self._vocab = torch.arange(model.vocab_size, dtype=torch.int32, device=model.device)
-        self._masks: SimpleQueue[tuple[int, Int32s] | None] = SimpleQueue()  # of which step
+        self._masks: SimpleQueue[tuple[int, Int32s] | None] = SimpleQueue()  # (step, masks)
         self._tracer = tracer
-        self._spans = None  # on a CPU a step is over when its job is
+        self._spans = None  # on a CPU a step ends with its job
         if copies is None and model.device.type == "cuda":
             copies = CardCopies(model.device)
         self._copies = copies
@@ -184,11 +181,11 @@ class TorchRunner:
         self._thread.submit(partial(self._run, plan))
 
     def sample(self, plan: StepPlan, masks: Int32s) -> None:
-        """Let a launched plan that awaits masks be sampled. Returns at once."""
+        """Provide the masks that a launched plan awaits. Returns at once."""
         self._masks.put((plan.step, masks))
 
     def collect(self) -> StepResult:
-        """The oldest launched step's result; waits for it. Raises StepFailed."""
+        """Wait for the oldest launched step and return its result. Raises StepFailed."""
         return self._thread.collect()
 
     def done(self) -> bool:
@@ -196,28 +193,27 @@ class TorchRunner:
         return self._thread.done()
 
     def fileno(self) -> int:
-        """A descriptor that is readable while a finished step waits to be collected."""
+        """Return a descriptor that is readable while a finished step is not yet collected."""
         return self._thread.fileno()
 
     def done_at(self) -> None:
-        """Not known beforehand."""
+        """Return None: the end of a step is not known in advance."""
         return
 
     def close(self) -> None:
-        """Stop the device's thread, free the cache. Idempotent."""
-        self._masks.put(None)  # lest it wait for some for ever
+        """Stop the device's thread and free the cache. Idempotent."""
+        self._masks.put(None)  # unblocks a step that waits for masks
         self._thread.close()
-        self._graphs = self._triton = None  # both hold on to the cache
+        self._graphs = self._triton = None  # both reference the cache
         self._layers = []
         if self._tracer is not None:
             self._tracer.close()
 
     def bare_replay(self, batch: int, steps: int, *, context: int = 128) -> float:
-        """Seconds that `steps` recorded decode steps take with no work of the host between them.
+        """Seconds that `steps` recorded decode steps take without host work between them.
 
-        Greedy sampling with log-probabilities is part of each. Overwrites what is in the cache, so
-        it is for benchmarks, with no step in flight. Raises ValueError where no such step is
-        recorded.
+        Each includes greedy sampling with log-probabilities. Overwrites the cache: for benchmarks
+        only, with no step in flight. Raises ValueError if no such step is recorded.
         """
 
         taken: list[float] = []
@@ -232,7 +228,7 @@ class TorchRunner:
         return taken[0]
 
     def _on_device(self, work: Callable[[], None]) -> None:
-        """Do `work` on the device's thread now; no step is in flight. Raises what it raises."""
+        """Run `work` on the device's thread; no step may be in flight. Raises what it raises."""
         nothing = StepResult(0, np.empty(0, np.int64), None)
 
         def job() -> Any:
@@ -263,7 +259,7 @@ class TorchRunner:
         self._graphs.record(recorder or CudaRecorder(self._device))
 
     def _decode_backend(self) -> DecodeBackend | None:
-        """Attention for recorded steps; None where there is none that is worth it."""
+        """Attention for recorded steps; None where recording them does not pay."""
         if self._triton is not None:
             return self._triton.of_decode
         return FixedShapeDecode if self._device.type == "cpu" else None
@@ -274,7 +270,7 @@ class TorchRunner:
             with torch.inference_mode():
                 outcome = self._step(plan)
         except torch.AcceleratorError:
-            raise  # the device's context is beyond use: the process ends, another takes its place
+            raise  # the device's context is unusable: the process ends and is replaced
         except Exception as error:
             raise StepFailed(plan.step, error) from error
         finally:
@@ -285,9 +281,10 @@ class TorchRunner:
         return outcome
 
     def _step(self, plan: StepPlan) -> Any:
-        """On the device's thread: forward, sample, keep the tokens, bring them to the host.
+        """Forward, sample, store the last tokens and copy them to the host.
 
-        The StepResult; on a card all of that is enqueued, and a Pending of it is given back.
+        Runs on the device's thread. Returns a StepResult; with `copies`, the work is enqueued and a
+        PendingStep is returned.
         """
         graphs = self._graphs if self._graphs is not None and self._graphs.takes(plan) else None
         if self._device.type == "cpu":
@@ -300,7 +297,7 @@ class TorchRunner:
         if plan.prompt is not None:
             num = len(logits) - len(plan.prompt.tokens)
             logits, prompt = logits[:num], self._of_prompts(logits[num:], plan.prompt)
-        if len(logits) == 0:  # prefill chunks alone
+        if len(logits) == 0:  # prefill chunks only
             nothing = StepResult(plan.step, np.empty(0, np.int64), None)
             if self._copies is None:
                 return replace(nothing, prompt=tuple(map(arrived, prompt)))
@@ -320,7 +317,7 @@ class TorchRunner:
         return deliver(self._copies, plan, token_ids, logprobs, more, prompt)
 
     def _of_prompts(self, logits: torch.Tensor, prompt: PromptPlan) -> Prompts:
-        """The log-probabilities of each row's prompt; `logits` is [N, vocab]."""
+        """Log-probabilities of each row's prompt, from `logits` [N, vocab]."""
         targets = self._to(prompt.targets)
         ends = np.cumsum(prompt.counts)
         spans = zip(ends - prompt.counts, ends, prompt.num_logprobs, strict=True)
@@ -332,14 +329,14 @@ class TorchRunner:
     def _forward(self, plan: StepPlan) -> torch.Tensor:
         """Logits of the sampled rows' last tokens, [S, vocab] in the model's dtype.
 
-        Behind them those of the plan's `prompt`, where it has one.
+        The logits of the plan's `prompt` positions, if any, are appended.
         """
         if self._kernels is None and self._triton is None:
             rows, tokens, last = by_length(plan)
         else:
             rows, tokens, last = as_they_come(plan)
         kept = last[plan.samples]
-        if plan.prompt is not None:  # of chunks, which lie where the plan has them in either order
+        if plan.prompt is not None:  # prefill tokens keep the plan's positions in either order
             kept = np.concatenate([kept, plan.prompt.tokens])
         ids, sources, positions, keep = self._sent(
             plan.token_ids[tokens], plan.gather_slots[tokens], plan.positions[tokens], kept
@@ -348,13 +345,13 @@ class TorchRunner:
         return self._model(ids[None], positions[None], keep, self._context(plan, rows, tokens))[0]
 
     def _sent(self, *columns: npt.NDArray[np.generic]) -> Sequence[torch.Tensor]:
-        """Columns on the device, where one copy brings all of them."""
+        """The columns as device tensors; with staging, one copy moves all of them."""
         if self._staging is None:
             return [self._to(column) for column in columns]
         return self._staging.send_columns(columns)
 
     def _context(self, plan: StepPlan, rows: Selector, tokens: Selector) -> AttentionContext:
-        """Where this step's rows and tokens lie, in the order in which the model sees them."""
+        """The attention context of this step, with rows and tokens in the model's order."""
         if self._triton is not None:
             return self._triton.of_plan(plan)
         if self._kernels is not None:
@@ -387,7 +384,7 @@ class TorchRunner:
         )
 
     def _masks_of(self, plan: StepPlan) -> Int32s:
-        """The masks of a plan, when the host has made them."""
+        """Wait for the plan's masks, [G, ceil(vocab / 32)]."""
         while True:
             given = self._masks.get()
             if given is None:

@@ -1,1 +1,1 @@
-"""Attention over the paged cache: one interface to the models, one module per kind of device."""
+"""Attention over the paged cache: one interface for models, one module per kind of device."""

@@ -1,12 +1,12 @@
-"""Whether a model's attention is Triton's.
+"""Decides whether a model's attention runs on Triton's kernels.
 
-Owns the question and its answer. Triton is imported only where the answer may be yes: not on a
-machine without a card, unless TRITON_INTERPRET=1 asks for its interpreter (tests).
+Triton is imported only where it may be used: not on a machine without a card, unless
+TRITON_INTERPRET=1 selects its interpreter (tests).
 
-A machine that cannot compile (no Triton, no C compiler) serves all the same, by torch's operators
-and without recorded steps, and its log says what to install: a slow answer tells more than none,
-and a core that will not start takes all of its stack with it. Kernels that should work and do not
-are another matter: then the model is refused, for nobody knows what they would have computed.
+A machine that cannot compile (no Triton, no C compiler) serves all the same, with torch's operators
+and without recorded steps, and logs what to install: slow service is more useful than a core that
+does not start. If the kernels should compile but do not, the model is refused, because their
+results could not be trusted.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ def triton_attention(
     device: torch.device,
     model: str,
 ) -> TritonAttention | None:
-    """Attention by Triton's kernels, compiled; None where TorchAttention has to serve.
+    """Attention by compiled Triton kernels; None where TorchAttention has to serve.
 
-    That is on a CPU, without Triton or what it needs, and for heads that are larger than there are
-    tiles for in what the card has of shared memory. Raises ModelLoadError where the kernels cannot
-    be compiled for another reason.
+    None on a CPU, without Triton or what it needs, and for heads too large for any tile in the
+    card's shared memory. Raises ModelLoadError if the kernels cannot be compiled.
     """
     if not is_wanted(device):
         return None

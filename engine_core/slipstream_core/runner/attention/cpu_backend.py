@@ -1,13 +1,11 @@
-"""Attention of float32 models on a CPU, by the kernel that reads the cache where it lies.
+"""Attention of float32 models on a CPU, with a kernel that reads the cache in place.
 
-Owns a forward's context for it: store, attend, the division of labour. Decode rows go to the
-kernel, which follows block tables and lengths as they are: nothing is gathered, padded, masked or
-sorted. Prefill rows go to TorchAttention, row by row, as large products are torch's strength.
+Decode rows go to the kernel, which follows block tables and lengths: nothing is gathered, padded,
+masked or sorted. Prefill rows go to TorchAttention, row by row, as torch is good at large products.
 
-Rules:
-- A kernel reads what a row has written and nothing behind it, and TorchAttention cuts what it
-  gathers for prefill rows at their length. So no block needs to be cleared when it is begun.
-- The columns it is given stay as they are until the forward is done.
+- The kernel reads only what a row has written, and TorchAttention cuts the blocks gathered for
+  prefill rows at the row's length, so no block needs to be cleared when it is begun.
+- The columns passed in must not change until the forward is done.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ class CpuContext:
         self._kernels = kernels
         self._layers = layers
         self._num_decodes = num_decodes
-        self._columns = (  # kept alive: the kernel is given their addresses
+        self._columns = (  # kept alive: the kernel has their addresses
             np.ascontiguousarray(kv_slots, np.int64),
             np.ascontiguousarray(block_tables, np.int32),
             np.ascontiguousarray(kv_lens, np.int32),
@@ -74,12 +72,12 @@ class CpuContext:
 
     @property
     def layers(self) -> Sequence[LayerCache]:
-        """The cache."""
+        """The cache of each layer."""
         return self._layers
 
     @property
     def address(self) -> int:
-        """Of the kernel's Decode, of which what is the same for all layers is filled in."""
+        """The address of the kernel's Decode, with the fields common to all layers filled in."""
         return self._at
 
     @property

@@ -1,14 +1,13 @@
-"""Attention of a decode step whose shapes never change, in torch's operators alone.
+"""Attention of a decode step whose shapes never change, in torch's operators only.
 
-Owns: what a captured decode step asks of an attention back end (`DecodeColumns`, `DecodeBackend`),
-and the plainest way to give it. Everything hangs on values of tensors that stay where they are;
-nothing on the host knows a length. It gathers each row's whole block table, however little of it a
-row uses: on a card this is the reference for kernels that follow the tables, not their rival.
+Defines what a recorded decode step needs of an attention backend (`DecodeColumns`, `DecodeBackend`)
+and the simplest implementation. Everything depends on values of tensors that stay in place; the
+host knows no lengths. Each row's whole block table is gathered, however little of it the row uses:
+on a card this is the reference for kernels that follow the tables, not an alternative.
 
-Rules:
-- A row of length 0 is padding: it gets numbers, nobody reads them, and they are no NaN.
-- Table entries behind a row's end may name anybody's blocks; what lies there has no effect.
-- A block is cleared when its first token is written, as `kv_cache` promises to other back ends.
+- A row of length 0 is padding: its output is not used and contains no NaN.
+- Table entries behind a row's end may name other rows' blocks; their content has no effect.
+- A block is cleared when its first token is written, as `kv_cache` promises to other backends.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from slipstream_core.runner.attention.kv_cache import LayerCache
 
 @dataclass(frozen=True, slots=True)
 class DecodeColumns:
-    """Where B rows of one token each lie; padding rows write to the null block."""
+    """Cache positions of B rows of one token each; padding rows write to the null block."""
 
     kv_slots: torch.Tensor  # [B] int64
     kv_lens: torch.Tensor  # [B] int32, this step's token included; 0 is padding
-    block_tables: torch.Tensor  # [B, W] int32, rows apart by a stride that may exceed W
+    block_tables: torch.Tensor  # [B, W] int32, with a row stride that may exceed W
     block_size: int
 
 
-# Makes the context of a decode step over tensors that stay where they are, once, for many steps.
+# Makes one context for many decode steps, over columns that stay in place.
 DecodeBackend = Callable[[Sequence[LayerCache], DecodeColumns], AttentionContext]
 
 

@@ -1,11 +1,8 @@
-"""What each layer's attention needs of the cache, read off one forward on the meta device.
+"""The shape of each layer's attention, read off one forward on the meta device.
 
-Owns LayerGeometry and how it is found. Knows no architecture by name: a model without weights
-computes nothing but shapes, and its attention calls say all there is to know.
-
-Rules:
-- A model is served only if every layer attends exactly once, through our attention function,
-  with arguments whose meaning we know; anything else would run and compute something else.
+A model without weights computes only shapes, and its attention calls carry everything needed, so no
+architecture is known by name. A model is served only if every layer attends exactly once, through
+our attention function, with known arguments; anything else would run and compute something else.
 """
 
 from __future__ import annotations
@@ -21,13 +18,13 @@ from slipstream_core.runner.attention.interface import AttentionParams
 
 @dataclass(frozen=True, slots=True)
 class LayerGeometry:
-    """One layer's attention. In a sharded model these are the heads of this rank."""
+    """The shape of one layer's attention."""
 
     num_heads: int
     num_kv_heads: int
     key_dim: int
     value_dim: int
-    window: int | None  # tokens a query sees, itself included; None is all
+    window: int | None  # number of tokens a query sees, itself included; None is all
     softcap: float | None
     has_sinks: bool
 
@@ -37,7 +34,7 @@ class LayerGeometry:
 
 
 class GeometryRecorder:
-    """An attention context that records what it is asked and returns zeros' shapes."""
+    """An attention context that records its calls and returns empty tensors."""
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerGeometry] = {}
@@ -68,10 +65,10 @@ class GeometryRecorder:
 def read_geometry(
     model: Callable[..., object], num_layers: int, vocab_size: int
 ) -> tuple[LayerGeometry, ...]:
-    """Each layer's geometry, from a forward of a model that lies on the meta device.
+    """Each layer's geometry, from a forward of a model on the meta device.
 
-    Raises ValueError if the layers do not attend once each through our function. Whatever the
-    model itself raises passes through.
+    Raises ValueError if the layers do not attend once each through our function. Exceptions of the
+    model itself propagate.
     """
     recorder = GeometryRecorder()
     ids = torch.zeros(1, min(8, vocab_size), dtype=torch.int64, device="meta")
@@ -89,7 +86,7 @@ def read_geometry(
             f"{recorder.num_calls} attention calls over {len(recorder.layers)} layers "
             f"where the configuration names {num_layers}"
         )
-    # where they are not honoured, every row would be sampled from another row's logits
+    # if logits_to_keep were ignored, rows would be sampled from other rows' logits
     if output.logits.shape != (1, len(keep), vocab_size):
         raise ValueError(
             f"its logits are {tuple(output.logits.shape)} where 1 x {len(keep)} chosen tokens x "

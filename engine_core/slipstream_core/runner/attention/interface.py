@@ -1,13 +1,11 @@
-"""The one attention function that every model calls, registered with transformers.
+"""The attention function that every model calls, registered with transformers.
 
-Owns the translation from transformers' calling convention to ours. Knows no cache and no device:
-both lie behind the AttentionContext that travels with each forward.
+It translates transformers' calling convention to an AttentionContext, which travels with each
+forward and knows the cache and the device.
 
-Rules:
-- The context is a keyword argument of the forward, handed on by the model to its attention: no
-  state of a module or of a thread. A model that does not hand it on is refused when it is loaded.
-- What cannot be honoured raises. An argument that is ignored here would be a model that runs and
-  computes something else.
+- The context is a keyword argument of the forward, passed by the model to its attention; there is
+  no module or thread state. A model that does not pass it is refused when it is loaded.
+- An argument that cannot be honoured raises: ignoring it would compute something else.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ from transformers import AttentionInterface
 
 ATTENTION_NAME = "slipstream_paged"
 
-# Arguments of transformers' attention functions that change nothing here: inference has no
-# dropout, positions are already in the keys, and the context knows which tokens see which (an
-# `is_causal` that is not so is refused).
+# Arguments of transformers' attention functions without effect here: inference has no dropout,
+# positions are already in the keys, and the context knows which tokens see which (a false
+# `is_causal` is refused).
 _WITHOUT_EFFECT = frozenset(
     {
         "cache_position",
@@ -39,16 +37,16 @@ _WITHOUT_EFFECT = frozenset(
 
 
 class AttentionParams(NamedTuple):
-    """What a layer asks beside its query, key and value."""
+    """A layer's attention parameters beside query, key and value."""
 
     scale: float
-    window: int | None = None  # tokens a query sees, itself included; None is all
+    window: int | None = None  # number of tokens a query sees, itself included; None is all
     softcap: float | None = None  # scores s become softcap * tanh(s / softcap)
-    sinks: torch.Tensor | None = None  # [num_heads], a logit per head that takes mass, gives none
+    sinks: torch.Tensor | None = None  # [num_heads], logits in the denominator only
 
 
 class AttentionContext(Protocol):
-    """One forward's attention: where its tokens lie in the cache, and who sees whom."""
+    """One forward's attention: its tokens' cache slots, and which tokens see which."""
 
     def attend(
         self,
@@ -58,10 +56,10 @@ class AttentionContext(Protocol):
         value: torch.Tensor,
         params: AttentionParams,
     ) -> torch.Tensor:
-        """Store T tokens' keys and values, attend with their queries.
+        """Store T tokens' keys and values, then attend with their queries.
 
         query [T, num_heads, key_dim], key [T, num_kv_heads, key_dim], value [T, num_kv_heads,
-        value_dim]; returns [T, num_heads, value_dim], dense: recorded forwards rely on it.
+        value_dim]. Returns [T, num_heads, value_dim], contiguous: recorded forwards rely on it.
         """
 
 
@@ -78,7 +76,10 @@ def paged_attention(
     paged: AttentionContext | None = None,
     **others: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attend over the paged cache; what transformers calls in place of its own functions."""
+    """Attend over the paged cache; called by transformers in place of its own functions.
+
+    Raises TypeError for a call that the paged cache cannot serve.
+    """
     if paged is None:
         raise TypeError("the model does not hand its keyword arguments on to attention")
     if attention_mask is not None:
@@ -107,8 +108,8 @@ def paged_attention(
 
 
 def register() -> None:
-    """Make the function known to transformers by ATTENTION_NAME. Idempotent.
+    """Register the function with transformers as ATTENTION_NAME. Idempotent.
 
-    No mask is registered under the name: transformers then makes none.
+    No mask function is registered under that name, so transformers makes no mask.
     """
     AttentionInterface.register(ATTENTION_NAME, paged_attention)

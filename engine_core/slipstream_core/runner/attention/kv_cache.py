@@ -1,13 +1,12 @@
-"""The paged cache's memory: per layer one tensor of keys and one of values, in blocks.
+"""The memory of the paged cache: per layer one tensor of keys and one of values, in blocks.
 
-Owns allocation and layout. Knows no requests: which block is whose is the scheduler's to say.
+The scheduler decides which block belongs to which request.
 
-Rules:
-- Block 0 is the null block: padding points there, nobody reads it for its content.
-- A slot is block * block_size + offset; the same for every layer.
+- Block 0 is the null block: padding points there, and its content is never used.
+- A slot is block * block_size + offset, the same for every layer.
 - What lies behind a row's end in its last block is finite: memory starts as zeros, and a block is
-  cleared when its first token is written, unless the same step fills it. Attention masks it with
-  -inf, which would hide neither a NaN nor an infinity that the block's last owner left there.
+  cleared when its first token is written, unless the same step fills it. Attention masks this part
+  with -inf, which would not hide a NaN or an infinity left by the block's last owner.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from slipstream_core.runner.attention.geometry import LayerGeometry
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's cache, seen by slot and by block; the views share their memory."""
+    """One layer's cache, by slot and by block; the views share their memory."""
 
     keys: torch.Tensor  # [num_blocks * block_size, num_kv_heads, key_dim]
     values: torch.Tensor  # [num_blocks * block_size, num_kv_heads, value_dim]
@@ -32,12 +31,12 @@ class LayerCache:
     value_blocks: torch.Tensor  # [num_blocks, block_size * num_kv_heads * value_dim]
 
     def store(self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Put T tokens' keys and values [T, num_kv_heads, dim] at slots int64 [T]."""
+        """Write T tokens' keys and values [T, num_kv_heads, dim] to slots int64 [T]."""
         self.keys.index_copy_(0, slots, key)
         self.values.index_copy_(0, slots, value)
 
     def clear(self, blocks: torch.Tensor) -> None:
-        """Make zeros of blocks int64 [n]."""
+        """Zero the blocks int64 [n]."""
         self.key_blocks.index_fill_(0, blocks, 0)
         self.value_blocks.index_fill_(0, blocks, 0)
 
@@ -50,7 +49,7 @@ def allocate(
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[LayerCache]:
-    """Zeroed caches of all layers."""
+    """Allocate zeroed caches of all layers."""
     layers = []
     for layer in geometry:
         parts = []
@@ -66,10 +65,10 @@ def allocate(
 def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
-    # Pages of an anonymous mapping are zeros made on first touch: a large cache costs neither
-    # start-up time nor memory until it is used, where torch.zeros would write all of it.
+    # Pages of an anonymous mapping become zeros on first touch, so a large cache costs neither time
+    # nor memory until it is used; torch.zeros would write all of it.
     memory = mmap.mmap(-1, size * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # blocks lie anywhere, so that small pages would miss the processor's page table cache
+    # blocks are scattered, so small pages would miss the TLB
     with contextlib.suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype)

@@ -1,11 +1,9 @@
-"""Cases of paged attention, and what is wrong with a back end's answer to each.
+"""Test cases of paged attention with a float64 reference, and the error of a backend's output.
 
-Owns a matrix of features and the plain float64 arithmetic that says what is right. Used where
-kernels can run: by the tests under Triton's interpreter, and on a card by whoever checks one.
+Used where kernels can run: by tests under Triton's interpreter, and to check a card.
 
-Rules:
-- Whatever a kernel must not read (behind a row's end, in blocks of nobody) is NaN.
-- Blocks lie in random order; rows that begin alike share blocks.
+- Everything that a kernel must not read (behind a row's end, in unused blocks) is NaN.
+- Blocks lie in random order; rows with a common prefix share blocks.
 - Inputs are rounded to the dtype first, so an error is the kernel's own.
 """
 
@@ -24,18 +22,18 @@ from slipstream_core.runner.attention.geometry import LayerGeometry
 from slipstream_core.runner.attention.interface import AttentionContext, AttentionParams
 from slipstream_core.runner.attention.kv_cache import LayerCache
 
-# The largest relative error of a head's output that is right.
+# The largest acceptable relative error of a head's output.
 LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCase:
-    """Rows of a step and the layer that attends."""
+    """The rows of a step and the shape of the layer."""
 
     name: str
     decodes: tuple[int, ...] = ()  # kv lengths with this step's token; 0 is a padded row
-    chunks: tuple[tuple[int, int], ...] = ()  # of prefill rows: tokens before, tokens now
-    shared: int = 0  # tokens that all long enough rows have in common, whole blocks
+    chunks: tuple[tuple[int, int], ...] = ()  # prefill rows: (tokens before, tokens now)
+    shared: int = 0  # length of the prefix of rows with that many earlier tokens, whole blocks
     num_kv_heads: int = 2
     group: int = 2
     key_dim: int = 64
@@ -44,11 +42,11 @@ class AttentionCase:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
-    spare_width: int = 0  # empty entries at the end of the block tables, as graphs have them
+    spare_width: int = 0  # unused entries at the end of the block tables, as in graphs
     seed: int = 0
 
     def geometry(self) -> LayerGeometry:
-        """The layer's."""
+        """The layer's geometry."""
         return LayerGeometry(
             num_heads=self.num_kv_heads * self.group,
             num_kv_heads=self.num_kv_heads,
@@ -62,7 +60,7 @@ class AttentionCase:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A case made concrete on a device: a filled cache, a step's tensors, what is right."""
+    """A case on a device: a filled cache, a step's tensors, the expected output."""
 
     layer: LayerCache
     num_decodes: int
@@ -78,7 +76,7 @@ class Scene:
 
 
 def attention_cases(*, long: bool = False) -> list[AttentionCase]:
-    """Cases that cover the features, small enough for an interpreter; with `long`, a card's too."""
+    """Cases small enough for an interpreter; with `long`, also larger ones for a card."""
     mixed: dict[str, Any] = {"decodes": (1, 16, 17, 45), "chunks": ((0, 5), (30, 21), (16, 16))}
     cases = [
         AttentionCase(name="decode", decodes=(1, 15, 16, 17, 63, 64, 65, 130)),
@@ -167,7 +165,7 @@ def attention_cases(*, long: bool = False) -> list[AttentionCase]:
 
 
 def make_scene(case: AttentionCase, device: torch.device, dtype: torch.dtype) -> Scene:
-    """The case with random content, the same for the same seed."""
+    """Build the case with random content determined by its seed. Raises ValueError."""
     generator = torch.Generator().manual_seed(case.seed)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -213,7 +211,7 @@ def make_scene(case: AttentionCase, device: torch.device, dtype: torch.dtype) ->
         layer.values[at[:before].to(device)] = value[:before].to(device)
         query = normal(max(now, 1), num_heads, case.key_dim)
         queries.append(query)
-        if now == 0:  # padded: its token is stored in the null block, and its query sees nothing
+        if now == 0:  # padding: stores its token in the null block, sees no keys
             keys.append(normal(1, case.num_kv_heads, case.key_dim))
             values.append(normal(1, case.num_kv_heads, case.value_dim))
             slots.append(torch.zeros(1, dtype=torch.int64))
@@ -240,7 +238,7 @@ def make_scene(case: AttentionCase, device: torch.device, dtype: torch.dtype) ->
 
 
 def triton_context(scene: Scene, block_size: int) -> AttentionContext:
-    """Triton's kernels on a scene. Needs Triton, and a card or TRITON_INTERPRET=1."""
+    """Triton's context for a scene. Needs Triton, and a card or TRITON_INTERPRET=1."""
     from slipstream_core.runner.attention.triton_backend import StepRows, TritonAttention
 
     rows = StepRows(
@@ -260,11 +258,10 @@ def check_case(
     dtype: torch.dtype,
     make_context: Callable[[Scene, int], AttentionContext] | None = None,
 ) -> float:
-    """The largest relative error, |out - right| / |right| over each token's and head's output.
+    """The largest relative error, |out - expected| / |expected|, of any token's head.
 
-    `make_context(scene, block_size)` is the back end, Triton's if none is given. Infinity where
-    something is no number, or where a padded row gives anything but zeros. To be held against
-    LIMITS[dtype].
+    `make_context(scene, block_size)` is the backend, by default Triton's. The error is infinite if
+    the output contains NaN or a padding row is not zero. Compare it with LIMITS[dtype].
     """
     make_context = make_context or triton_context
     scene = make_scene(case, device, dtype)
@@ -274,7 +271,7 @@ def check_case(
 
 
 def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    """As check_case has it."""
+    """The error as defined by check_case."""
     difference = (output.cpu().double() - expected).norm(dim=-1)
     size = expected.norm(dim=-1)
     error = torch.where(size > 0, difference / size.clamp(min=1e-300), difference * math.inf)
@@ -285,7 +282,7 @@ def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
 def _plain_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, params: AttentionParams
 ) -> torch.Tensor:
-    """One row's output in float64; its queries are the last of its keys."""
+    """One row's output in float64; its queries are the last tokens of the row."""
     group = query.shape[1] // key.shape[1]
     heads = query.double().transpose(0, 1)
     keys = key.double().repeat_interleave(group, 1).transpose(0, 1)

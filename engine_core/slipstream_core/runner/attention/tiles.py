@@ -1,11 +1,10 @@
-"""How attention is cut up on a card: tile sizes, warps, and over how many programs a row's keys go.
+"""Tile sizes, warps and key splits of attention on a card.
 
-Pure arithmetic on shapes that the host knows. Knows neither Triton nor tensors.
-
-The sizes were chosen by compiling for sm_90 and looking at registers, spills and shared memory
-(tests/engine_core/runner/triton/test_compile.py holds them to it): 227 KiB of shared memory and 255
-registers a thread are what there is. They have yet to be timed on a card. Cards with less shared
-memory get the first of a row of smaller tiles that fits (`shared_bytes`).
+Pure arithmetic on shapes that the host knows; no Triton, no tensors. The sizes were chosen by
+compiling for sm_90 and looking at registers, spills and shared memory, which
+tests/engine_core/runner/triton/test_compile.py checks: 227 KiB of shared memory and 255 registers a
+thread are available. They have not been tuned by timing on a card. Cards with less shared memory
+get the first of a series of smaller tiles that fits (`shared_bytes`).
 """
 
 from __future__ import annotations
@@ -13,48 +12,48 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-MAX_GROUP = 128  # query heads to a key head
+MAX_GROUP = 128  # query heads per key head
 MAX_DIM = 256
 MAX_SPLITS = 32
-H100_SHARED_LIMIT = 227 * 1024  # bytes of shared memory a program; an H200's too
-# The block table is read one stage ahead of the keys that it names, so that five stages keep two
-# tiles of keys and values in shared memory: one is read while the other is used.
+H100_SHARED_LIMIT = 227 * 1024  # bytes of shared memory per program; also of an H200
+# The block table is read one stage ahead of the keys it names, so five stages keep two tiles of
+# keys and values in shared memory: one is loaded while the other is used.
 _STAGES = 5
 _STAGES_OF_ONE_TILE = 4
-_WAVES = 2  # programs to a multiprocessor that a step with few rows is cut into
+_WAVES = 2  # programs per multiprocessor that a step with few rows is split into
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one program holds, and how the compiler is to lay it out."""
+    """The tile of one program, with its compiler options."""
 
     block_m: int  # queries times query heads of one key head
     block_n: int  # keys
     num_warps: int
-    num_stages: int  # loads of keys and values under way at a time
+    num_stages: int  # loads of keys and values in flight
 
     def queries(self, group: int) -> int:
-        """How many queries one tile has, all with their `group` heads."""
+        """The number of queries in one tile, each with its `group` heads."""
         return self.block_m // group
 
 
 def padded(size: int) -> int:
-    """The next power of two, at least 16: what the matrix units take."""
+    """The next power of two, at least 16, as the matrix units require."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """What of a layer its tiles hang on. itemsize: bytes of a number."""
+    """The properties of a layer that determine its tiles."""
 
-    group: int  # query heads to a key head
+    group: int  # query heads per key head
     key_dim: int
     value_dim: int
-    itemsize: int
+    itemsize: int  # bytes of an element
 
 
 def supports(heads: Heads, shared_limit: int) -> bool:
-    """Whether there are tiles for such a layer, in so many bytes of shared memory a program."""
+    """Whether there are tiles for the layer in `shared_limit` bytes per program."""
     if heads.group > MAX_GROUP or max(heads.key_dim, heads.value_dim) > MAX_DIM:
         return False
     tiles = (decode_tile(heads, shared_limit), prefill_tile(heads, shared_limit))
@@ -62,7 +61,7 @@ def supports(heads: Heads, shared_limit: int) -> bool:
 
 
 def decode_tile(heads: Heads, shared_limit: int) -> Tile:
-    """For rows of one token: bound by reading keys, so few rows, many keys on their way."""
+    """The tile for decode rows: bound by reading keys, so few rows and many loads in flight."""
     rows = padded(heads.group)
     widest = max(padded(heads.key_dim), padded(heads.value_dim))
     warps = 4 if rows <= 32 else 8
@@ -74,12 +73,12 @@ def decode_tile(heads: Heads, shared_limit: int) -> Tile:
 
 
 def prefill_tile(heads: Heads, shared_limit: int) -> Tile:
-    """For prompts: bound by the matrix units, so as many rows as registers hold."""
+    """The tile for prefill rows: bound by the matrix units, so as many rows as registers hold."""
     rows = padded(heads.group)
     widest = max(padded(heads.key_dim), padded(heads.value_dim))
-    if heads.itemsize == 4:  # no matrix units for it
+    if heads.itemsize == 4:  # no matrix units for float32
         best = Tile(max(32, rows), 32 if widest <= 64 else 16, 8, 2)
-    elif padded(heads.value_dim) > 128:  # the accumulator alone is half of the registers
+    elif padded(heads.value_dim) > 128:  # the accumulator alone takes half the registers
         best = Tile(max(64, rows), 32, 8, _STAGES)
     else:
         best = Tile(128, 64 if widest <= 128 else 32, 8, _STAGES)
@@ -87,19 +86,19 @@ def prefill_tile(heads: Heads, shared_limit: int) -> Tile:
 
 
 def shared_bytes(tile: Tile, heads: Heads) -> int:
-    """What a program with this tile takes of shared memory at most, on a card of 8.x or 12.0.
+    """An upper bound on the shared memory of a program with this tile, in bytes.
 
-    An H100 makes products otherwise, which takes up to half as much again; it has enough of it.
-    Before 8.0 Triton makes them in float32, for which this is too little: what does not fit such a
-    card is found when it is compiled.
+    Valid for compute capability 8.x and 12.0. An H100 computes products differently and takes up to
+    half as much again, which it has. Before 8.0 Triton uses float32, for which this is too low:
+    what does not fit there is found at compile time.
 
-    While it walks the keys: the queries, a tile of scores, and the tiles of keys and values that
-    are there at a time, with the blocks that name them. Behind them: its accumulator, laid out
-    anew to be stored.
+    The bound is the larger of two phases. While iterating over the keys: the queries, a tile of
+    scores, and the loaded tiles of keys and values with their block numbers. Afterwards: the
+    accumulator, in the layout in which it is stored.
     """
     key_pad, value_pad = padded(heads.key_dim), padded(heads.value_dim)
     keys, values = tile.block_n * key_pad, tile.block_n * value_pad
-    if tile.num_stages == 1:  # one after the other
+    if tile.num_stages == 1:  # loaded one after the other
         loaded = max(keys, values)
     else:
         loaded = (keys + values) * (2 if tile.num_stages >= _STAGES else 1)
@@ -109,7 +108,7 @@ def shared_bytes(tile: Tile, heads: Heads) -> int:
 
 
 def _fitting(best: Tile, heads: Heads, shared_limit: int) -> Tile:
-    """The first of `best` and what is smaller that fits; the smallest where none does."""
+    """The first of `best` and its smaller variants that fits, or the smallest of them."""
     for tile in _smaller(best, padded(heads.group)):
         if shared_bytes(tile, heads) <= shared_limit:
             break
@@ -117,7 +116,7 @@ def _fitting(best: Tile, heads: Heads, shared_limit: int) -> Tile:
 
 
 def _smaller(best: Tile, fewest_rows: int) -> Iterator[Tile]:
-    """`best`, and what is smaller, in order of worth: fewer loads under way, rows, keys."""
+    """`best` and smaller tiles, best first: fewer loads in flight, then rows, then keys."""
     stages = (2, 1) if best.num_stages == 2 else (_STAGES, _STAGES_OF_ONE_TILE)
     block_n = best.block_n
     while block_n >= 16:
@@ -130,10 +129,10 @@ def _smaller(best: Tile, fewest_rows: int) -> Iterator[Tile]:
 
 
 def num_splits(num_programs: int, num_tiles: int, num_processors: int) -> int:
-    """Over how many programs each row's keys are dealt out.
+    """The number of programs that share each row's keys.
 
-    `num_programs` are there without splitting, each with up to `num_tiles` tiles of keys. All of
-    it is known on the host, from shapes alone; rows that are shorter leave splits without work.
+    `num_programs` is the number without splitting, each with up to `num_tiles` tiles of keys. All
+    of it follows from shapes known on the host; shorter rows leave some splits without work.
     """
     wanted = -(-_WAVES * num_processors // max(1, num_programs))
     if num_programs >= num_processors:

@@ -1,18 +1,15 @@
-"""Paged attention on a CPU: blocks are gathered into a small scratch, then torch's SDPA runs.
+"""Paged attention with torch: blocks are gathered into a small scratch buffer, then SDPA runs.
 
-Owns how a step's rows are grouped and masked. Knows no model; it is given one layer at a time.
-Made for CPUs, it runs wherever torch does: on other devices it is the reference and the fallback.
+Made for CPUs; on other devices it is the reference and the fallback. Decode rows come sorted by
+length, and neighbouring rows share a bucket: their blocks are gathered into one padded batch [rows,
+longest, heads, dim]. A bucket is as large as fits the scratch, which stays in the processor's cache
+and is reused: a fresh gather of the whole batch would be bound by page faults. The query heads that
+share a key head are folded into the query length, so keys are never repeated. Prefill rows attend
+one by one.
 
-Decode rows come sorted by length, and neighbours share a bucket: their blocks are gathered into
-one padded batch [rows, longest, heads, dim]. A bucket is as large as fits the scratch, which is
-small enough to stay in the processor's cache and is used again and again: a fresh gather of the
-whole batch would be bound by page faults. The query heads that share a key head are folded into
-the query's length, so that keys are never repeated. Prefill rows attend one by one.
-
-Rules:
-- Grouping, block indices and masks are made once per step; every layer uses the same.
-- Masks are made where a row needs one: rows of equal length, a single row above all, and whole
-  prompts do not.
+- Buckets, block indices and masks are made once per step and shared by all layers.
+- Masks are made only where needed: not for buckets whose rows have equal length, such as a single
+  row, nor for whole prompts.
 """
 
 from __future__ import annotations
@@ -29,18 +26,18 @@ from slipstream_core.runner.staging import to_device
 from slipstream_core.step.plan import Bools, Int32s
 
 # Per gathered tensor (one for keys, one for values). On a CPU two of them fit a core's share of
-# L2/L3; a card wants few launches.
+# L2/L3; on a card larger buckets mean fewer launches.
 SCRATCH_BYTES = 2 << 20
 CUDA_SCRATCH_BYTES = 256 << 20
 
 
 def scratch_bytes(device: torch.device) -> int:
-    """The size of a scratch buffer on this device."""
+    """The size of a scratch buffer on this device, in bytes."""
     return CUDA_SCRATCH_BYTES if device.type == "cuda" else SCRATCH_BYTES
 
 
 class Scratch:
-    """Two buffers, for gathered keys and values; made when first used, they only ever grow."""
+    """Two buffers, for gathered keys and values; made on first use, they only grow."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.device = device
@@ -50,9 +47,9 @@ class Scratch:
     def gather(
         self, cache: LayerCache, blocks: torch.Tensor, num_rows: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The blocks [num_rows * m] as keys and values [num_rows, heads, m * block_size, dim].
+        """Gather blocks [num_rows * m] as keys and values [num_rows, heads, m * block_size, dim].
 
-        They are valid until the next call.
+        The result is valid until the next call.
         """
         self._keys, keys = _gather(self._keys, cache.key_blocks, blocks)
         self._values, values = _gather(self._values, cache.value_blocks, blocks)
@@ -62,7 +59,7 @@ class Scratch:
         )
 
     def indices(self, blocks: Int32s) -> torch.Tensor:
-        """Block numbers as gather() takes them, flat and on the device."""
+        """Block numbers for gather(), flat and on the device."""
         flat = np.ascontiguousarray(blocks).reshape(-1)
         return to_device(flat, self.device)
 
@@ -89,7 +86,7 @@ class _Bucket:
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def visible(self, window: int | None) -> slice | None:
-        """The keys that all rows see alike, where one slice says it; None asks for a mask."""
+        """The keys that every row sees, as one slice; None if the rows need a mask."""
         length = int(self.kv_lens[-1])
         if self.kv_lens[0] != length:
             return None
@@ -109,16 +106,16 @@ class _Bucket:
 
 @dataclass(slots=True)
 class _Chunk:
-    """One prefill row, whose tokens [start, stop) are the last of its kv_len."""
+    """One prefill row; its tokens [start, stop) are the last of its kv_len."""
 
     start: int
     stop: int
     kv_len: int
-    blocks: torch.Tensor | None  # int32; None: the row starts at 0, so its keys are at hand
+    blocks: torch.Tensor | None  # int32; None: the row starts at 0, so no keys are gathered
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def is_plain_causal(self, window: int | None) -> bool:
-        """Whether SDPA's own causal mask, aligned at the first key, says it all."""
+        """Whether SDPA's own causal mask, aligned at the first key, is enough."""
         return self.blocks is None and (window is None or window >= self.kv_len)
 
     def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
@@ -178,7 +175,7 @@ class TorchAttention:
         cache: LayerCache,
         params: AttentionParams,
     ) -> torch.Tensor:
-        """[T, num_heads, value_dim]; the step's keys and values are in the cache already."""
+        """Attention output [T, num_heads, value_dim]; keys and values are already in the cache."""
         if len(self._buckets) == 1 and not self._chunks:
             return self._attend_bucket(self._buckets[0], query, cache, params)
         output = query.new_empty(*query.shape[:2], value.shape[2])
@@ -202,7 +199,7 @@ class TorchAttention:
             keys, values = keys[:, :, visible], values[:, :, visible]
         else:
             mask = bucket.mask(params.window, query)
-        # [rows, kv heads, query heads per kv head, dim]: the group stands where queries do
+        # [rows, kv heads, query heads per kv head, dim]: the group takes the query axis
         folded = query.reshape(num_rows, keys.shape[1], -1, key_dim)
         if _is_plain(params):
             output = scaled_dot_product_attention(
@@ -258,7 +255,7 @@ def _buckets(
     blocks_per_bucket: int,
     scratch: Scratch,
 ) -> list[_Bucket]:
-    """Neighbouring rows together, as many as fit; one row alone may exceed the size."""
+    """Group neighbouring rows into buckets, as many as fit; a single row may exceed the size."""
     num_blocks = (-(-kv_lens // block_size)).tolist()
     buckets = []
     start = 0
@@ -281,7 +278,7 @@ def _buckets(
 
 
 def _is_plain(params: AttentionParams) -> bool:
-    """Whether SDPA can do it: it knows neither softcap nor sinks."""
+    """Whether SDPA is sufficient: it supports neither softcap nor sinks."""
     return params.softcap is None and params.sinks is None
 
 
@@ -292,7 +289,7 @@ def _attend_explicitly(
     mask: torch.Tensor | None,  # broadcastable to [rows, kv heads, group, queries, keys]
     params: AttentionParams,
 ) -> torch.Tensor:
-    """Scores written out, for softcap and sinks; [rows, kv heads, group, queries, value dim]."""
+    """Attention with softcap and sinks; returns [rows, kv heads, group, queries, value dim]."""
     scores = torch.matmul(queries, keys[:, :, None].transpose(-1, -2)).float() * params.scale
     if params.softcap is not None:
         scores = params.softcap * torch.tanh(scores / params.softcap)

@@ -1,21 +1,19 @@
 """Attention on a card: Triton kernels that follow block tables and lengths on the device.
 
-Owns which kernel runs on what, and with which tiles. Knows no model; it is given one layer at a
-time. Under Triton's interpreter (TRITON_INTERPRET=1) the same code runs on a CPU, slowly.
+This module decides which kernel runs on which rows, and with which tiles, one layer at a time.
+Under Triton's interpreter (TRITON_INTERPRET=1) the same code runs on a CPU, slowly.
 
 A step is one launch to store keys and values, one for its decode rows, one for its prefill rows,
 and one more for each of the two whose keys are split over several programs. Rows are in the
-plan's order, of any length and any blocks; nothing is gathered, sorted, padded or cleared.
+plan's order, of any length and in any blocks; nothing is gathered, sorted, padded or cleared.
 
-Rules:
-- Nothing here looks at what is on the device: grids and splits come from shapes and from what the
-  plan says on the host. So nothing waits for the device.
-- For a CUDA graph, all of these must be the same at each replay: the tensors of StepRows (in place;
-  their content is free), `num_decodes`, and the query's, key's and value's addresses. A graph of N
-  decode rows serves fewer: a padded row has kv_len 0, gives zeros, and stores into the null block.
-  Rows may be as long as the block table is wide; a row that is shorter costs what it is long.
-- The number of splits hangs on the number of rows and on the table's width, so a row's result may
-  differ in its last bit from one batch to the next, as with any library of matrix products.
+- Grids and splits come from shapes and from the plan on the host, so nothing waits for the device.
+- For a CUDA graph, these must be the same at each replay: the tensors of StepRows (in place; their
+  content may change), `num_decodes`, and the addresses of query, key and value. A graph of N decode
+  rows serves fewer: a padding row has kv_len 0, gives zeros and stores into the null block. Rows
+  may be as long as the block table is wide; a row's cost depends on its actual length.
+- The number of splits depends on the number of rows and the width of the table, so a row's result
+  may differ in its last bits between batches, as with any matrix product library.
 """
 
 from __future__ import annotations
@@ -52,27 +50,27 @@ from slipstream_core.step.plan import StepPlan
 logger = logging.getLogger(__name__)
 
 _LOG2E = math.log2(math.e)
-_PROCESSORS = 132  # of an H100 or H200, used where no card says it
-_INTERPRETED_PROCESSORS = 8  # enough to split keys now and then, few enough to wait for
+_PROCESSORS = 132  # multiprocessors of an H100 or H200, used without a card
+_INTERPRETED_PROCESSORS = 8  # enough to split keys sometimes, few enough to stay fast
 
 
 def is_interpreted() -> bool:
-    """Whether Triton's kernels are functions of numpy in this process."""
+    """Whether Triton's kernels run in its interpreter in this process."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """Where a step's rows and tokens lie: tensors on the device, decode rows first.
+    """A step's rows and tokens as tensors on the device, decode rows first.
 
-    Every decode row r has one token, token r. R may be more than the plan has, with kv_lens 0.
+    Decode row r has one token, token r. R may exceed the plan's rows; padding has kv_lens 0.
     """
 
     num_decodes: int
     kv_slots: torch.Tensor  # [T] int64
     kv_lens: torch.Tensor  # [R] int32, with this step's tokens
-    block_tables: torch.Tensor  # [R, widest] int32, each row's entries side by side
-    query_starts: torch.Tensor | None = None  # [R + 1] int32; None: decode rows alone
+    block_tables: torch.Tensor  # [R, widest] int32, with stride 1 within a row
+    query_starts: torch.Tensor | None = None  # [R + 1] int32; None: decode rows only
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +86,18 @@ class Launch:
         self.kernel[self.grid](**self.arguments)
 
     def compile(self) -> Any:
-        """Compile it and run nothing; what Triton has compiled, None under the interpreter."""
+        """Compile without running; returns Triton's kernel, None under the interpreter."""
         return self.kernel.warmup(grid=self.grid, **self.arguments)
 
     def load(self) -> None:
-        """Compile it, what launches it too, and bring it to the card; run nothing."""
+        """Compile the kernel and its launcher and load them to the card, without running."""
         compiled = self.compile()
         if compiled is not None:
             compiled.run  # noqa: B018  (a property: made when it is first asked for)
 
 
 class TritonAttention:
-    """A model's attention on one device; makes a context for each step."""
+    """A model's attention on one device, which makes a context for each step."""
 
     def __init__(
         self,
@@ -109,7 +107,7 @@ class TritonAttention:
         device: torch.device,
         shared_bytes: int | None = None,
     ) -> None:
-        """`shared_bytes`: of shared memory that a program may have; None: what the device has."""
+        """`shared_bytes` limits a program's shared memory; None is the device's own limit."""
         self._layers = layers
         self._block_size = block_size
         self._shared_limit = shared_limit(device) if shared_bytes is None else shared_bytes
@@ -126,7 +124,7 @@ class TritonAttention:
         )
 
     def of_plan(self, plan: StepPlan) -> TritonContext:
-        """The context of a plan, whose columns are brought to the device."""
+        """The context of a plan; copies its columns to the device."""
         starts = None
         if plan.num_decodes < plan.num_requests:
             starts = np.zeros(plan.num_requests + 1, np.int32)
@@ -142,7 +140,7 @@ class TritonAttention:
         )
 
     def of_decode(self, layers: Sequence[LayerCache], columns: DecodeColumns) -> TritonContext:
-        """The context of decode steps whose columns stay where they are: a DecodeBackend."""
+        """The context of decode steps whose columns stay in place; a DecodeBackend."""
         assert layers is self._layers
         num_rows = len(columns.kv_lens)
         return self.context(
@@ -150,9 +148,9 @@ class TritonAttention:
         )
 
     def compile(self, geometry: Sequence[LayerGeometry], dtype: torch.dtype) -> None:
-        """Compile every kernel that steps of this model may need, lest one waits for it.
+        """Compile every kernel that steps of this model may need, so that no step waits for it.
 
-        Triton keeps them in its cache folder, so that a second start takes no time.
+        Triton keeps them in its cache folder, which makes later starts fast.
         """
         started = time.monotonic()
         first_of = {layer: index for index, layer in reversed(list(enumerate(geometry)))}
@@ -162,7 +160,7 @@ class TritonAttention:
         logger.info("attention kernels are compiled, in %.1f s", time.monotonic() - started)
 
     def every_launch(self, index: int, layer: LayerGeometry, dtype: torch.dtype) -> list[Launch]:
-        """The kernels of one layer in every form: decode and prefill, split and whole."""
+        """The kernels of one layer in every form: decode and prefill, split and unsplit."""
 
         def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=self._device)
@@ -180,7 +178,7 @@ class TritonAttention:
             empty(num_tokens, layer.num_kv_heads, layer.value_dim),
         )
         launches = []
-        for width in (1, 1 << 16):  # one tile of keys, and very many
+        for width in (1, 1 << 16):  # one tile of keys, and a great many
             rows = StepRows(
                 1,
                 empty(num_tokens, dtype=torch.int64),
@@ -235,7 +233,7 @@ class TritonContext:
         value: torch.Tensor,
         params: AttentionParams,
     ) -> tuple[torch.Tensor, list[Launch]]:
-        """The output, still empty, and the kernels that fill it."""
+        """The uninitialised output, and the launches that fill it."""
         rows, cache = self._rows, self._layers[layer]
         query, key, value = _dense(query), _dense(key), _dense(value)
         num_tokens, num_heads, key_dim = query.shape
@@ -265,7 +263,7 @@ class TritonContext:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What a layer's launches share."""
+    """The arguments common to a layer's launches."""
 
     output: torch.Tensor
     query: torch.Tensor
@@ -278,7 +276,7 @@ class _Call:
     def over(
         self, tile: Tile, first_row: int, num_rows: int, first_token: int, width: int, decode: bool
     ) -> list[Launch]:
-        """The launches for these rows, whose tiles of queries number `width` at most."""
+        """The launches for these rows, which have at most `width` tiles of queries."""
         num_heads, value_dim = self.output.shape[1:]
         num_kv_heads, key_dim = self.cache.keys.shape[1:]
         rows, params = self.rows, self.params
@@ -293,7 +291,7 @@ class _Call:
                 for size in ((*partial, value_dim), partial, partial)
             ]
         scale, cap = params.scale * _LOG2E, 0.0
-        if params.softcap is not None:  # as the kernel wants them
+        if params.softcap is not None:  # in the form that the kernel expects
             scale, cap = 2 * scale / params.softcap, params.softcap * _LOG2E
         shared: dict[str, object] = {
             "output": self.output,
@@ -377,10 +375,10 @@ def _store(key: torch.Tensor, value: torch.Tensor, cache: LayerCache, rows: Step
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """[T, heads, dim] with a last dimension of stride 1, and no stray strides.
+    """The tensor [T, heads, dim] with stride 1 in the last dimension and canonical strides.
 
-    A dimension of size 1 may have any stride, and Triton compiles anew where a stride becomes 1 or
-    ceases to be a multiple of 16.
+    A dimension of size 1 may have any stride, and Triton recompiles when a stride becomes 1 or is
+    no longer a multiple of 16.
     """
     if tensor.stride(2) != 1 and tensor.shape[2] > 1:
         tensor = tensor.contiguous()

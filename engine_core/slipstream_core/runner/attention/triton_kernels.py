@@ -1,23 +1,21 @@
 # mypy: ignore-errors
-"""Triton kernels of paged attention: attend, put splits together, store keys and values.
+"""Triton kernels of paged attention: attend, combine splits, store keys and values.
 
-Owns what runs on the card. Knows no plan, no model and no tensor: pointers, strides and sizes.
-Seen by whoever launches them as `attend`, `combine` and `store` (attention/triton.py).
+`triton_backend` launches them as `attend`, `combine` and `store`, with pointers, strides and sizes.
 
 One kernel attends for decode and prefill. A program has a tile of BLOCK_M rows, which are queries
-times the query heads of one key head, so that a key is loaded once for all of them; it walks the
-row's keys BLOCK_N at a time with the online softmax of Flash Attention (Dao 2023, arXiv
-2307.08691), and finds each key through the block table (Kwon et al. 2023, arXiv 2309.06180), so
-BLOCK_N and BLOCK_SIZE have nothing to do with one another. With SPLIT the keys of a row are dealt
-out to several programs (Flash-Decoding, Dao et al. 2023), whose partial results `combine` joins.
+times the query heads of one key head, so a key is loaded once for all of them. It walks the row's
+keys BLOCK_N at a time with the online softmax of Flash Attention (Dao 2023, arXiv 2307.08691), and
+finds each key through the block table (Kwon et al. 2023, arXiv 2309.06180), so BLOCK_N is
+independent of BLOCK_SIZE. With SPLIT the keys of a row are shared by several programs
+(Flash-Decoding, Dao et al. 2023), whose partial results `combine` joins.
 
-Rules:
-- Scores are kept times log2(e), for exp2; sums, maxima and the accumulator are float32.
-- A row of which no key is seen (padding: kv_len 0) gives zeros, not NaN.
-- Nothing behind a row's end is read, so what other requests left there may be no number at all.
-- float32 is multiplied as such ("ieee"): tf32 would be off by 1e-3.
-- Whatever changes from step to step is `do_not_specialize`, and where columns may lie at any place
-  of a buffer their alignment is too: a new value must not compile anew.
+- Scores are multiplied by log2(e), for exp2; sums, maxima and the accumulator are float32.
+- A row that sees no key (padding: kv_len 0) gives zeros, not NaN.
+- Nothing behind a row's end is read, so what other requests left there may be NaN.
+- float32 is multiplied in full precision ("ieee"): tf32 would be off by 1e-3.
+- Arguments that change from step to step are `do_not_specialize`, and so is the alignment of
+  columns that may lie anywhere in a buffer: a new value must not trigger a compilation.
 - UPCAST multiplies bfloat16 in float32, which gives the same products: Triton's interpreter has
   no bfloat16, and multiplies its bits as integers.
 """
@@ -26,7 +24,7 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-STORED_AT_ONCE = 1024  # numbers that one program of `store` moves
+STORED_AT_ONCE = 1024  # elements that one program of `store` moves
 
 
 @triton.jit
@@ -39,7 +37,7 @@ def _tiles(
     begin,  # of the keys, a multiple of BLOCK_N
     end,
     kv_len,
-    keys,  # pointers to this head's part of slot 0
+    keys,  # pointers to this head in slot 0
     values,
     table,  # pointer to this row's blocks
     key_slot,
@@ -53,11 +51,11 @@ def _tiles(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    MASKED: tl.constexpr,  # whether some query does not see some key of these tiles
+    MASKED: tl.constexpr,  # whether some key is hidden from some query
     UPCAST: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Go on with the softmax over the keys [begin, end); returns acc, top, total."""
+    """Continue the softmax over the keys [begin, end); returns acc, top, total."""
     key_dims = tl.arange(0, KEY_PAD)
     value_dims = tl.arange(0, VALUE_PAD)
     for start in range(begin, end, BLOCK_N):
@@ -81,7 +79,7 @@ def _tiles(
         if UPCAST:
             key = key.to(tl.float32)
         scores = tl.dot(query, key, input_precision="ieee") * scale
-        if SOFTCAP:  # cap * tanh(s / cap), as the host has put 2 log2(e) / cap into the scale
+        if SOFTCAP:  # cap * tanh(s / cap); the host's scale includes 2 log2(e) / cap
             scores = cap - 2.0 * cap / (tl.exp2(scores) + 1.0)
         if MASKED:
             seen = places[None, :] <= positions[:, None]
@@ -153,7 +151,7 @@ def attend(
     WINDOW: tl.constexpr,  # 0: all
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
-    DECODE: tl.constexpr,  # row r is token r, and has no other
+    DECODE: tl.constexpr,  # row r has one token, token r
     SPLIT: tl.constexpr,
     UPCAST: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -164,15 +162,15 @@ def attend(
     kv_head = tl.program_id(1)
     num_heads = tl.num_programs(1) * GROUP
 
-    # whose tile this is
+    # the row and queries of this tile
     if DECODE:
         row = tl.program_id(0)
         begin = row
         query_len = 1
         first_query = 0
     else:
-        # Row i of these has its tiles from (its first token) // BLOCK_Q + i on, which is room
-        # enough for every length; the last tile first, as it has the most keys.
+        # Row i has its tiles from (its first token) // BLOCK_Q + i on, which leaves room for any
+        # length. The last tile comes first, as it has the most keys.
         tile = tl.num_programs(0) - 1 - tl.program_id(0)
         low = 0
         high = num_rows
@@ -208,7 +206,7 @@ def attend(
     if UPCAST:
         loaded = loaded.to(tl.float32)
 
-    # which keys it sees, and which part of them is this program's
+    # the keys that this tile sees, and this program's share of them
     low_key = 0
     if WINDOW > 0:
         low_key = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
@@ -231,7 +229,7 @@ def attend(
     table = block_tables + row.to(tl.int64) * table_stride
     masked_from = low_key
     if not DECODE and WINDOW == 0:
-        # every query sees the keys up to the first query's own
+        # all queries see the keys up to the first query's own
         masked_from = tl.minimum(high_key, (first_position + 1) // BLOCK_N * BLOCK_N)
         masked_from = tl.maximum(masked_from, low_key)
         acc, top, total = _tiles(
@@ -274,7 +272,7 @@ def combine(
     SINKS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
 ):
-    """Join what the splits of a token's head found. Grid: (tokens, heads)."""
+    """Join the partial results of a token's head. Grid: (tokens, heads)."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     num_heads = tl.num_programs(1)
@@ -319,7 +317,7 @@ def store(
     VALUE_WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Put tokens' keys and values into their slots. Grid: (T, the wider one in BLOCKs)."""
+    """Write tokens' keys and values to their slots. Grid: (T, blocks of the wider of the two)."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(kv_slots + token)
     places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -1,10 +1,8 @@
-"""Whether Triton's kernels can be used here: for whom they are meant, what they need and may have.
+"""Whether Triton's kernels can be used on this machine, without importing Triton.
 
-Owns these questions, and what a failure to compile is called. Imports no Triton.
-
-Triton compiles what launches a kernel with a C compiler, against Python's headers, when a kernel is
-first used on a machine. Where either is missing it would fail in the first step; so it is looked
-for beforehand, in the places where Triton looks (triton.runtime.build), and the log says what to
+Triton compiles its launcher with a C compiler, against Python's headers, when a kernel is first
+used on a machine. If either is missing the first step would fail, so both are looked for
+beforehand, in the places where Triton looks (triton.runtime.build), and the log says what to
 install.
 """
 
@@ -31,20 +29,20 @@ def is_wanted(device: torch.device) -> bool:
 
 
 def shared_limit(device: torch.device) -> int:
-    """Bytes of shared memory that a program may have there; an H100's where no card says it."""
+    """Bytes of shared memory that a program may use; an H100's if there is no card."""
     if device.type != "cuda":
         return H100_SHARED_LIMIT
-    # torch's stubs leave it out
+    # missing from torch's stubs
     properties: Any = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)
 
 
 def unready() -> str | None:
-    """What is missing, and what to do about it; None where everything is there."""
+    """What is missing and how to install it; None if nothing is."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed (pip install triton)"
     if os.environ.get("TRITON_INTERPRET") == "1":
-        return None  # it compiles nothing
+        return None  # the interpreter compiles nothing
     named = os.environ.get("CC")
     if named is not None and shutil.which(named) is None:
         return f"Triton needs a C compiler, and there is no {named!r}, which the variable CC names"
@@ -67,7 +65,7 @@ def unready() -> str | None:
 
 @contextmanager
 def compiling(model: str, what: str) -> Iterator[None]:
-    """Whatever fails here is a ModelLoadError; memory that is short is told by who sizes it."""
+    """Turn errors into ModelLoadError, except OutOfMemoryError, which the caller handles."""
     try:
         yield
     except torch.OutOfMemoryError:

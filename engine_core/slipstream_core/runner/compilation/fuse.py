@@ -1,13 +1,13 @@
-"""What may be joined in a recorded forward: patterns of operators that our kernels do at once.
+"""Fuses operator patterns of a recorded float32 forward into calls of our kernels.
 
-Owns the patterns. Knows no architecture: a pattern is what operators compute, and what does not
-match exactly stays as it was. All in float32.
+A pattern describes what operators compute, not an architecture; whatever does not match exactly is
+left alone.
 
-Rules:
-- Every rewriting leaves the values as they were, but for the order of sums.
-- Products with one input are joined into one, whose weight is one matrix; the parameters become
-  views of it, so there is still one copy. A matrix with more outputs than inputs lies by column:
-  a single token's product is then bound by memory (3 times faster for a [32000, 256] head).
+- Every rewriting keeps the values, except for the order of sums.
+- Products with the same input are joined into one with a single weight matrix. The parameters
+  become views of it, so there is still one copy. A matrix with more outputs than inputs is stored
+  by column: a single token's product is then bound by memory (3 times faster for a [32000, 256]
+  head).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch.fx import Graph, GraphModule, Node
 from slipstream_core.runner.attention.interface import AttentionContext, AttentionParams
 from slipstream_core.runner.cpu.kernels import Kernels
 
-AnyNode = Any  # torch.fx.Node, whose own annotations would want a cast at every argument
+AnyNode = Any  # torch.fx.Node, whose annotations would need a cast at every argument
 
 _aten = torch.ops.aten
 _linear = torch.nn.functional.linear
 _SIZES = (_aten.view.default, _aten._unsafe_view.default, _aten.expand.default)
 
-# The same operators by the names that cost least to call: half of what a name in torch.ops does.
+# Names of the same operators that are cheaper to call: half the cost of a name in torch.ops.
 _SHORT_NAMES = {
     _aten.add.Tensor: torch.add,
     _aten.cat.default: torch.cat,
@@ -44,9 +44,9 @@ _SLICES_TO_END = 2**63 - 1
 
 
 def by_number_of_tokens(graph: GraphModule, *, tokens: int, kept: int) -> None:
-    """Let sizes that are `tokens` or `kept` be read off the inputs. Raises ValueError.
+    """Replace sizes that equal `tokens` or `kept` by the inputs' actual sizes.
 
-    Only in arguments that are sizes; anywhere else, or as a factor, the number is not understood.
+    Raises ValueError if a multiple of these numbers occurs in any other argument.
     """
     ids, _, keep = (node for node in graph.graph.nodes if node.op == "placeholder")
     with graph.graph.inserting_after(keep):
@@ -74,7 +74,7 @@ def _numbers(arguments: Any) -> list[int]:
 
 
 def attend_by_context(graph: GraphModule) -> None:
-    """Turn the marks of attention into calls of the context, a fourth input."""
+    """Replace the attention markers by calls of the context, which becomes the fourth input."""
     last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
     with graph.graph.inserting_after(last):
         context = graph.graph.placeholder("context")
@@ -99,7 +99,7 @@ def attend_by_its_context(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """What a recorded forward calls for attention; shapes as in AttentionContext.attend."""
+    """The attention call of a recorded forward; shapes as in AttentionContext.attend."""
     return context.attend(layer, query, key, value, AttentionParams(scale, window, softcap, sinks))
 
 
@@ -147,7 +147,7 @@ def _replace(nodes: Graph, old: AnyNode, target: Any, arguments: tuple[Any, ...]
 
 
 def _as_linear(nodes: Graph, node: AnyNode) -> None:
-    """view, t, mm, view back: one call."""
+    """Replace view, t, mm, view back by one linear call."""
     bias, (flat, turned) = None, node.args[-2:]
     if node.target is _aten.addmm.default:
         bias = node.args[0]
@@ -170,7 +170,7 @@ def _is_weight(node: Any) -> bool:
 
 
 def _as_norm(graph: GraphModule, rsqrt: AnyNode, kernels: Kernels) -> None:
-    """weight * (x * rsqrt(mean(x ** 2) + epsilon))."""
+    """Replace weight * (x * rsqrt(mean(x ** 2) + epsilon)) by `rms_norm`."""
     added = rsqrt.args[0]
     if not _is(added, _aten.add.Tensor) or not isinstance(added.args[1], float):
         return
@@ -195,7 +195,7 @@ def _as_norm(graph: GraphModule, rsqrt: AnyNode, kernels: Kernels) -> None:
 
 
 def _with_product(nodes: Graph, silu: AnyNode, kernels: Kernels) -> None:
-    """silu(gate) * up, both [1, T, dim]."""
+    """Replace silu(gate) * up, both [1, T, dim], by `silu_mul`."""
     product = _only_user(silu)
     if not _is(product, _aten.mul.Tensor):
         return
@@ -207,7 +207,7 @@ def _with_product(nodes: Graph, silu: AnyNode, kernels: Kernels) -> None:
 
 
 def _tokens_first(nodes: Graph, call: AnyNode, place: int, kernels: Kernels) -> None:
-    """What attention gets, [1, T, heads, dim] turned, turned back and perhaps rotated between."""
+    """Skip the two transposes of an attention input [1, T, heads, dim], rotated between or not."""
     turned = call.args[place]
     if not _is(turned, _aten.transpose.int) or turned.args[1:] != (0, 1):
         return
@@ -228,7 +228,7 @@ def _tokens_first(nodes: Graph, call: AnyNode, place: int, kernels: Kernels) -> 
 
 
 def _rotation(node: Any) -> tuple[AnyNode, AnyNode, AnyNode] | None:
-    """x, cos, sin where node is x * cos + cat(-x's second half, x's first half) * sin."""
+    """x, cos, sin if node is x * cos + cat(-x's second half, x's first half) * sin."""
     if not _is(node, _aten.add.Tensor) or len(node.args) != 2 or node.kwargs:
         return None
     straight, crossed = node.args
@@ -256,7 +256,7 @@ def _rotation(node: Any) -> tuple[AnyNode, AnyNode, AnyNode] | None:
 
 
 def _join_weights(graph: GraphModule) -> None:
-    """Products of one input become one; wide matrices are laid by column."""
+    """Join products with the same input; store wide matrices by column."""
     nodes = graph.graph
     shared = _shared(graph)
     groups: dict[Any, list[AnyNode]] = defaultdict(list)
@@ -273,7 +273,7 @@ def _join_weights(graph: GraphModule) -> None:
 
 
 def _shared(graph: GraphModule) -> set[str]:
-    """Names of weights that are used in more than one way or place."""
+    """Names of weights with more than one use."""
     nodes_of: dict[int, list[AnyNode]] = defaultdict(list)
     for node in graph.graph.nodes:
         if node.op == "get_attr":
@@ -302,7 +302,7 @@ def _join_products(graph: GraphModule, x: AnyNode, members: list[AnyNode]) -> No
 
 
 def _lay(graph: GraphModule, names: list[str]) -> torch.Tensor:
-    """Make one matrix of these weights [n, k], of which they become views."""
+    """Merge weights [n, k] into one matrix, of which they become views."""
     weights: list[torch.Tensor] = [getattr(graph, name) for name in names]
     num_outputs, num_inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
     if len(weights) == 1 and num_outputs <= num_inputs:

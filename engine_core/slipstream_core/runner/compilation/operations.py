@@ -1,12 +1,9 @@
-"""A list of operations as program.c runs it, and the buffers that it works in.
+"""A list of operations for program.c, and the buffers that it works in.
 
-Owns the translation and the memory. Knows no graph: who made the list knows what it computes.
-
-Rules:
-- A buffer is [rows, width]; what an operation reads or writes is a part of one, from a number in
-  its row on. Inputs and the output are the caller's tensors, all others lie in one arena that grows
+- A buffer is [rows, width]. An operation reads or writes a part of a buffer, from a column on.
+  Inputs and the output are the caller's tensors; all other buffers lie in one arena, which grows
   with the number of rows and is kept.
-- One thread at a time.
+- One thread at a time may run a list.
 """
 
 from __future__ import annotations
@@ -25,11 +22,11 @@ NORM, PRODUCT, ROTATE, ATTEND, ADD, SILU_MUL = range(6)
 
 _Pointer, _Int, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _LINE = 16  # floats
-_ROWS = 64  # that an arena has room for at least
+_ROWS = 64  # initial capacity of the arena
 
 
 class Part(NamedTuple):
-    """Of a buffer's rows, from number `at` on."""
+    """A part of a buffer's rows, from column `at` on."""
 
     buffer: int
     at: int = 0
@@ -40,7 +37,7 @@ NOTHING = Part(-1)
 
 @dataclass(slots=True)
 class Operation:
-    """One of program.c's, whose comments say what the fields mean."""
+    """An operation of program.c, which documents the fields."""
 
     kind: int
     out: Part
@@ -62,12 +59,12 @@ class Operation:
 
     @property
     def read(self) -> set[int]:
-        """Buffers."""
+        """The buffers that it reads."""
         return {part.buffer for part in (self.a, self.b, self.c)} - {NOTHING.buffer}
 
     @property
     def by_row(self) -> bool:
-        """Whether each row is computed from that row alone."""
+        """Whether each row is computed from the same row of its inputs only."""
         return self.kind not in (PRODUCT, ATTEND)
 
 
@@ -112,7 +109,7 @@ class _OperationRun(ctypes.Structure):
 
 @dataclass
 class OperationList:
-    """Operations over buffers of these widths; the first are inputs, `output` is the result."""
+    """Operations over buffers of `widths`: inputs come first, `output` is the result's index."""
 
     kernels: Kernels
     operations: Sequence[Operation]
@@ -140,11 +137,11 @@ class OperationList:
     def __call__(
         self, inputs: Sequence[torch.Tensor], layers: Sequence[LayerCache], decode: int
     ) -> torch.Tensor:
-        """[1, rows, width] of inputs [1, rows, width]; `decode` is a Decode's address."""
+        """Map inputs [1, rows, width] to [1, rows, width]; `decode` is a Decode's address."""
         rows = inputs[0].shape[1]
         if rows > self._room:
             self._reserve(rows)
-        held = [dense(each) for each in inputs]  # until it has run
+        held = [dense(each) for each in inputs]  # kept alive during the run
         for place, each in enumerate(held):
             self._buffers[place] = each.data_ptr()
         output = inputs[0].new_empty(1, rows, self.widths[self.output])
@@ -180,7 +177,7 @@ def _of(operation: Operation, together: bool) -> _Operation:
 
 
 def _together(operations: Sequence[Operation]) -> list[bool]:
-    """Whether an operation and the one behind it are both by row: each row goes through both."""
+    """Per operation, whether it and the next are by row, so each row can go through both."""
     behind = [*operations[1:], None]
     return [
         each.by_row and after is not None and after.by_row

@@ -1,16 +1,14 @@
-"""Matrices of a recorded forward, laid as our own products want them.
+"""Packs the matrices of a recorded forward into the layout of our own products.
 
-torch's plain product of a few rows with a large matrix reaches half of what the cores can do, as
-its weight is packed anew at every call, and with a small one its call costs as much as its
-arithmetic. `products.c` takes a matrix that was packed once, at load. Owns the choice of matrices
-and the exchange. Knows no architecture.
+torch's product of a few rows with a large matrix reaches half of the cores' speed, as it repacks
+the weight in every call; with a small matrix the call costs as much as its arithmetic. `products.c`
+takes a matrix that was packed once, at load.
 
-Rules:
-- A matrix that one operator alone reads is packed and, from MIN_GIVEN_UP on, then given up: weights
-  are held once. The module that was recorded cannot run afterwards.
-- One that is read elsewhere too (a head that is the embedding) is packed as a copy where that takes
-  MAX_COPY_BYTES at most.
-- Each is tried before it takes its matrix' place.
+- A matrix that only one operator reads is packed and, from MIN_GIVEN_UP elements on, released, so
+  weights are held once. The recorded module cannot run afterwards.
+- A matrix that is read elsewhere too (a head tied to the embedding) is packed as a copy if it takes
+  at most MAX_COPY_BYTES.
+- Each packed matrix is compared with the original before it replaces it.
 """
 
 from __future__ import annotations
@@ -26,15 +24,15 @@ from slipstream_core.runner.cpu.kernels import Kernels
 logger = logging.getLogger(__name__)
 
 MAX_COPY_BYTES = 1 << 29
-MIN_GIVEN_UP = 1 << 16  # elements; smaller ones may well be held twice
+MIN_GIVEN_UP = 1 << 16  # elements; smaller matrices may be held twice
 _TRIAL_ROWS = 3
-_TOLERANCE = 1e-4  # of the largest result: sums are taken in another order
+_TOLERANCE = 1e-4  # relative to the largest result: the order of sums differs
 
 _linear = torch.nn.functional.linear
 
 
 def pack(graph: GraphModule, kernels: Kernels) -> int:
-    """Pack what may be packed; the number of bytes packed."""
+    """Pack all matrices that qualify; returns the number of bytes packed."""
     num_bytes = 0
     for node in graph.graph.find_nodes(op="call_function", target=_linear):
         x, source, bias = node.args
@@ -70,7 +68,7 @@ def _is_rows(x: Any) -> bool:
 
 
 def _is_read_once(graph: GraphModule, source: Any) -> bool:
-    """Whether this node's memory is read by one operator alone."""
+    """Whether only one operator reads this node's memory."""
     held = getattr(graph, source.target).untyped_storage().data_ptr()
     return (
         sum(
@@ -83,7 +81,7 @@ def _is_read_once(graph: GraphModule, source: Any) -> bool:
 
 
 def _tried(weight: torch.Tensor, kernels: Kernels) -> torch.Tensor | None:
-    """The weight packed, where the product with that is the product with this."""
+    """The packed weight, or None if its product differs from the original's."""
     x = torch.linspace(-1, 1, _TRIAL_ROWS * weight.shape[1]).reshape(1, _TRIAL_ROWS, -1)
     with torch.no_grad():
         expected = _linear(x, weight)
@@ -96,7 +94,7 @@ def _tried(weight: torch.Tensor, kernels: Kernels) -> torch.Tensor | None:
 
 
 def _give_up(graph: GraphModule, held: int) -> None:
-    """Empty everything that lies in this memory: the recording's attributes are the module's."""
+    """Empty every tensor in this storage; the recording shares them with the module."""
     for tensor in (*graph.parameters(), *graph.buffers()):
         if tensor.untyped_storage().data_ptr() == held:
             tensor.data = tensor.new_empty(0)

@@ -1,13 +1,12 @@
-"""A recorded forward's decode step as one list of operations, run by one call.
+"""Lowers the decode step of a recorded forward to one list of operations, run by a single call.
 
-Owns the translation: views become parts of buffers, our kernels' calls become operations, and
-buffers are used again. Knows no architecture: what it does not know stays an operator before or
-behind the list, and a forward in which such a one stands in between has no list.
+Views become parts of buffers, calls of our kernels become operations, and buffers are reused. An
+unknown operator stays outside, before or behind the list; a forward with one in between has no
+list.
 
-Rules:
 - The list computes, to the bit, what the recording computes with the same packed matrices.
-- It serves steps of decode rows alone. The recording itself serves all others.
-- It is tried before it is used.
+- It serves steps of decode rows only; the recording serves all others.
+- It is compared with the recording before it is used.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ from slipstream_core.runner.cpu.kernels import Kernels
 
 logger = logging.getLogger(__name__)
 
-AnyNode = Any  # torch.fx.Node, whose own annotations would want a cast at every argument
+AnyNode = Any  # torch.fx.Node, whose annotations would need a cast at every argument
 
 
 class _Value(NamedTuple):
-    """What a node gives: [1, T, *shape], or [T, *shape] where it is `flat`; a row lies together."""
+    """A node's value, [1, T, *shape], or [T, *shape] if `flat`; each row is contiguous."""
 
     part: Part
     shape: tuple[int, ...]
@@ -55,11 +54,11 @@ class _Value(NamedTuple):
 
 
 class _Unknown(Exception):  # noqa: N818  (an answer)
-    """No operation of ours."""
+    """The node has no operation of ours."""
 
 
 class _Lowering:
-    """From nodes to operations; buffers are as many as values here."""
+    """Lowers nodes to operations, with a buffer for each value."""
 
     def __init__(self, graph: GraphModule, kernels: Kernels) -> None:
         self._graph = graph
@@ -78,19 +77,19 @@ class _Lowering:
             torch.unsqueeze: self._unsqueeze,
         }
         self.values: dict[AnyNode, Any] = {}
-        self.inputs: dict[AnyNode, int] = {}  # their buffers
+        self.inputs: dict[AnyNode, int] = {}  # buffer indices
         self.operations: list[Operation] = []
         self.widths: list[int] = []
 
     def lower_node(self, node: AnyNode) -> None:
-        """Translate. Raises _Unknown."""
+        """Lower one node. Raises _Unknown."""
         rule = self._rules.get(node.target) if node.op == "call_function" else None
         if rule is None or node.kwargs:
             raise _Unknown
         before = len(self.widths), dict(self.inputs)
         try:
             self.values[node] = rule(node, *node.args)
-        except (_Unknown, TypeError, ValueError) as error:  # arguments of another form, too
+        except (_Unknown, TypeError, ValueError) as error:  # or unexpected arguments
             self.widths, self.inputs = self.widths[: before[0]], before[1]
             raise _Unknown from error
 
@@ -105,13 +104,13 @@ class _Lowering:
         raise _Unknown
 
     def _or_input(self, node: AnyNode) -> _Value:
-        """As `_of`; or what operators before the list make, [1, T, width]."""
+        """As `_of`, or an input [1, T, width] made by operators before the list."""
         if node in self.values:
             return self._of(node)
         shape = tuple(node.meta["val"].shape) if "val" in node.meta else ()
         if (
             len(shape) != 3 or shape[0] != 1 or shape[1] == 1
-        ):  # recorded with many rows: one is for all
+        ):  # recorded with many rows, so 1 is a broadcast
             raise _Unknown
         if node.meta["val"].dtype != torch.float32:
             raise _Unknown
@@ -229,7 +228,7 @@ class _Lowering:
         return _Value(out, one.shape)
 
     def _is_product_alone(self, node: AnyNode, product: Operation, more: _Value) -> bool:
-        """Whether a product can add `more` itself: all of it goes into this sum, nothing else."""
+        """Whether a product can add `more` itself: its whole output is used by this sum only."""
         return (
             node.target is self._product_target
             and len(node.users) == 1
@@ -280,19 +279,19 @@ class _Lowering:
 
 
 class DecodeGraph(NamedTuple):
-    """A forward of decode rows, and its operations that attend."""
+    """A forward for decode rows, and its attention operations."""
 
     module: GraphModule
     attends: list[Operation]
 
 
 def decode_graph(graph: GraphModule, kernels: Kernels) -> DecodeGraph | None:
-    """The forward with all that there are operations for as one call; None where that is not one.
+    """The forward with all known operations in one call; None if they do not form one list.
 
-    Its weights are `graph`'s. It takes a CpuContext of decode rows alone.
+    It shares `graph`'s weights and takes a CpuContext of decode rows only.
     """
     lowering = _Lowering(graph, kernels)
-    behind: set[AnyNode] = set()  # what hangs on the list and is not in it
+    behind: set[AnyNode] = set()  # nodes that depend on the list and are not in it
     for node in graph.graph.nodes:
         if behind.intersection(node.all_input_nodes):
             behind.add(node)
@@ -320,7 +319,7 @@ def decode_graph(graph: GraphModule, kernels: Kernels) -> DecodeGraph | None:
 
 
 def _program(lowering: _Lowering, kernels: Kernels, output: int) -> OperationList | None:
-    """The operations over as few buffers as they need: what nobody reads any more is free."""
+    """The operations over reused buffers: a buffer is free after its last read."""
     operations = lowering.operations
     if not any(each.out.buffer == output for each in operations):
         return None
@@ -373,7 +372,7 @@ def _with_call(
 
 
 def trial_context(decode: DecodeGraph, kernels: Kernels, rows: int) -> CpuContext:
-    """Decode rows that see only themselves, in a cache of their own."""
+    """A context of decode rows that see only themselves, with its own cache."""
     layers = [LayerCache(*(torch.empty(0),) * 4)] * (1 + max(each.layer for each in decode.attends))
     for each in decode.attends:
         keys, values = (

@@ -1,19 +1,18 @@
-"""A model's forward as a flat list of operator calls, for CPUs, where calling costs.
+"""Records a model's forward as a flat list of operator calls, for CPUs, where calls are expensive.
 
-A decode step of a small model spends most of its time between operators: modules, hooks, views.
-Owns the recording of a forward (make_fx), its use with any number of tokens, and the trial that
-it computes what the model computes. Knows no architecture; what operators may be joined is
-rewrite.py's to know.
+A decode step of a small model spends most of its time between operators: modules, hooks, views. The
+forward is recorded with make_fx, generalised to any number of tokens, fused (`fuse`), and compared
+with the model in a trial.
 
-Rules:
-- The forward is recorded with fake tensors of TOKENS tokens, a number that no model has for
-  anything else: where it stands in an operator's arguments, the number of tokens is meant, and a
-  multiple of it is nothing we understand.
+- The recording uses fake tensors of TOKENS tokens, a number that no model uses for anything else:
+  where it occurs in an operator's arguments, it is the number of tokens. A multiple of it is not
+  understood.
 - A recording that cannot be made (control flow by value, as in mixtures of experts), is not
-  understood, or differs from the model in the trial is not used: the model itself runs then.
-- Where decode steps cannot be one call (`program`), or differ as such, they run as recorded.
-- The weights are the module's own; what rewriting joins, the module keeps as views, until the trial
-  is over and large matrices are packed (packing.py): the module cannot run then.
+  understood, or differs in the trial is not used, and the model itself runs.
+- Where decode steps cannot be a single call (`program`), or differ in the trial, they run as
+  recorded.
+- The weights are the module's own, and fused weights remain views of them, until the trial is over
+  and large matrices are packed (`pack`). After that the module itself cannot run.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionContext],
 TOKENS = 8191  # prime
 _KEPT = 127  # prime too
 _TRIALS = (1, 3, 40)  # tokens
-_TOLERANCE = 1e-4  # of the largest logit: sums are taken in another order
+_TOLERANCE = 1e-4  # relative to the largest logit: the order of sums differs
 
-# a name for attention in a recording; torch's annotations leave these out
+# a marker for attention in a recording; missing from torch's annotations
 _library: Any = torch.library
 _LIBRARY = _library.Library("slipstream", "FRAGMENT")
 _LIBRARY.define(
@@ -59,7 +58,7 @@ _LIBRARY.impl(
 
 
 class _Recorder:
-    """An attention context that leaves a mark in the recording."""
+    """An attention context that leaves a marker in the recording."""
 
     def attend(
         self,
@@ -75,7 +74,7 @@ class _Recorder:
 
 
 class _OwnValue:
-    """An attention context for the trial: each token gets its own value, mixed with its query."""
+    """An attention context for the trial: a token's own value, scaled by its query and key."""
 
     def attend(
         self,
@@ -110,7 +109,7 @@ def eager(module: Any) -> Forward:
 
 
 def trace(module: Any, kernels: Kernels, vocab_size: int) -> Forward | None:
-    """The module's forward, recorded and joined; None where the module has to run itself."""
+    """The module's forward, recorded and fused; None if the module has to run itself."""
     started = time.monotonic()
     plain = eager(module)
     try:
@@ -136,9 +135,9 @@ def trace(module: Any, kernels: Kernels, vocab_size: int) -> Forward | None:
 def _with_packed(
     graph: torch.fx.GraphModule, traced: Forward, kernels: Kernels, vocab_size: int
 ) -> Forward:
-    """The recording with packed matrices, and its decode steps as one call where they can be.
+    """The recording with packed matrices, and with decode steps as one call if possible.
 
-    From here on the module has weights no more: what fails raises, or leaves the recording.
+    The module has lost its weights by now, so a failure raises or leaves the recording in use.
     """
     with torch.inference_mode():
         if pack(graph, kernels):
@@ -170,7 +169,7 @@ def _record(forward: Forward) -> torch.fx.GraphModule:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the traceback that torch logs where an operator has no fake form."""
+    """Suppress the traceback that torch logs for an operator without a fake implementation."""
     talker = logging.getLogger("torch._subclasses.fake_tensor")
     level = talker.level
     talker.setLevel(logging.CRITICAL)
@@ -184,7 +183,7 @@ def _compile(graph: torch.fx.GraphModule) -> Forward:
     graph.graph.lint()
     graph.recompile()
     for node in graph.graph.nodes:
-        if node.op == "get_attr":  # a module's own lookup of parameters is slow
+        if node.op == "get_attr":  # module attribute lookup is slow
             graph.__dict__[node.target] = getattr(graph, node.target)
     forward: Forward = graph.forward
     return forward
@@ -193,7 +192,7 @@ def _compile(graph: torch.fx.GraphModule) -> Forward:
 def _with_decodes(
     traced: Forward, decode: DecodeGraph, kernels: Kernels, vocab_size: int
 ) -> Forward:
-    """Decode rows' forward where a step has only such, the recorded one where it has others."""
+    """A Forward that uses `decode` for steps of decode rows only, and `traced` for others."""
     of_decodes = _compile(decode.module)
     for num_tokens in _TRIALS:
         context = trial_context(decode, kernels, num_tokens)
@@ -215,7 +214,7 @@ def _try(
     vocab_size: int,
     context: AttentionContext | None = None,
 ) -> None:
-    """Raise ValueError where the two differ."""
+    """Raise ValueError if the two forwards differ."""
     context = context or _OwnValue()
     ids = (torch.arange(num_tokens) * 7919 + 1)[None] % vocab_size
     positions = torch.arange(num_tokens)[None] + 2

@@ -1,1 +1,1 @@
-"""Kernels in C for CPUs, compiled where they run."""
+"""Kernels in C for CPUs, compiled on the machine that runs them."""

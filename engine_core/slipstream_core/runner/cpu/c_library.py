@@ -1,16 +1,12 @@
-"""The C sources as a library of this machine: compiled once, kept in the user's cache.
+"""Compiles the C sources into a library for this machine, once, and keeps it in the user's cache.
 
-Owns the compiler's call and the file. Knows nothing of what the kernels do.
-
-Rules:
-- Nothing depends on it: no compiler, no room, a failure of any kind is one line in the log and
-  None, and torch's operators serve.
-- The file's name is a digest of the source, the flags, the compiler and the processor, so a cache
-  that is shared between machines holds one file for each.
-- Code is loaded from a folder that only its owner may write, and that is us.
-- What is kept carries its own digest behind its last byte, where a loader does not look. A damaged
-  file is compiled anew; to load it would be the process's end (a file that was cut is mapped beyond
-  its end: SIGBUS).
+- The library is optional: without a compiler, or after any failure, the result is None with one log
+  line, and torch's operators are used.
+- The file name is a digest of the sources, the flags, the compiler and the processor, so a cache
+  shared between machines holds one file for each.
+- Code is loaded only from a folder that is owned by this user and not writable by others.
+- The file ends with its own digest, which the loader ignores. A damaged file is recompiled: loading
+  it would kill the process (a truncated file is mapped beyond its end: SIGBUS).
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ _TIMEOUT_S = 60.0
 
 @functools.cache
 def library() -> Path | None:
-    """The compiled kernels, or None where they cannot be had; one attempt in each process."""
+    """The compiled library, or None if it cannot be built; tried once per process."""
     try:
         return _build()
     except (OSError, subprocess.SubprocessError) as error:
@@ -77,7 +73,7 @@ def _build() -> Path | None:
             text=True,
             timeout=_TIMEOUT_S,
         )
-        ctypes.CDLL(str(made))  # what cannot be loaded is not kept
+        ctypes.CDLL(str(made))  # a library that cannot be loaded is not kept
         content = made.read_bytes()
     write_atomically(target, content + _digest(content), mode=0o700)
     return target
@@ -93,7 +89,7 @@ def _is_whole(kept: bytes) -> bool:
 
 
 def _can_be_loaded(path: Path) -> bool:
-    """Not so where the libraries that it needs have changed since."""
+    """Whether the library loads; not if libraries it depends on have changed."""
     try:
         ctypes.CDLL(str(path))
     except OSError as error:
@@ -103,20 +99,20 @@ def _can_be_loaded(path: Path) -> bool:
 
 
 def _folder() -> Path:
-    """A folder that nobody else may write."""
+    """A folder that only this user may write: the cache, else a temporary one."""
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         folder = (Path(base) if base else Path.home() / ".cache") / "slipstream" / "native"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if _is_ours(folder) and os.access(folder, os.W_OK):
             return folder
-    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         logger.info("the cache folder cannot be used: %s", error)
     return Path(tempfile.mkdtemp(prefix="slipstream-native-"))
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether it is there, ours, and nobody else may write it."""
+    """Whether the path exists, belongs to this user and is not writable by others."""
     try:
         status = path.lstat()
     except OSError:
@@ -126,7 +122,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _processor() -> str:
-    """What -march=native looks at."""
+    """A description of the processor, as far as -march=native depends on it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,13 +1,10 @@
 """The compiled kernels as functions of tensors.
 
-Owns the translation from tensors to pointers and strides. Knows no model and no step.
-
-Rules:
 - Tensors are float32 on the CPU; a last dimension with a stride other than 1 is made dense first.
-- Small kernels keep the GIL: giving it up costs more than they take. Attention and whatever is
-  large enough for a team give it up.
-- They run in a team of their own (team.c), of as many threads as `set_threads` has said in the
-  thread that calls.
+- Small kernels keep the GIL, as releasing it costs more than they take. Attention, and any call
+  large enough for a team, releases it.
+- The kernels run in their own team of threads (team.c), of the size that the calling thread has set
+  with `set_threads`.
 """
 
 from __future__ import annotations
@@ -26,12 +23,12 @@ logger = logging.getLogger(__name__)
 _Pointer, _Int, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 _LINE = 16  # floats
-_LARGE = 1 << 18  # multiplications, some 20 µs
-_CHUNK = 1 << 14  # numbers of an operation by row; kernels.h's ROW_CHUNK
+_LARGE = 1 << 18  # multiplications, about 20 µs
+_CHUNK = 1 << 14  # elements of a row-wise operation; ROW_CHUNK in kernels.h
 
 
 class Decode(ctypes.Structure):
-    """kernels.c's Decode; its comments say what the fields mean."""
+    """Decode of kernels.c, which documents the fields."""
 
     _fields_ = (
         ("key", _Pointer),
@@ -65,7 +62,7 @@ class Decode(ctypes.Structure):
 
 
 class PackedProduct(ctypes.Structure):
-    """products.c's Product."""
+    """Product of products.c."""
 
     _fields_ = (
         ("x", _Pointer),
@@ -83,7 +80,7 @@ class PackedProduct(ctypes.Structure):
 
 
 class Kernels:
-    """The library's functions. `attend` takes a Decode's address, `run` that of a program's Run."""
+    """The library's functions. `attend` takes a Decode's address, `run` an _OperationRun's."""
 
     def __init__(self, path: str) -> None:
         holding, releasing = ctypes.PyDLL(path), ctypes.CDLL(path)
@@ -120,11 +117,11 @@ class Kernels:
         self._pack.restype = None
 
     def set_threads(self, count: int) -> None:
-        """How many threads this thread's calls may have, itself one of them; 1 until it is said."""
+        """Set the number of threads for calls from this thread, itself included; 1 by default."""
         self._set_threads(count)
 
     def present(self) -> int:
-        """… and how many of them do not stay away, because other processes have their cores."""
+        """The number of those threads that have not withdrawn to leave cores to other processes."""
         count: int = self._present()
         return count
 
@@ -179,10 +176,10 @@ class Kernels:
         return output
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """weight [n, k] as `product` wants it, in memory of its own; opaque."""
+        """A copy of weight [n, k] in the opaque layout that `product` takes."""
         num_outputs, num_inputs = weight.shape
         size = -(-num_outputs // self._panel) * self._panel * num_inputs
-        room = weight.new_empty(size + _LINE)  # what a product reads lies along the cache's lines
+        room = weight.new_empty(size + _LINE)  # aligned to cache lines
         packed = room[-room.data_ptr() % (4 * _LINE) // 4 :][:size]
         self._pack(weight.data_ptr(), *weight.stride(), num_outputs, num_inputs, packed.data_ptr())
         return packed
@@ -190,9 +187,9 @@ class Kernels:
     def product(
         self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int
     ) -> torch.Tensor:
-        """x [1, rows, k] times the transpose of what was packed, plus bias [n]: [1, rows, n].
+        """x [1, rows, k] times the transposed packed weight, plus bias [n]: [1, rows, n].
 
-        A row's result is the same whatever rows are beside it.
+        A row's result does not depend on the other rows.
         """
         x = dense_rows(x)
         _, rows, num_inputs = x.shape
@@ -214,25 +211,25 @@ class Kernels:
 
 
 def _both(holding: Any, releasing: Any, argtypes: tuple[Any, ...]) -> tuple[Any, Any]:
-    """A function that keeps the GIL, and one that gives it up."""
+    """Declare a function that keeps the GIL and its twin that releases it."""
     for function in (holding, releasing):
         function.argtypes, function.restype = argtypes, None
     return holding, releasing
 
 
 def dense(x: torch.Tensor) -> torch.Tensor:
-    """The same values without gaps."""
+    """The tensor, copied if it is not contiguous."""
     return x if x.is_contiguous() else x.contiguous()
 
 
 def dense_rows(x: torch.Tensor) -> torch.Tensor:
-    """The same values, with stride 1 in the last dimension."""
+    """The tensor, copied if the stride of its last dimension is not 1."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 @functools.cache
 def kernels() -> Kernels | None:
-    """The kernels of this machine, or None where they could not be compiled or loaded."""
+    """The kernels of this machine, or None if they cannot be compiled or loaded."""
     path = library()
     try:
         return None if path is None else Kernels(str(path))

@@ -1,1 +1,1 @@
-"""Steps on a CUDA device: its threads, recorded graphs, copies back."""
+"""Steps on a CUDA device: its threads, recorded graphs and copies to the host."""

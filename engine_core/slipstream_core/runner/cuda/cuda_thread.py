@@ -1,12 +1,10 @@
 """A card as two threads: one enqueues steps, the other waits until they are done.
 
-Owns: the way of a job from one to the other. Does not know: streams, events, models. A job returns
-as soon as its work is enqueued, with a `PendingStep`, whose `wait` gives the GIL up until the card
-is done. So the next job is enqueued while the card computes the one before, and the card never
-waits for the host; the engine sees what it sees of a `DeviceThread`.
+A job returns as soon as its work is enqueued, with a `PendingStep`, whose `wait` releases the GIL
+until the card is done. The next job is enqueued while the card computes the previous one, so the
+card never waits for the host. The interface is that of a `DeviceThread`.
 
-Rules:
-- Results come out in the order the jobs went in, one per job, whatever a job or its wait raised.
+- Each job has one result, or the exception that it or its wait raised, in submission order.
 - submit, collect and close are called from one thread, the engine's.
 """
 
@@ -24,14 +22,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class PendingStep(Protocol[T_co]):
-    """Work that is enqueued."""
+    """Work that has been enqueued."""
 
     def wait(self) -> T_co:
-        """What came of it, when it is done. Called once, on the waiting thread."""
+        """Wait until it is done and return its result. Called once, on the waiting thread."""
 
 
 class CudaThread(Generic[T]):
-    """Runs jobs that enqueue, and waits for what they enqueued."""
+    """Runs jobs that enqueue work, and waits for that work."""
 
     def __init__(self, name: str, prepare: Callable[[], None]) -> None:
         """`prepare` runs first in the enqueuing thread."""
@@ -39,18 +37,18 @@ class CudaThread(Generic[T]):
         self._enqueued: SimpleQueue[PendingStep[T] | BaseException] = SimpleQueue()
         self._waiter: DeviceThread[T] = DeviceThread(f"{name}-waiter", _nothing)
         self._closing = False
-        # daemonic, so that an interpreter that ends without close() does not wait for a step
+        # daemonic, so that an interpreter exiting without close() does not wait for a step
         self._thread = threading.Thread(target=self._run, args=(prepare,), name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Callable[[], PendingStep[T]]) -> None:
-        """Have a job enqueue its work; returns at once."""
+        """Submit a job that enqueues its work; returns at once."""
         assert not self._closing
         self._jobs.put(job)
         self._waiter.submit(self._finish)
 
     def collect(self) -> T:
-        """The oldest job's result; waits for it, and raises what it raised."""
+        """Wait for the oldest job and return its result; raises what it raised."""
         return self._waiter.collect()
 
     def done(self) -> bool:
@@ -58,11 +56,11 @@ class CudaThread(Generic[T]):
         return self._waiter.done()
 
     def fileno(self) -> int:
-        """Readable while a finished job waits to be collected."""
+        """Return a descriptor that is readable while a finished job is not yet collected."""
         return self._waiter.fileno()
 
     def close(self) -> None:
-        """Let what is being enqueued be done, drop the jobs behind it. Idempotent."""
+        """Finish the work enqueued so far, drop the remaining jobs. Idempotent."""
         if self._closing:
             return
         self._closing = True
@@ -84,8 +82,8 @@ class CudaThread(Generic[T]):
             except BaseException as error:
                 outcome = error
             self._enqueued.put(outcome)
-            del job, outcome  # what a step holds must not live until the next job comes
-        # the waiting thread expects an outcome of every job
+            del job, outcome  # a step's tensors must not stay alive until the next job
+        # the waiting thread expects an outcome for every job
         dropped = 0 if job is None else 1
         while True:
             try:
@@ -97,4 +95,4 @@ class CudaThread(Generic[T]):
 
 
 def _nothing() -> None:
-    """The waiting thread has no settings of its own."""
+    """Prepare nothing: the waiting thread has no settings."""

@@ -1,24 +1,22 @@
-"""Decode steps over tensors that stay where they are, recorded for some batch sizes.
+"""Decode steps over tensors that stay in place, recorded for a set of batch sizes.
 
-Owns: those tensors, what a recorded step does with them, which plans can be served so, and padding
-to the next recorded size. Does not know: how recording works, how attention is computed.
+A plan is padded to the next recorded size. A step is two recordings. The forward pass is recorded
+once per size, whatever its rows ask for. Sampling is recorded per size and kind (greedy, drawn,
+truncated; with or without log-probabilities), as the kind depends on the requests and changes from
+step to step. One recording of both would need six times as many recordings of the forward, which
+are the slow ones.
 
-A step is two recordings. The forward pass is one for each size, whatever its rows ask for. How it
-is sampled is another: one for each size and kind (greedy, drawn, truncated; with log-probabilities
-or without), as those hang on the requests and change from step to step. One recording of both would
-be six times the forward's recordings, which are the ones that take time. Sampling is recorded
-because it is some twenty small kernels, which the host launches no faster than a small model
-computes; and what no kind covers (rules, masks, grammars, very many log-probabilities) is sampled
-by `sampler.sample` behind the recorded forward. What a kept set may hold beyond the candidates
-(top_p or min_p without top_k) is drawn by `rejection_sampling`, recorded with the rest. Where there
-is none of it (a CPU, in tests), it is waited for whether some set reached further, and such a step
-goes the way of those that no kind covers.
+Sampling is recorded because it is about twenty small kernels, which the host launches no faster
+than a small model computes. What no kind covers (rules, masks, grammars, very many
+log-probabilities) is sampled by `sampler.sample` after the recorded forward. Tokens outside the
+candidates (top_p or min_p without top_k) are drawn by `rejection_sampling`, recorded with the rest.
+Without it (on a CPU, in tests) the host waits to learn whether a kept set reached further, and then
+samples such a step with `sampler.sample`.
 
-Rules:
-- Padding rows have length 0, write their keys to the null block, and what they sample into a slot
-  that nobody has.
-- What a recorded step samples is what `sampler.sample` samples: both use its functions.
-- The result's piece is written again by the next step's sampling, so that waits for the copy.
+- Padding rows have length 0, write their keys to the null block, and their tokens to a slot that
+  belongs to no request.
+- A recorded step samples the same tokens as `sampler.sample`: both use its functions.
+- The next step's sampling overwrites the result buffer, so it waits for the copy of the last one.
 - Everything here is called on the enqueuing thread.
 """
 
@@ -61,7 +59,7 @@ MAX_LOGPROBS = 20  # of a recorded sampling; OpenAI's and vLLM's limit
 
 
 class GraphKind(NamedTuple):
-    """A way to sample."""
+    """A kind of sampling that is recorded separately."""
 
     drawn: bool = False  # some row is not greedy
     truncated: bool = False  # some row uses top_k, top_p or min_p
@@ -76,7 +74,7 @@ KINDS = tuple(
 
 
 def static_bytes(sizes: Sequence[int], vocab_size: int, max_blocks: int) -> int:
-    """What the tensors take that recorded steps read and write; its logits above all."""
+    """Bytes of the tensors that recorded steps read and write, mostly the logits."""
     return max(sizes, default=0) * (4 * vocab_size + 2 * 4 * max_blocks + 8 * 64)
 
 
@@ -114,8 +112,8 @@ class DecodeGraphs:
         self._num_logprobs = min(MAX_LOGPROBS, len(vocab))
         device, largest = vocab.device, self._sizes[-1]
         self._layouts = {size: _columns_layout(size) for size in self._sizes}
-        width = -(-max_blocks // 16) * 16  # kernels are compiled for strides of that kind
-        # room for the widest plan: a buffer that grew would lie where no recording looks
+        width = -(-max_blocks // 16) * 16  # kernels are compiled for multiples of 16
+        # room for the widest plan: a buffer that grows would move away from the recordings
         table_bytes = 4 * largest * width
         self._staging = Staging(copies, device, self._layouts[largest].size + table_bytes)
         self._tables = torch.zeros((largest, width), dtype=torch.int32, device=device)
@@ -129,7 +127,7 @@ class DecodeGraphs:
         self._last_fetch: CopyMark | None = None
 
     def record(self, recorder: Recorder) -> None:
-        """Record what there is time for, largest first. Raises if the device is beyond use."""
+        """Record as much as time allows, largest first. Raises if the device is unusable."""
         # all rows are padding: their tables and lengths are zeros
         self._staging.device_buffer.zero_()
         total = len(self._sizes) * (1 + len(self._kinds))
@@ -150,7 +148,7 @@ class DecodeGraphs:
         )
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Logits of a plan that it takes, float32 [R, vocab], until the next step's forward."""
+        """Logits of a plan that `takes` accepts, float32 [R, vocab], until the next call."""
         num = plan.num_requests
         size = self._size_for(num)
         layout = self._layouts[size]
@@ -168,7 +166,7 @@ class DecodeGraphs:
         return self._logits[:num]
 
     def sample(self, plan: StepPlan) -> StepReadback | None:
-        """The result of the plan whose forward ran last; None where no recorded kind covers it."""
+        """Sample the plan whose forward ran last; None if no recorded kind covers it."""
         size = self._size_for(plan.num_requests)
         kind = self._kind_of(plan)
         if kind is None or (size, kind) not in self._samplers:
@@ -191,7 +189,7 @@ class DecodeGraphs:
     def _is_covered(
         self, plan: StepPlan, layout: Layout, target: torch.Tensor, mark: CopyMark
     ) -> bool:
-        """Whether the candidates held the kept sets of all rows; waits where that is not known."""
+        """Whether the candidates hold the kept sets of all rows; may wait for the device."""
         vocab_size = len(self._vocab)
         open_ended = may_reach_further(plan, effective_top_ks(plan, vocab_size), vocab_size)
         if not open_ended.any():
@@ -201,10 +199,10 @@ class DecodeGraphs:
         return bool(covered.astype(np.bool_)[open_ended].all())
 
     def bare(self, batch: int, context: int, kind: GraphKind, num_blocks: int, steps: int) -> float:
-        """Seconds of `steps` steps' replays with nothing of the host between them.
+        """Seconds that `steps` replays take without host work between them.
 
-        Their `batch` rows have `context` tokens each, whose blocks are dealt out over the cache's
-        `num_blocks`. Writes into the cache. Raises ValueError where that is not recorded.
+        The `batch` rows have `context` tokens each, in blocks spread over the cache's `num_blocks`.
+        Writes to the cache. Raises ValueError if the batch size or kind is not recorded.
         """
         if not self._recorded or batch > self._recorded[-1]:
             raise ValueError(f"no decode step of {batch} rows is recorded, but {self._recorded}")
@@ -244,7 +242,7 @@ class DecodeGraphs:
         return time.perf_counter() - started
 
     def _work(self) -> Iterator[tuple[str, Work, Callable[[Work], None]]]:
-        """What to record, largest first. What failed for one size is left out for the next."""
+        """The work to record, largest first. A kind that failed is skipped for smaller sizes."""
         kinds = self._kinds
         for size in reversed(self._sizes):
             columns = self._layouts[size].in_device(self._staging.device_buffer)
@@ -301,7 +299,7 @@ class DecodeGraphs:
                 drawn, covered = draw_candidates(limits, keys)
                 piece["covered"].copy_(covered)
                 if self._whole is not None and len(self._vocab) > NUM_CANDIDATES:
-                    # none of them is limited twice: see _kind_of
+                    # no row has both top_k and top_p here: see _kind_of
                     bounded = (columns["top_ks"] > 0) & (columns["top_ks"] <= NUM_CANDIDATES)
                     further = (columns["drawn"] > 0) & ~bounded & ~covered
                     self._whole.further(limits, keys, further, drawn, limits.top_ps)
@@ -316,7 +314,7 @@ class DecodeGraphs:
             write_logprobs(piece, *logprob_columns(logits, token_ids, self._num_logprobs))
 
     def _fill(self, plan: StepPlan, columns: Mapping[str, AnyArray], num: int) -> None:
-        """A plan's columns and the padding behind them."""
+        """Write a plan's columns and the padding behind them."""
         columns["token_ids"][:num] = plan.token_ids
         columns["gather_slots"][:num] = plan.gather_slots
         columns["positions"][:num] = plan.positions
@@ -328,7 +326,7 @@ class DecodeGraphs:
         columns["gather_slots"][num:] = -1
         columns["slots"][num:] = len(self._last_token) - 1
         if plan.all_greedy:
-            return  # the columns below are read by samplings that draw
+            return  # the columns below are only read when drawing
         columns["divisors"][:num] = divisors(plan.temperatures)
         columns["divisors"][num:] = 1
         columns["drawn"][:num] = plan.temperatures > 0
@@ -355,7 +353,7 @@ class DecodeGraphs:
         if truncated and self._whole is not None:
             vocab_size = len(self._vocab)
             if len(limited_twice(plan, effective_top_ks(plan, vocab_size), vocab_size)):
-                return None  # how much its top_k leaves is worked out by as many as it names
+                return None  # the mass left by top_k needs a topk of varying width
         return GraphKind(not plan.all_greedy, truncated, plan.max_logprobs >= 0)
 
     def _size_for(self, num: int) -> int:

@@ -1,12 +1,11 @@
-"""Which models' decode steps cannot be recorded on a card, known beforehand.
+"""Which batch sizes' decode steps are recorded, and which models cannot be recorded on a card.
 
-Owns the reasons, and with them which sizes a core is to record. What else cannot be recorded is
-found when it is tried (`graphs.record_all`); but a capture that breaks off is dear, and its error
-names an operator, not the cause.
+Other models that cannot be recorded are found by trying (`recorder.record_all`), but a failed
+capture is slow, and its error names an operator instead of the cause.
 
-Experts are multiplied by torch's grouped product, on whose fast path the numbers of each expert's
-tokens stay on the card. That path is for bfloat16 on cards of the generations 9.0 and 10.0; any
-other brings the numbers to the host, in every layer (torch: native/cuda/GroupedBlas.cpp).
+Experts are multiplied by torch's grouped product. On its fast path, for bfloat16 on cards of
+compute capability 9.0 and 10.0, the number of tokens of each expert stays on the card; otherwise
+the numbers are copied to the host in every layer (torch: native/cuda/GroupedBlas.cpp).
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from slipstream_core.runner.model.loader import LoadedModel
 
 logger = logging.getLogger(__name__)
 
-_GENERATIONS = (9, 10)  # compute capability, its first number
+_GENERATIONS = (9, 10)  # major compute capability
 
 
 def graph_sizes(model: LoadedModel, config: CoreConfig) -> tuple[int, ...]:
-    """The numbers of rows whose decode steps a core records, ascending; a line says why none."""
+    """The batch sizes whose decode steps are recorded, ascending; logs the reason if none are."""
     if model.device.type != "cuda" or config.enforce_eager:
         return ()
     capability = torch.cuda.get_device_capability(model.device)
@@ -38,9 +37,9 @@ def graph_sizes(model: LoadedModel, config: CoreConfig) -> tuple[int, ...]:
 def why_eager(
     module: torch.nn.Module, dtype: torch.dtype, capability: tuple[int, int] | None
 ) -> str | None:
-    """Why steps of this model run eagerly; None where they may be recorded.
+    """Why steps of this model run eagerly; None if they may be recorded.
 
-    `capability` is the card's; None where there is none.
+    `capability` is the card's, or None without a card.
     """
     if not any(_has_experts(each) for each in module.modules()):
         return None
@@ -56,5 +55,5 @@ def why_eager(
 
 
 def _has_experts(module: torch.nn.Module) -> bool:
-    """By what transformers puts on classes whose experts' products can be chosen."""
+    """Whether the module has experts, by attributes that transformers sets on such classes."""
     return hasattr(module, "_apply_gate") and hasattr(module, "is_transposed")

@@ -1,11 +1,7 @@
-"""What a step sampled, from the device to the host.
+"""Copies what a step sampled from the device to the host, as a StepResult.
 
-Owns: how ids and log-probabilities are packed for the one copy back, and how they become a
-StepResult. Does not know: who computed them.
-
-Rules:
-- Everything travels as 32-bit words in one piece: ids (a vocabulary has fewer than 2**31), then,
-  where some row asked, values, ids and ranks of L rows.
+- Everything is packed as 32-bit words into one buffer: ids (a vocabulary has fewer than 2**31),
+  then, if any row asked for them, values, ids and ranks of L rows.
 - Rows that did not ask have zeros in the result's columns.
 """
 
@@ -27,16 +23,16 @@ from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 
 Int64s = npt.NDArray[np.int64]
-Wide = tuple[tuple[int, Candidates | PendingLogprobs], ...]  # of rows, by their places
+Wide = tuple[tuple[int, Candidates | PendingLogprobs], ...]  # (sampled row, its candidates)
 Prompts = tuple[Candidates | PendingLogprobs, ...]
 
 
 def packed_layout(
     num_rows: int, num_asking: int, width: int, *, with_covered: bool = False
 ) -> Layout:
-    """Of `num_rows` ids and `num_asking` rows of `width` log-probabilities; 0 rows: none.
+    """The layout of `num_rows` ids and `num_asking` rows of `width` log-probabilities.
 
-    `with_covered`: and of what `sampler.draw_candidates` says of each row beside its token.
+    `with_covered` adds the second result of `sampler.draw_candidates`, one word per row.
     """
     fields = [Field("token_ids", np.int32, num_rows)]
     if with_covered:
@@ -51,7 +47,7 @@ def packed_layout(
 
 
 def pack(token_ids: torch.Tensor, logprobs: RawLogprobs | None) -> tuple[torch.Tensor, Layout]:
-    """The piece, uint8 on the device, and where things lie in it."""
+    """Pack a result into a uint8 buffer on the device; returns it with its layout."""
     asking, width = (0, 0) if logprobs is None else logprobs.values.shape
     layout = packed_layout(len(token_ids), asking, width)
     piece = torch.empty(layout.size, dtype=torch.uint8, device=token_ids.device)
@@ -65,21 +61,21 @@ def pack(token_ids: torch.Tensor, logprobs: RawLogprobs | None) -> tuple[torch.T
 def write_logprobs(
     views: dict[str, torch.Tensor], values: torch.Tensor, ids: torch.Tensor, ranks: torch.Tensor
 ) -> None:
-    """Into a piece's columns."""
+    """Write log-probabilities to the columns of a packed buffer."""
     views["values"].copy_(values.reshape(-1))
     views["ids"].copy_(ids.reshape(-1))
     views["ranks"].copy_(ranks)
 
 
 def fetch(copies: Copies, piece: torch.Tensor, size: int) -> tuple[torch.Tensor, CopyMark]:
-    """The first `size` bytes of a piece on their way to the host."""
+    """Start copying the first `size` bytes of `piece` to the host."""
     target = copies.host(size)
     return target, copies.fetch(piece[:size], target)
 
 
 @dataclass(slots=True)
 class StepReadback:
-    """A step's result on its way. Holds on to what the copy reads."""
+    """A step's result being copied to the host. Keeps the copy's source alive."""
 
     plan: StepPlan
     layout: Layout
@@ -91,7 +87,7 @@ class StepReadback:
     prompt: Prompts = ()
 
     def wait(self) -> StepResult:
-        """The result, when it is here."""
+        """Wait for the copy and return the result."""
         self.mark.synchronize()
         views = self.layout.in_host(self.target.numpy())
         num = int(np.count_nonzero(self.plan.samples))
@@ -107,7 +103,7 @@ class StepReadback:
     def _logprobs(self, views: dict[str, npt.NDArray[np.generic]], num: int) -> Logprobs:
         assert self.rows is not None
         width = 1 + self.plan.max_logprobs
-        if "ranks" not in views:  # nobody asks in columns
+        if "ranks" not in views:  # no row has log-probabilities in columns
             return on_host(
                 self.rows,
                 num,
@@ -119,7 +115,7 @@ class StepReadback:
         values = views["values"].reshape(num_given, -1)[:, :width]
         ids = views["ids"].view(np.uint32).reshape(num_given, -1)[:, :width]
         ranks = views["ranks"].view(np.uint32)
-        if num_given != len(self.rows):  # a captured step's: of all rows
+        if num_given != len(self.rows):  # a recorded step has them for all rows
             values, ids, ranks = values[self.rows], ids[self.rows], ranks[self.rows]
         return on_host(self.rows, num, values, ids, ranks)
 
@@ -131,7 +127,7 @@ def on_host(
     ids: npt.NDArray[np.generic],
     ranks: npt.NDArray[np.generic],
 ) -> Logprobs:
-    """Spread the rows that asked over all S sampled rows."""
+    """Scatter the rows with log-probabilities over all S sampled rows."""
     all_values = np.zeros((num_rows, values.shape[1]), np.float32)
     all_ids = np.zeros(all_values.shape, np.uint32)
     all_ranks = np.zeros(num_rows, np.uint32)
@@ -143,14 +139,14 @@ def on_host(
 
 @dataclass(slots=True)
 class EndedStep:
-    """A result that is here already; `mark` is its step's end."""
+    """A result that is already on the host; `mark` is the end of its step."""
 
     result: StepResult
     mark: CopyMark
-    prompt: Prompts = ()  # the result's, which may still be on their way
+    prompt: Prompts = ()  # for the result; may still be pending
 
     def wait(self) -> StepResult:
-        """The result, when the step is done."""
+        """Wait for the step and return the result."""
         self.mark.synchronize()
         if not self.prompt:
             return self.result
@@ -158,21 +154,21 @@ class EndedStep:
 
 
 class DeviceSpans:
-    """When steps ran on a card: from when they were enqueued, or the one before was done."""
+    """Traces steps on a card, from enqueuing, or the end of the previous step, to their end."""
 
     def __init__(self, tracer: Tracer) -> None:
-        """`tracer` is the waiting thread's alone."""
+        """`tracer` is used on the waiting thread only."""
         self._tracer = tracer
-        self._done_ns = 0  # when the last step was
+        self._done_ns = 0  # end of the last step
 
     def until_done(
         self, pending: PendingStep[StepResult], begin_ns: int, step: int
     ) -> PendingStep[StepResult]:
-        """`pending`, which notes its step's span."""
+        """Wrap `pending` so that its wait records the step's span."""
         return _Traced(self, pending, begin_ns, step)
 
     def add(self, begin_ns: int, step: int) -> None:
-        """The step is done now."""
+        """Record the span of a step that ends now."""
         now_ns = time.monotonic_ns()
         self._tracer.add(SpanKind.DEVICE, max(begin_ns, self._done_ns), now_ns, step)
         self._done_ns = now_ns
@@ -186,7 +182,7 @@ class _Traced:
     step: int
 
     def wait(self) -> StepResult:
-        """See `PendingStep`."""
+        """See PendingStep."""
         try:
             return self.pending.wait()
         finally:
@@ -196,7 +192,7 @@ class _Traced:
 def wide(
     logits: torch.Tensor, token_ids: torch.Tensor, plan: StepPlan, copies: Copies | None
 ) -> Wide:
-    """Of the sampled rows that want very many, each as many as it asked for."""
+    """The candidates of the sampled rows that ask for MAX_NARROW log-probabilities or more."""
     return tuple(
         (row, candidates(logits[row : row + 1], token_ids[row : row + 1], num, copies, listed))
         for row, num in enumerate(plan.num_logprobs.tolist())
@@ -213,7 +209,7 @@ def deliver(
     more: Wide,
     prompt: Prompts,
 ) -> StepResult | StepReadback:
-    """What a step gives back: at once on a CPU, on its way where there are `copies` to make."""
+    """A step's result: a StepResult without `copies`, else a pending readback."""
     if copies is not None:
         piece, layout = pack(token_ids, logprobs)
         target, mark = fetch(copies, piece, layout.size)

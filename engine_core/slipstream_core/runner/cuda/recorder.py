@@ -1,15 +1,10 @@
-"""Recording work once and replaying it: CUDA graphs, and what stands in for them on a CPU.
+"""Records work once and replays it: CUDA graphs, and a stand-in on a CPU.
 
-Owns: how a function becomes something to replay (`Recorder`), which batch sizes are recorded, and
-the recording of many with a bar and a deadline. Does not know: what is recorded.
-
-Rules:
-- A recorded function takes nothing and returns nothing: it reads and writes tensors that stay where
-  they are. What it takes from the host while it is recorded is the same for ever.
-- Whatever it allocates lies in a pool that all recordings share, largest first, so that the
-  smaller fit into the holes: nothing may look there once the function is over.
-- A recording that fails is a log line, and the caller computes without. Only a device that is
-  beyond use raises.
+- A recorded function takes nothing and returns nothing: it reads and writes tensors that stay in
+  place. Host values that it reads while being recorded are fixed from then on.
+- Its allocations lie in a pool that all recordings share. The largest is recorded first, so that
+  smaller ones reuse its memory; a function's temporaries must not be read once it has ended.
+- A recording that fails is logged, and its step runs eagerly. Only an unusable device raises.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _cuda: Any = torch.cuda  # torch's own annotations leave constructors out
 
-CAPTURE_S = 120.0  # what recording may take while a core starts
+CAPTURE_S = 120.0  # time limit of recording while a core starts
 
 Work = Callable[[], None]
 
@@ -37,24 +32,24 @@ class Recorder(Protocol):
     """Makes recordings."""
 
     def record(self, work: Work) -> Work:
-        """Run `work`, record it, and give back what replays it."""
+        """Run `work`, record it, and return a function that replays it."""
 
     def check(self) -> None:
-        """Raise if the device is beyond use, after a recording that failed."""
+        """Raise if the device is unusable after a failed recording."""
 
 
 class CudaRecorder:
-    """By CUDA graphs. Made and used on the enqueuing thread."""
+    """Records CUDA graphs. Made and used on the enqueuing thread."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        # one stream for all: blocks of the pool are reused within a stream only
+        # one stream for all recordings, as the pool's blocks are reused within a stream only
         self._stream = _cuda.Stream(device)
-        self._broken_off: list[Any] = []  # torch's allocators go on asking these
+        self._broken_off: list[Any] = []  # kept alive: torch's allocators still refer to them
 
     def record(self, work: Work) -> Work:
-        """Run once on the recording stream, as libraries and kernels set themselves up then."""
+        """Run `work` once on the recording stream to initialise libraries, then capture it."""
         before = torch.cuda.current_stream()
         self._stream.wait_stream(before)
         with torch.cuda.stream(self._stream):
@@ -62,7 +57,7 @@ class CudaRecorder:
         before.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            # thread_local: what another thread does meanwhile is none of this recording's business
+            # thread_local: calls of other threads must not invalidate this capture
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ):
@@ -71,19 +66,19 @@ class CudaRecorder:
             self._end_capture_of(graph)
             raise
         finally:
-            torch.cuda.set_stream(before)  # torch leaves its own in place where a capture fails
+            torch.cuda.set_stream(before)  # a failed capture leaves torch's capture stream current
         replay: Work = graph.replay
         return replay
 
     def _end_capture_of(self, graph: Any) -> None:
-        """Tell the allocator that a capture is over which the driver broke off.
+        """Tell the allocator that a capture aborted by the driver has ended.
 
-        torch does not, and takes it to be underway for ever: no cached memory is given back then
-        where some is short, and emptying the cache, which every capture begins with, raises. What
-        comes gets a pool of another name: pinned memory's of this one cannot be closed from here.
+        torch does not, and treats it as still underway: cached memory is then not released when
+        memory is short, and emptying the cache, with which every capture begins, raises. Later
+        captures get a new pool, as this one's pinned-memory pool cannot be closed from here.
         """
         allocator: Any = torch._C
-        # it is over where what raised was no device's error: then this raises
+        # raises if the capture has ended, which it has after errors other than the device's
         with contextlib.suppress(RuntimeError, AttributeError):
             device = torch.cuda.current_device()
             allocator._cuda_endAllocateToPool(device, self._pool)
@@ -92,28 +87,28 @@ class CudaRecorder:
             allocator._cuda_releasePool(device, broken)
 
     def check(self) -> None:
-        """Errors that a device does not recover from come again here."""
+        """Synchronise, which raises again the errors that a device does not recover from."""
         torch.cuda.synchronize(self._device)
 
 
 class HostRecorder:
-    """For CPUs, where nothing is gained by it: tests run the recorded steps' logic so."""
+    """A recorder for CPUs that records nothing, for tests of the recorded steps' logic."""
 
     def record(self, work: Work) -> Work:
-        """`work` itself, after it has run once."""
+        """Run `work` once and return it."""
         work()
         return work
 
     def check(self) -> None:
-        """A CPU goes on."""
+        """Do nothing: a CPU stays usable."""
 
 
 def batch_sizes(max_num_seqs: int, wanted: Sequence[int] = ()) -> tuple[int, ...]:
-    """The numbers of rows to record, ascending.
+    """The batch sizes to record, ascending.
 
-    `wanted` says them itself; larger ones than `max_num_seqs` are left out. By default 1, 2, 4 and
-    multiples of 8, of 16 above 256 and of 64 above 512 (a padding row costs the less the more rows
-    there are), and `max_num_seqs` itself.
+    `wanted` replaces the default; sizes above `max_num_seqs` are left out. By default 1, 2, 4 and
+    multiples of 8, of 16 above 256 and of 64 above 512 (padding costs relatively less in larger
+    batches), and `max_num_seqs` itself.
     """
     if wanted:
         return tuple(sorted({size for size in wanted if 1 <= size <= max_num_seqs}))
@@ -129,11 +124,11 @@ def record_all(
     *,
     within_s: float = CAPTURE_S,
 ) -> None:
-    """Record up to `total` pieces of work, each with its name and what takes its replay.
+    """Record up to `total` pieces of work, each with its name and a callback for its replay.
 
-    Stops at the deadline, with a line in the log that says where. What fails is named there and
-    passed over; `work` is asked for the next piece afterwards, so that it may leave out what would
-    fail likewise. Raises where the device is beyond use.
+    Stops at the deadline with a log line. A piece that fails is logged and skipped; `work` yields
+    the next one only afterwards, so it can leave out pieces that would fail for the same reason.
+    Raises if the device is unusable.
     """
     started = time.monotonic()
     num = 0

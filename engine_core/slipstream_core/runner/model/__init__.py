@@ -1,1 +1,1 @@
-"""Loading a model, and refusing one that cannot be served."""
+"""Loads a model, or refuses one that cannot be served."""

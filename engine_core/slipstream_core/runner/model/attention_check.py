@@ -1,12 +1,12 @@
-"""One trial of a loaded model: do its tokens meet in attention, and nowhere else?
+"""Checks that a loaded model's tokens interact in attention and nowhere else.
 
-Serving puts tokens of many requests side by side in one sequence and keeps them apart in our
-attention function. A model that mixes neighbours elsewhere (convolutions, recurrent states, a
-shift of tokens), or that counts places instead of reading the positions it is given, would run
-and compute something else. Owns the trial; knows no architecture.
+Serving puts the tokens of many requests side by side in one sequence and separates them in our
+attention function. A model that mixes neighbours elsewhere (convolutions, recurrent states, token
+shift), or that counts tokens instead of reading the positions it is given, would run and compute
+something else.
 
-The trial runs with an attention in which each token sees only itself, and with one token's
-embedding turned into NaN. Whatever that token touches becomes NaN too, so no tolerance is needed.
+The check runs a forward in which each token attends only to itself, with one token's embedding set
+to NaN. Whatever that token influences becomes NaN too, so no tolerance is needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NUM_TOKENS = 4
 
 
 class _SelfAttention:
-    """An attention context in which each token sees itself alone."""
+    """An attention context in which each token attends only to itself."""
 
     def __init__(self, *, stop: bool = False) -> None:
         self.first_keys = torch.empty(0)
@@ -36,7 +36,7 @@ class _SelfAttention:
         value: torch.Tensor,
         params: AttentionParams,
     ) -> torch.Tensor:
-        """Each token's own value, once per query head; shapes as in AttentionContext.attend."""
+        """Return each token's own value, per query head; shapes as in AttentionContext.attend."""
         if layer == 0:
             self.first_keys = key.clone()
             if self._stop:
@@ -45,11 +45,11 @@ class _SelfAttention:
 
 
 class _EnoughError(Exception):
-    """What was to be learned of a forward is known; the rest need not run."""
+    """Ends a forward early, once the first layer's keys are known."""
 
 
 def check_independence(module: Any, *, vocab_size: int, max_model_len: int) -> None:
-    """Raise ValueError if tokens meet outside of attention, or do not heed their positions."""
+    """Raise ValueError if tokens interact outside attention, or the positions are ignored."""
     num_tokens = min(_NUM_TOKENS, max_model_len)
     device = module.device
     ids = torch.arange(num_tokens, device=device) % vocab_size
@@ -84,6 +84,6 @@ def check_independence(module: Any, *, vocab_size: int, max_model_len: int) -> N
             run(positions.flip(0), reverse)
         ours = in_order.first_keys[others].float()
         theirs = reverse.first_keys.flip(0)[others].float()
-        # another shape of a sum may round otherwise, another position is off by far more
+        # a different order of sums rounds differently; a wrong position is off by far more
         if (ours - theirs).abs().max() > 0.05 * ours.abs().max():
             raise ValueError("it counts the places of its tokens instead of heeding positions")

@@ -1,12 +1,10 @@
-"""Where a model's files are: in a folder, at the hub, or left here by an earlier download.
+"""Locates a model's files: in a folder, at the hub, or in an earlier download.
 
-Owns the question whether the hub may be asked, which is put once, quickly, before anything else:
-transformers alone would retry each of its files for half a minute. Knows nothing of what the
-files hold.
+Whether the hub is reachable is checked once, quickly, before anything else: transformers alone
+would retry each file for half a minute.
 
-Rules:
-- A hub that cannot be reached is no error where an earlier download is at hand.
-- Every failure says what was tried and what to do instead.
+- An unreachable hub is no error if an earlier download exists.
+- Every error says what was tried and what to do instead.
 """
 
 from __future__ import annotations
@@ -35,14 +33,14 @@ _INSTEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What to give to transformers."""
+    """Where transformers is to load a model from."""
 
     path: str  # a folder, or a hub id
-    local_only: bool  # ask no hub
+    local_only: bool  # do not contact the hub
 
 
 def locate(name: str) -> Source:
-    """Find the files of a folder or a hub id. Raises ValueError with what is wrong."""
+    """Find the files of a folder or a hub id. Raises ValueError."""
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / _CONFIG).is_file():
@@ -67,7 +65,7 @@ def locate(name: str) -> Source:
 
 
 def incomplete(source: Source) -> str:
-    """What to add to an error about files, where the hub could have had the missing ones."""
+    """A hint for errors about files that may be missing because the hub was not asked, or ''."""
     if not source.local_only or Path(source.path).is_dir():
         return ""
     return (
@@ -77,12 +75,15 @@ def incomplete(source: Source) -> str:
 
 
 def _why_unreachable(name: str) -> str | None:
-    """None where the hub has the model; ValueError where it answers that it has not."""
+    """Why the hub was not reached; None if it has the model.
+
+    Raises ValueError if the hub answers that it does not have the model or does not allow access.
+    """
     if constants.is_offline_mode():
         return "HF_HUB_OFFLINE is set"
     url = hf_hub_url(name, _CONFIG)
     try:
-        # one request, no retries, no longer than HF_HUB_ETAG_TIMEOUT
+        # one request without retries, limited by HF_HUB_ETAG_TIMEOUT
         get_hf_file_metadata(url)
     except GatedRepoError as error:
         raise ValueError(
@@ -99,7 +100,7 @@ def _why_unreachable(name: str) -> str | None:
             f"{constants.ENDPOINT}/{name} holds no {_CONFIG}, so it is no model's"
         ) from error
     except Exception as error:
-        # whatever the network has to say: no connection, no answer in time, a proxy's refusal
+        # any network failure: no connection, a timeout, a proxy's refusal
         lines = str(error).strip().splitlines()
         return f"{url}: {lines[0] if lines else type(error).__name__}"
     return None

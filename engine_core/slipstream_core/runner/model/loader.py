@@ -1,24 +1,23 @@
-"""From a folder or a hub id to a model that is ready to run, or to an error that says why not.
+"""Loads a folder or a hub id as a model that is ready to run, or raises an error that says why not.
 
-Owns every question asked of a model before it is served. Knows no requests and no cache.
-
-Rules:
-- Whatever is wrong with a model is found here, not in its first step: a model that transformers
-  would run and compute something else (attention that ignores our function, weights missing from
-  the checkpoint, frequencies that depend on who shares the batch) is refused.
-- Every failure is a ModelLoadError that names what was given and what would do instead.
-- No code from the model's folder is run, unless `trust_remote_code` says so.
-- Nothing is written to stdout. Transformers' logging is quiet while a model loads, then as it was;
-  its progress bars are shown where a person watches, that is on a stderr that is a terminal.
-- One copy of the weights. The model is first made on the meta device, where it takes no memory,
-  and the checkpoint is mapped, not read. On a CPU, in the checkpoint's own dtype, the parameters
-  are the mapping itself; so such a file must not be rewritten in place while it is served (a new
-  file under the old name does no harm). In another dtype each tensor is converted out of the
-  mapping, whose clean pages the kernel takes back when it needs them; for another device the
-  parameters move one by one, from the mapping, or as they are read where `accelerate` is
-  installed (transformers loads to a device with it alone). Only experts are put together a layer
-  at a time. (What a runner does with them later is its own: traced.py lays some anew, one by
-  one.)
+- Problems are found here, not in the first step. Models that transformers would run but that would
+  compute something else (attention that bypasses our function, weights missing from the checkpoint,
+  rope frequencies that depend on the rest of the batch) are refused.
+- Every failure is a ModelLoadError that names what was given and what would work instead.
+- No code from the model's folder is run without `trust_remote_code`.
+- Nothing is written to stdout. Transformers' logging is quiet while a model loads and restored
+  afterwards; its progress bars are shown only if stderr is a terminal.
+- There is one copy of the weights. The model is first built on the meta device, where it takes no
+  memory, and the checkpoint is mapped, not read.
+  - On a CPU, in the checkpoint's own dtype, the parameters are the mapping itself, so the file must
+    not be rewritten in place while it is served (a new file under the old name does no harm).
+  - In another dtype each tensor is converted out of the mapping, whose clean pages the kernel
+    reclaims when it needs them.
+  - On another device the parameters move one by one from the mapping, or, where `accelerate` is
+    installed, as they are read (transformers loads directly to a device only with it).
+  - Experts are merged a layer at a time.
+  - The runner may later change the layout of some weights, one by one (`compilation/fuse.py`,
+    `compilation/pack.py`).
 """
 
 from __future__ import annotations
@@ -61,16 +60,16 @@ Device = Literal["auto", "cpu", "cuda"]
 
 logger = logging.getLogger(__name__)
 
-# transformers' own annotations leave these out
+# missing from transformers' annotations
 _AutoModel: Any = AutoModelForCausalLM
 _transformers_logging: Any = transformers_logging
 
-_HTTP_CLIENTS = ("httpx", "httpx2")  # their loggers
+_HTTP_CLIENTS = ("httpx", "httpx2")  # logger names
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model on its device, and what was learned of it."""
+    """A model on its device, and its properties."""
 
     name: str
     module: PreTrainedModel
@@ -81,7 +80,7 @@ class LoadedModel:
     default_sampling: SamplingDefaults
     dtype: torch.dtype
     device: torch.device
-    kept_bytes: int = 0  # of its weights on a CPU that are no mapping of the checkpoint
+    kept_bytes: int = 0  # of weights on a CPU that are not the checkpoint's mapping
 
 
 def load_model(
@@ -94,9 +93,9 @@ def load_model(
 ) -> LoadedModel:
     """Load a local folder or a hub id, or make a model of random weights (`random:NAME`).
 
-    `dtype` auto is the checkpoint's own, but float32 on a CPU, unless the checkpoint is bfloat16
-    and the CPU multiplies in it (AMX). `max_model_len` may lower what the model allows.
-    `trust_remote_code` lets code from the model's folder run, with all that a program may do.
+    `dtype` auto is the checkpoint's own; on a CPU it is float32, unless the checkpoint is bfloat16
+    and the CPU multiplies bfloat16 natively (AMX). `max_model_len` may lower the model's limit.
+    `trust_remote_code` allows code from the model's folder to run, with the rights of this process.
     Raises ModelLoadError.
     """
     started = time.monotonic()
@@ -160,13 +159,13 @@ def load_model(
 def _kept_bytes(
     name: str, source: Source, config: PreTrainedConfig, dtype: torch.dtype, num_parameters: int
 ) -> int:
-    """Bytes of the weights that will be memory of this process, and no mapping of a file."""
+    """Bytes of the weights that will be this process's memory and not a file mapping."""
     converted = None
     if not is_random(name):
         converted = unmapped_bytes(Path(source.path), dtype)
         if converted is None and config.dtype == dtype:
             return 0
-    # tied weights lie in a checkpoint twice at times
+    # a checkpoint may hold tied weights twice
     everything = num_parameters * dtype.itemsize
     return everything if converted is None else min(converted, everything)
 
@@ -175,8 +174,8 @@ def _kept_bytes(
 def _quiet() -> Iterator[None]:
     verbosity = _transformers_logging.get_verbosity()
     had_bars = _transformers_logging.is_progress_bar_enabled()
-    # The hub's logger writes lines itself and hands them on to ours, which would say them twice;
-    # its HTTP client has a line of its own for every request.
+    # The hub's logger has its own handlers and propagates to ours, so lines would appear twice; its
+    # HTTP client logs every request.
     hub, clients = logging.getLogger("huggingface_hub"), list(map(logging.getLogger, _HTTP_CLIENTS))
     handlers, levels = hub.handlers[:], [client.level for client in clients]
     _transformers_logging.set_verbosity_error()
@@ -224,7 +223,7 @@ def _dtype(dtype: DType, device: torch.device, config: PreTrainedConfig) -> torc
 
 def _multiplies_bfloat16() -> bool:
     """Whether this CPU has tile units for bfloat16, which make it faster than float32."""
-    # torch has no public name for it; without this one the answer is only the slower one
+    # no public name in torch; if this one disappears, float32 is used, which is only slower
     supported = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     return bool(supported())
 
@@ -248,7 +247,7 @@ def _config(name: str, source: Source, trust_remote_code: bool) -> PreTrainedCon
             "its configuration could not be read; give a model's folder or a hub id, of an "
             f"architecture that transformers itself has ({brief(error)}){incomplete(source)}",
         ) from error
-    # With a padding id GPT-2 looks for padding in every batch, which makes the device wait.
+    # With a padding id GPT-2 searches every batch for padding, which synchronises the device.
     config.pad_token_id = None
     return config
 
@@ -267,18 +266,18 @@ def _max_model_len(name: str, text: PreTrainedConfig, asked: int | None) -> int:
 def _geometry(
     name: str, config: PreTrainedConfig, text: PreTrainedConfig, trust_remote_code: bool
 ) -> tuple[tuple[LayerGeometry, ...], int]:
-    """The layers' cache geometry, and how many parameters the model has."""
+    """The layers' cache geometry, and the number of parameters."""
     not_replaceable = refusal(
         name, config, "does not let its attention be replaced, which serving needs"
     )
-    # the frequencies do not matter here, and some versions' longrope looks at positions, which have
-    # no values on the meta device
+    # Frequencies do not matter here, and longrope of some transformers versions reads positions,
+    # which have no values on the meta device.
     plain = copy.deepcopy(config)
     for rope in ropes(getattr(plain.get_text_config(), "rope_parameters", None)):
         if rope["rope_type"] == "longrope":
             rope["rope_type"] = "default"
     try:
-        with torch.device("meta"):  # in bfloat16: there, experts take no other type
+        with torch.device("meta"):  # bfloat16: on meta, experts take no other type
             shell = _AutoModel.from_config(
                 plain,
                 dtype=torch.bfloat16,
@@ -287,7 +286,7 @@ def _geometry(
             ).eval()
     except Exception as error:
         if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
-            # these look their attention up in a table of their own
+            # such a model looks up attention in its own table
             raise not_replaceable from error
         raise ModelLoadError(
             name, f"transformers cannot build it as a causal language model ({brief(error)})"
@@ -311,7 +310,7 @@ def _weights(
     device: torch.device,
     trust_remote_code: bool,
 ) -> PreTrainedModel:
-    # straight to the card, which transformers does with the help of another package alone
+    # transformers loads directly to the card only with accelerate
     to_card = device.type == "cuda" and is_accelerate_available()
     try:
         module, report = _AutoModel.from_pretrained(
@@ -330,7 +329,7 @@ def _weights(
         raise ModelLoadError(
             name, f"its weights could not be loaded ({brief(error)}){incomplete(source)}"
         ) from error
-    # Left alone these would hold random numbers.
+    # Missing weights would be left with random values.
     if absent := sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"])):
         raise ModelLoadError(
             name,
@@ -346,9 +345,9 @@ def _no_room(name: str, error: torch.OutOfMemoryError) -> ModelLoadError:
 
 
 def _eos_token_ids(name: str, module: PreTrainedModel, text: PreTrainedConfig) -> tuple[int, ...]:
-    """Of the generation settings, else of the configuration; a model may have several.
+    """The end-of-text ids from the generation settings, else from the configuration.
 
-    Those that it has no logits for are left out: they never come, and cannot be masked.
+    Ids outside the vocabulary are left out: they are never sampled and cannot be masked.
     """
     ids = getattr(module.generation_config, "eos_token_id", None)
     if ids is None:
@@ -370,7 +369,7 @@ def _eos_token_ids(name: str, module: PreTrainedModel, text: PreTrainedConfig) -
 
 
 def _default_sampling(module: PreTrainedModel) -> SamplingDefaults:
-    """What the generation settings say, where they say something."""
+    """Sampling defaults from the generation settings; fields that are not set there are None."""
     given = {
         name: getattr(module.generation_config, name, None)
         for name in SamplingDefaults.__struct_fields__

@@ -1,17 +1,13 @@
-"""Models of random weights in the true shapes of published ones: `random:NAME[,OPTION=NUMBER...]`.
+"""Random weights in the shapes of published models: `random:NAME[,OPTION=NUMBER...]`.
 
-For measuring: a forward takes the same time whatever the weights are, and 61 GB need not be
-fetched, written or read. The text means nothing. Owns: the shapes, the MODEL string, how such a
-model is made. Does not know: what a loader asks of a model.
+For measurements: a forward takes the same time whatever the weights are, and 61 GB need not be
+downloaded, stored or read. The text is meaningless. The shapes are from the models' config.json.
 
-Rules:
-- The weights are made on their device, in their type: there is never a copy on the host.
-- The same string makes the same weights on the same kind of device, in the same version of torch.
-- An option replaces a number of the configuration (`num_hidden_layers=2`): tests make them tiny.
-  Types and structure stay.
-- Its name always begins with `random:`. It has no end-of-text token and no tokenizer.
-
-The numbers are those of the models' published config.json.
+- Weights are created on their device in their dtype, with no copy on the host.
+- The same string gives the same weights on the same kind of device and version of torch.
+- An option replaces a number of the configuration (`num_hidden_layers=2`), so tests can make models
+  tiny. Types and structure are fixed.
+- The name always begins with `random:`. There is no end-of-text token and no tokenizer.
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 PREFIX = "random:"
 
-# by name: the configuration's class, and what it is given
+# by name: the configuration class and its arguments
 _SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-0.6b": (
         "Qwen3Config",
@@ -89,17 +85,17 @@ _SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 _SEED = 0
 
-# transformers' own annotations leave this out
+# missing from transformers' annotations
 _from_config: Any = AutoModelForCausalLM.from_config
 
 
 def is_random(model: str) -> bool:
-    """Whether a MODEL string asks for one of these."""
+    """Whether a model string names random weights."""
     return model.startswith(PREFIX)
 
 
 def random_config(model: str) -> PreTrainedConfig:
-    """The configuration of `random:NAME,...`. Raises ValueError with what is wrong and allowed."""
+    """The configuration of `random:NAME,...`. Raises ValueError that says what is allowed."""
     name, *options = model.removeprefix(PREFIX).split(",")
     if name not in _SHAPES:
         raise ValueError(f"{name!r} is no shape; allowed: {', '.join(_SHAPES)}")
@@ -130,7 +126,7 @@ def _replaced(options: list[str], settings: dict[str, Any]) -> dict[str, int]:
 def random_module(
     config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, **settings: Any
 ) -> PreTrainedModel:
-    """A model of that configuration, made where it is to be. settings: for transformers."""
+    """A model of that configuration, created on `device`; `settings` go to transformers."""
     cards = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(cards), torch.device(device):
         torch.manual_seed(_SEED)

@@ -1,12 +1,12 @@
-"""Rotary embeddings that compute their frequencies once, not in every step.
+"""Makes rotary embeddings keep their frequencies instead of recomputing them in every step.
 
-Owns what is done to a loaded model's modules to that end. Some of transformers' look in each
-forward at the largest position (longrope) or make their frequencies anew on the host
-(Phi-3.5-MoE): on a card either makes the host wait, and nothing that waits can be recorded.
+Some of transformers' embeddings look at the largest position in each forward (longrope) or make
+their frequencies anew on the host (Phi-3.5-MoE). On a card both make the host wait, and work that
+waits cannot be recorded.
 
-Rule: the numbers stay what they are. longrope is served up to the length where its frequencies are
-the short ones alone (`refusals.refuse_longrope`), which are those that a module begins with; types
-whose frequencies change with the batch are refused.
+The numbers do not change: longrope is served up to the length where it uses only its short
+frequencies (`unsupported.refuse_longrope`), which a module starts with, and types whose frequencies
+change with the batch are refused.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import torch
 
 
 def freeze_frequencies(module: torch.nn.Module) -> None:
-    """Keep every rotary embedding of a model at the frequencies that it has now."""
+    """Fix every rotary embedding of a model at its current frequencies."""
     for each in module.modules():
         rope: Any = each
         rope_type = getattr(rope, "rope_type", None)
         if rope_type is None or not hasattr(rope, "attention_scaling"):
             continue
         if rope_type == "longrope":
-            rope.rope_type = "default"  # what its forward asks before it looks at positions
+            rope.rope_type = "default"  # skips the check of positions in its forward
         frequencies = getattr(rope, "inv_freq", None)
         if callable(getattr(rope, "rope_init_fn", None)) and isinstance(frequencies, torch.Tensor):
             rope.rope_init_fn = _Known(rope)
 
 
 class _Known:
-    """In place of the function that makes frequencies: those that are there."""
+    """Replaces rope_init_fn: returns the existing frequencies."""
 
     def __init__(self, rope: Any) -> None:
-        # not the tensors: the module may move to another device
+        # the dict, not the tensors: the module may move to another device
         self._buffers = rope._buffers
         self._scaling = float(rope.attention_scaling)
 

@@ -1,10 +1,7 @@
-"""Which models are not served, and why: the reasons that a configuration tells beforehand.
+"""Refuses models that cannot be served, as far as the configuration shows it, without weights.
 
-Owns: the refusals that need no weights. Does not know:
-how models are loaded, what an attention call looks like.
-
-Rule: whatever transformers would run here and compute something else is refused, with the class,
-the reason and what would do.
+Models that transformers would run here but that would compute something else are refused, with the
+class, the reason and what would work.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ _SERVED = (
 
 
 def refusal(name: str, config: PreTrainedConfig, problem: str) -> ModelLoadError:
-    """Of a whole architecture: its class, what is wrong, what is served."""
+    """The error for a whole architecture: its class, the problem, what is served."""
     return ModelLoadError(name, f"{class_name(config)} {problem}; {_SERVED}")
 
 
@@ -62,7 +59,10 @@ def refuse_kind(name: str, config: PreTrainedConfig, text: PreTrainedConfig) -> 
 def refuse_longrope(
     name: str, config: PreTrainedConfig, text: PreTrainedConfig, max_model_len: int
 ) -> None:
-    """It has two sets of frequencies, and its longest row chooses one for the whole batch."""
+    """Raise ModelLoadError for longrope beyond its short frequencies.
+
+    It has two sets of frequencies, and the longest row chooses one for the whole batch.
+    """
     for rope in ropes(getattr(text, "rope_parameters", None)):
         if rope["rope_type"] != "longrope":
             continue
@@ -76,7 +76,7 @@ def refuse_longrope(
 
 
 def ropes(parameters: Any) -> Iterator[dict[str, Any]]:
-    """The rope settings: one for the model, or one per layer type."""
+    """The rope settings: one dict for the model, or one per layer type."""
     if not isinstance(parameters, dict):
         return
     if "rope_type" in parameters:
@@ -93,9 +93,10 @@ def refuse_unseen_windows(
     geometry: tuple[LayerGeometry, ...],
     max_model_len: int,
 ) -> None:
-    """Some models keep their window to the mask that they make, and do not tell their attention.
+    """Raise ModelLoadError if a layer's window differs from the configuration's.
 
-    Which layers have one is read as transformers' own cache reads it.
+    Some models apply their window only in the mask, without passing it to attention. Which layers
+    have a window is determined as in transformers' own cache.
     """
     window = getattr(text, "sliding_window", None)
     kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * len(geometry)
@@ -113,7 +114,7 @@ def refuse_unseen_windows(
 
 
 def refuse_larger(name: str, nbytes: int, device: torch.device) -> None:
-    """Weights that the card has no room for are not loaded. Raises ModelLoadError."""
+    """Raise ModelLoadError if the card has no room for `nbytes` of weights."""
     free, total = torch.cuda.mem_get_info(device)
     if nbytes > free:
         gib = [f"{num / 2**30:.2f} GiB" for num in (nbytes, free, total)]

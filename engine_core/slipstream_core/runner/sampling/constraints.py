@@ -1,12 +1,11 @@
-"""Biases, allowed ids and bad words on a step's logits.
+"""Applies logit biases, allowed ids and bad words to a step's logits.
 
-Owns: what they mean, the last tokens of rows whose bad words are longer than one token, and the
-bits of allowed ids. Knows no requests: a plan's `StepConstraints` say which row has what.
+State on the device, by state slot: the bits of allowed ids, and the last tokens of rows whose bad
+words are longer than one token. A plan's `StepConstraints` name the rows and their constraints.
 
-Rules:
-- Nothing here depends on values that only the device has: no wait, and no branch but by the plan's
-  columns, which are on the host.
-- A bad word is looked for in what was output, not in the prompt, as in vLLM.
+- Nothing depends on values that only the device has: every branch is taken by the plan's columns,
+  which are on the host, so nothing waits.
+- A bad word is matched against the output, not the prompt, as in vLLM.
 """
 
 from __future__ import annotations
@@ -25,22 +24,21 @@ _FIRST_LANES = 16
 
 
 class Constraints:
-    """Of one runner."""
+    """The constraints of one runner's rows."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._device = device
-        # [state slots, ceil(vocab / 32)] int32: by state slot, a bit for each token id that is
-        # allowed
+        # [state slots, ceil(vocab / 32)] int32: a bit for each allowed token id
         num_words = -(-vocab_size // 32)
         self._allowed = torch.zeros((_FIRST_LANES, num_words), dtype=torch.int32, device=device)
-        # [state slots, _TAIL] int64: by state slot, the last tokens, NO_TOKEN in front
+        # [state slots, _TAIL] int64: the last tokens, padded in front with NO_TOKEN
         self._tails = torch.full((_FIRST_LANES, _TAIL), NO_TOKEN, device=device)
 
     def load(self, rules: StepConstraints) -> None:
-        """These rules are meant from now on.
+        """Use these constraints from now on.
 
-        Raises RuntimeError where a state slot of theirs is not there: the step that was to bring
-        its tokens failed. A card would look for it outside of the table, which is its end.
+        Raises RuntimeError if one of their state slots does not exist, because the step that was to
+        fill it failed. On a card, an index beyond the table would make the context unusable.
         """
         for state_slots, table in (
             (rules.tail_state_slots, self._tails),
@@ -63,7 +61,7 @@ class Constraints:
         self._tail_state_slots = self._to(rules.tail_state_slots)
 
     def refill(self, refill: ConstraintRefill) -> None:
-        """Rows got state slots; these are their last tokens, and the ids that they may sample."""
+        """Fill newly assigned state slots with last tokens and allowed ids."""
         if len(refill.tail_state_slots):
             self._tails = _with_state_slots(self._tails, refill.tail_state_slots, NO_TOKEN)
             self._tails[self._to(refill.tail_state_slots)] = self._to(refill.tails)
@@ -76,23 +74,23 @@ class Constraints:
             self._allowed.index_copy_(0, self._to(refill.allowed_state_slots), bits)
 
     def apply(self, logits: torch.Tensor) -> None:
-        """Change the logits of the rows with rules, float32 [C, vocab], in place."""
+        """Change the logits of the constrained rows, float32 [C, vocab], in place."""
         if len(self._biases):
             logits[self._bias_at] += self._biases
         if len(self._allowed_places):
             keep_allowed(logits, self._allowed_places, self._allowed, self._allowed_state_slots)
         if len(self._banned_at[0]):
-            # a number of the host's would be copied to the card while the host waits
+            # a Python scalar would be copied to the card synchronously
             logits.index_put_(self._banned_at, logits.new_full((1,), -torch.inf))
         if len(self._word_state_slots):
             tails = self._tails[self._word_state_slots, _TAIL - self._heads.shape[1] :]
             is_next = ((tails == self._heads) | (self._heads == NO_TOKEN)).all(-1)
-            # added up, for two words may end with the same token
+            # accumulated, as two words may end with the same token
             never = torch.where(is_next, -torch.inf, 0.0)
             logits.index_put_(self._word_at, never, accumulate=True)
 
     def sampled(self, token_ids: torch.Tensor) -> None:
-        """The rows with rules sampled these, int64 [C]."""
+        """Append the tokens that the constrained rows sampled, int64 [C]."""
         if len(self._tail_state_slots):
             tails = self._tails[self._tail_state_slots, 1:]
             new = token_ids[self._tail_places]
@@ -105,7 +103,7 @@ class Constraints:
 def _with_state_slots(
     table: torch.Tensor, state_slots: npt.NDArray[np.int64], fill: int
 ) -> torch.Tensor:
-    """The table with room for `state slots`, at least twice as large where there was none."""
+    """The table, grown to at least twice its size if it lacks one of `state_slots`."""
     missing = int(state_slots.max()) + 1 - len(table)
     if missing <= 0:
         return table

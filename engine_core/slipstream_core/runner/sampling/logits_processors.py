@@ -1,10 +1,8 @@
-"""Carries out the rules of a plan: before a step is sampled and after.
+"""Applies a plan's constraints to the logits before sampling, and records the tokens sampled after.
 
-Owns: the order (biases, allowed ids, bad words; then penalties) and which rules are loaded. Knows
-no requests.
+The order is biases, allowed ids, bad words, then penalties.
 
-Rules:
-- The raw logits stay as they are: log-probabilities are of those.
+- The raw logits stay unchanged: log-probabilities are computed from them.
 - Every method is called on the device's thread, in launch order.
 """
 
@@ -19,7 +17,7 @@ from slipstream_core.step.constraint_plan import ConstraintPlan, StepConstraints
 
 
 class LogitsProcessors:
-    """Of one runner, with slots for `num_state_slots` rows."""
+    """Constraints and penalties of one runner, with state slots for `num_state_slots` rows."""
 
     def __init__(
         self, vocab_size: int, device: torch.device, *, num_state_slots: int, max_model_len: int
@@ -33,7 +31,7 @@ class LogitsProcessors:
         self._rows = torch.empty(0, dtype=torch.int64, device=device)
 
     def apply(self, logits: torch.Tensor, plan: ConstraintPlan) -> torch.Tensor:
-        """The logits to sample from, given the model's, float32 [S, vocab]; a copy."""
+        """A copy of the model's logits, float32 [S, vocab], with the plan's rules applied."""
         if plan.refill is not None:
             self._constraints.refill(plan.refill)
             self._penalties.refill(plan.refill)
@@ -50,7 +48,7 @@ class LogitsProcessors:
         return logits.index_put((self._rows,), changed)
 
     def sampled(self, token_ids: torch.Tensor) -> None:
-        """The step of the plan applied last has sampled these, int64 [S]."""
+        """Record the tokens sampled by the step applied last, int64 [S]."""
         token_ids = token_ids[self._rows]
         self._constraints.sampled(token_ids)
         self._penalties.sampled(token_ids)

@@ -1,14 +1,12 @@
 """Log-probabilities of given tokens and of the most likely ones, from logits.
 
-Owns: the passes over the vocabulary, a bounded number of logits at a time, and the way of what they
-give to the host. Does not know: plans, requests. Two users: rows that want more than the sampler's
-columns are wide, and prompts.
+Used for rows that want more than the sampler's columns hold, and for prompts. The vocabulary is
+processed a bounded number of logits at a time.
 
-Rules:
-- Where there are copies to make (a card), nobody waits: what comes is `PendingLogprobs` until its
-  step is done. Only a result of more than `_HELD_BYTES` is waited for, piece by piece, as all of it
-  would lie on the card and in pinned memory at once.
-- What is kept of a result lies in memory of its own, not in pinned memory.
+- On a card the result is a `PendingLogprobs` until its step is done, and nothing waits. Only a
+  result of more than `_HELD_BYTES` is waited for piece by piece, as all of it would otherwise lie
+  on the card and in pinned memory at once.
+- Results are copied out of pinned memory.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _HELD_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Some rows' results on their way. Holds on to what the copy reads."""
+    """Some rows' results being copied to the host. Keeps the copy's source alive."""
 
     layout: Layout
     width: int
@@ -48,18 +46,18 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class PendingLogprobs:
-    """Candidates on their way from a card."""
+    """Candidates being copied from a card."""
 
     pieces: tuple[_Piece | Candidates, ...]
     width: int
 
     def wait(self) -> Candidates:
-        """They, when they are here."""
+        """Wait for the copies and return the candidates."""
         return joined([arrived(piece) for piece in self.pieces], self.width)
 
 
 def arrived(those: Candidates | PendingLogprobs | _Piece) -> Candidates:
-    """Those that are here, or will be once their step is done, which is waited for."""
+    """The candidates, waiting for their copies if necessary."""
     return those if isinstance(those, Candidates) else those.wait()
 
 
@@ -70,11 +68,10 @@ def candidates(
     copies: Copies | None = None,
     listed: Int64s | None = None,
 ) -> Candidates | PendingLogprobs:
-    """Of each row of `logits` [N, vocab] its token's and the `num_logprobs` most likely ones'.
+    """Log-probabilities of each row's token and of its `num_logprobs` most likely ones.
 
-    `token_ids` is int64 [N], on the logits' device. `listed` [num_logprobs or more] are ids whose
-    values are wanted in the place of the most likely ones'. The result is on the host, or coming
-    there by `copies`.
+    `logits` is [N, vocab], `token_ids` int64 [N] on the same device. `listed` [num_logprobs or
+    more] are ids that replace the most likely ones. With `copies` the result is pending.
     """
     if listed is not None:
         listed = listed[:num_logprobs]

@@ -1,17 +1,15 @@
 """Sampling noise as a pure function of (seed, position, token id).
 
-Owns the hash. Knows no requests, no batches and no generator state: there is none. Because the
-noise of a token depends on nothing else, a request samples the same tokens alone, in any batch,
-after a preemption and after a restart of the process.
+There is no generator state, so a request samples the same tokens alone, in any batch, after a
+preemption and after a restart of the process.
 
-Rules:
 - `position` is the sampled token's index in its sequence, so no two draws of a request share it.
 - A second, independent draw for the same position takes another `stream`. The stream is mixed
-  into the key by a round of its own; folded into the position's bits it would fall off for
-  large positions, and a retry would repeat its first draw for ever.
-- The key is made on the host by numpy, the noise on the device by torch: both are the 32-bit
-  finaliser of MurmurHash3 (Austin Appleby, public domain), in wrapping int32 arithmetic, which
-  is what CPUs and GPUs alike have vector instructions for.
+  into the key in a separate round; folded into the position's bits it would be lost for large
+  positions, and a retry would repeat its first draw forever.
+- The key is made on the host by numpy, the noise on the device by torch. Both use the 32-bit
+  finaliser of MurmurHash3 (Austin Appleby, public domain) in wrapping int32 arithmetic, for which
+  CPUs and GPUs have vector instructions.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ _GOLDEN = 0x9E3779B9  # 2**32 / golden ratio: spreads consecutive positions and 
 
 
 def row_keys(seeds: Int64s, positions: npt.NDArray[np.integer], stream: int = 0) -> Int32s:
-    """Two 32-bit keys for each of S draws, [2, S], from seeds [S] and positions [S]."""
+    """Two 32-bit keys for each of S draws, int32 [2, S], from seeds [S] and positions [S]."""
     bits = seeds.astype(np.uint64)  # negative seeds wrap
     low, high = bits.astype(np.uint32), (bits >> np.uint64(32)).astype(np.uint32)
     key = _mix(low ^ np.uint32(0x5BD1E995))
@@ -44,13 +42,13 @@ def exponential(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """Exp(1) noise, float32 [S, N], for keys int32 [2, S] and token ids int32 [N] or [S, N].
 
     `argmax(logits - log(noise))` then samples from softmax(logits): the token whose exponential
-    clock rings first. What decides is noise near 0, so 31 bits go into a float through log1p,
-    which keeps the small values' relative precision.
+    clock rings first. Noise near 0 decides, so 31 bits become a float through log1p, which keeps
+    the relative precision of small values.
     """
     bits = token_ids ^ keys[0, :, None]
     scratch = torch.empty_like(bits)
     _mix_(bits, scratch)
-    bits.add_(keys[1, :, None])  # without a second round two keys could permute the same noise
+    bits.add_(keys[1, :, None])  # with one round, two keys could permute the same noise
     _mix_(bits, scratch)
     bits.bitwise_and_(0x7FFFFFFF)
     return bits.float().add_(0.5).mul_(-(2.0**-31)).log1p_().neg_()
@@ -63,7 +61,7 @@ def _mix(x: UInt32s) -> UInt32s:
 
 
 def _mix_(x: torch.Tensor, scratch: torch.Tensor) -> None:
-    """The same finaliser in place on int32, whose shifts carry the sign: hence the masks."""
+    """The same finaliser in place on int32, with masks because right shifts extend the sign."""
     for shift, multiplier in ((16, _MUL_1), (13, _MUL_2)):
         torch.bitwise_right_shift(x, shift, out=scratch)
         x.bitwise_xor_(scratch.bitwise_and_((1 << (32 - shift)) - 1))

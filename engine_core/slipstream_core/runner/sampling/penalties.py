@@ -1,17 +1,13 @@
 """Presence, frequency and repetition penalties on a step's logits.
 
-Owns: what they mean, and which tokens a row has seen how often. Knows no requests: a plan's
-`StepConstraints` say which row has what.
-
-Rules:
-- As in vLLM: first the repetition penalty, over prompt and outputs (Keskar et al., 2019, CTRL),
-  then frequency and presence, over outputs alone (as OpenAI defines them).
-- Only the logits of tokens that a row has seen are touched: the work grows with what it has seen,
-  not with the vocabulary. A token that is listed twice gets the same value twice; so a list is
-  filled up with its first token, or with 0 while a row has seen none, whose count is then 0.
-- Memory grows with the rows that have penalties at once, and is kept: 4 bytes a token of the
-  vocabulary and row, and 8 for each token that one of them has seen. It grows by way of halves of
-  the most there can be (`grown`), so that the table that is copied is never more than half of it.
+- As in vLLM: first the repetition penalty, over prompt and output (Keskar et al., 2019, CTRL),
+  then frequency and presence, over the output only (as OpenAI defines them).
+- Only the logits of tokens that a row has seen are touched, so the work grows with the tokens seen,
+  not with the vocabulary. A row's list of seen tokens is padded with its first token, which gets
+  the same value twice, or with token 0 and count 0 if the row has seen none.
+- Tables grow with the number of rows that have penalties and never shrink: 4 bytes per row and
+  vocabulary entry, 8 per token seen. Sizes are the maximum halved repeatedly (`grown`), so the
+  table copied while growing is at most half the maximum.
 """
 
 from __future__ import annotations
@@ -27,9 +23,9 @@ _FIRST_WIDTH = 64
 
 
 def most_bytes(num_state_slots: int, vocab_size: int, max_model_len: int) -> int:
-    """What the tables take when `num_state_slots` rows have penalties and have seen all they can.
+    """Bytes that the tables take at most, with `num_state_slots` rows of `max_model_len` tokens.
 
-    While a table grows the old half is there too.
+    Includes the old half of a table that is being grown.
     """
     state_slots, width = (size + _half(size) for size in (num_state_slots, max_model_len))
     seen = max(state_slots * max_model_len, num_state_slots * width)
@@ -37,9 +33,9 @@ def most_bytes(num_state_slots: int, vocab_size: int, max_model_len: int) -> int
 
 
 def grown(needed: int, most: int) -> int:
-    """The size of a table that holds `needed`: `most`, halved as often as that allows.
+    """The smallest of `most`, `most` / 2, `most` / 4, ... that is at least `needed`.
 
-    More than `most` is needed only of what counts for nothing, behind a step that failed.
+    `needed` exceeds `most` only after a failed step, for tokens that do not matter.
     """
     size = max(needed, most)
     while size > 1 and _half(size) >= needed:
@@ -52,7 +48,7 @@ def _half(size: int) -> int:
 
 
 class Penalties:
-    """Of one runner, at most `num_state_slots` of whose rows have penalties at once."""
+    """Penalties of one runner, for at most `num_state_slots` rows at once."""
 
     def __init__(
         self, vocab_size: int, device: torch.device, *, num_state_slots: int, max_model_len: int
@@ -60,15 +56,15 @@ class Penalties:
         self._device = device
         self._most_state_slots = num_state_slots
         self._most_seen = max_model_len
-        # by state slot and token: how often it was output
+        # [state slots, vocab]: how often each token was output
         self._counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
-        # by state slot: the tokens that its penalties are about; behind them one of these, or 0
+        # [state slots, width]: the tokens seen, padded with the first of them or 0
         width = grown(min(_FIRST_WIDTH, max_model_len), max_model_len)
         self._seen = torch.zeros((0, width), dtype=torch.int64, device=device)
-        self._num_seen = np.zeros(0, np.int64)  # by state slot, on the host
+        self._num_seen = np.zeros(0, np.int64)  # [state slots], on the host
 
     def load(self, rules: StepConstraints) -> None:
-        """These rules are meant from now on."""
+        """Use these penalties from now on."""
         self._host_state_slots = rules.count_state_slots
         self._places = self._to(rules.penalty_places)[:, None]
         self._state_slots = self._to(rules.count_state_slots)[:, None]
@@ -78,7 +74,7 @@ class Penalties:
         self._any_repetition = rules.any_repetition
 
     def refill(self, refill: ConstraintRefill) -> None:
-        """Rows got state slots; these are their tokens."""
+        """Fill newly assigned state slots with the tokens seen so far."""
         if not len(refill.count_state_slots):
             return
         self._make_room(int(refill.count_state_slots.max()) + 1, refill.seen.shape[1])
@@ -87,13 +83,13 @@ class Penalties:
         seen = self._to(refill.seen)
         self._seen[state_slots] = seen[:, :1]
         self._seen[state_slots, : seen.shape[1]] = seen
-        self._counts.index_fill_(0, state_slots, 0)  # assigning a number would make the host wait
+        self._counts.index_fill_(0, state_slots, 0)  # assigning a scalar would make the host wait
         at = self._to(refill.output_state_slots), self._to(refill.output_ids)
         once = torch.ones(1, dtype=torch.int32, device=self._device).expand(len(at[0]))
         self._counts.index_put_(at, once, accumulate=True)
 
     def apply(self, logits: torch.Tensor) -> None:
-        """Change the logits of the rows with rules, float32 [C, vocab], in place."""
+        """Change the logits of the constrained rows, float32 [C, vocab], in place."""
         if not len(self._host_state_slots):
             return
         width = max(1, int(self._num_seen[self._host_state_slots].max()))
@@ -108,7 +104,7 @@ class Penalties:
         logits[self._places, seen] = values
 
     def sampled(self, token_ids: torch.Tensor) -> None:
-        """The rows with rules sampled these, int64 [C]."""
+        """Count the tokens that the constrained rows sampled, int64 [C]."""
         if not len(self._host_state_slots):
             return
         at = self._num_seen[self._host_state_slots]
@@ -120,7 +116,7 @@ class Penalties:
         self._num_seen[self._host_state_slots] = at + 1
 
     def _make_room(self, num_state_slots: int, width: int) -> None:
-        # each by itself: where there is no memory for one, the others stay as they are
+        # checked separately: if growing one table runs out of memory, a later call grows the rest
         if num_state_slots > len(self._counts):
             self._counts = _padded(self._counts, grown(num_state_slots, self._most_state_slots))
         if num_state_slots > len(self._seen):

@@ -1,14 +1,12 @@
 # mypy: ignore-errors
-"""A Triton kernel that draws a token from a whole row of logits, one program to a row.
+"""A Triton kernel that draws a token from a whole row of logits, one program per row.
 
-Owns what runs on the card; `rejection_sampling` launches it. Knows no plan. The noise is
-`noise.py`'s, bit for bit up to the float that the bits become; the truncated draw is
-`sampler._draw_by_rejection`'s, in the same rounds with the same streams.
+The noise is that of `noise.py`, bit for bit up to the conversion to float. The truncated draw is
+that of `sampler._draw_by_rejection`, in the same rounds with the same streams.
 
-Rules:
-- A row that is not wanted costs a load: which rows are is known on the card alone.
-- A rejected token raises the floor under those that may still be drawn, and the likeliest is never
-  rejected: so a row's loop ends, whatever its logits are.
+- A row that is not wanted costs one load; which rows are wanted is known only on the card.
+- A rejected token raises the floor of the tokens that may still be drawn, and the most likely token
+  is never rejected, so a row's loop ends whatever its logits are.
 - Of equally good tokens the lowest id is drawn.
 """
 
@@ -29,7 +27,7 @@ def _mixed(bits):
 
 @triton.jit
 def _unmixed(bits):
-    """What `_mixed` made this of."""
+    """The inverse of `_mixed`."""
     bits = (bits ^ (bits >> 16)) * 0x7ED1B41D
     bits = (bits ^ (bits >> 13) ^ (bits >> 26)) * 0xA5CB9243
     return bits ^ (bits >> 16)
@@ -37,11 +35,11 @@ def _unmixed(bits):
 
 @triton.jit
 def _noise(ids, key_0, key_1):
-    """Exp(1) noise of token ids, as `noise.exponential` has it."""
+    """Exp(1) noise of token ids, as in `noise.exponential`."""
     bits = _mixed(ids.to(tl.uint32) ^ key_0)
     bits = _mixed(bits + key_1) & 0x7FFFFFFF
     share = (bits.to(tl.int32).to(tl.float32) + 0.5) * 0.0000000004656612873077393  # 2**-31
-    # log(1 - share) has no digits left where the share is small, and that is what decides
+    # log(1 - share) loses all precision where the share is small, and small noise decides
     small = share * (1.0 + share * (0.5 + share * (0.3333333333333333 + share * 0.25)))
     return tl.where(share < 0.015625, small, -tl.log(1.0 - share))
 
@@ -53,13 +51,13 @@ def _noise(ids, key_0, key_1):
 )
 def redraw(
     scaled,  # [S, vocab] float32
-    token_ids,  # [S] int64, written where wanted
+    token_ids,  # [S] int64, written for wanted rows only
     wanted,  # [S] int32
-    keys,  # [S] int32: the first of the rows' keys of stream 0
-    log_totals,  # [S] float32, with TRUNCATED, as are those below
-    mass_limits,  # [S] float32: what is likelier than a kept token has less
-    top_ks,  # [S] int32: and is fewer than these, 0 being no bound
-    leasts,  # [S] float32: a kept token's logit is no less
+    keys,  # [S] int32: the first key of each row, for stream 0
+    log_totals,  # [S] float32; this and those below with TRUNCATED only
+    mass_limits,  # [S] float32: a token is kept if the mass of likelier ones is less
+    top_ks,  # [S] int32: ... and they are fewer; 0 is no bound
+    leasts,  # [S] float32: the least logit of a kept token
     vocab_size,
     row_stride,
     TRUNCATED: tl.constexpr,
@@ -69,7 +67,7 @@ def redraw(
     row = tl.program_id(0)
     logits = scaled + row.to(tl.int64) * row_stride
     lanes = tl.arange(0, BLOCK)
-    key = _unmixed(tl.load(keys + row).to(tl.uint32, bitcast=True))  # as it was before the stream
+    key = _unmixed(tl.load(keys + row).to(tl.uint32, bitcast=True))  # before mixing in the stream
     is_wanted = tl.load(wanted + row) != 0
     going = is_wanted
     chosen = tl.zeros([], tl.int32)
@@ -95,7 +93,7 @@ def redraw(
             best_ids = tl.where(better, ids, best_ids)
         top = tl.max(best, 0)
         chosen = tl.min(tl.where(best == top, best_ids, 0x7FFFFFFF), 0)
-        going = top != top  # that is, no more
+        going = top != top  # False, as a tensor
         if TRUNCATED:
             threshold = tl.load(logits + chosen)
             mass = tl.zeros([BLOCK], tl.float32)

@@ -1,11 +1,10 @@
-"""Draws from whole rows of logits on a card, without a question to it: one kernel, by Triton.
+"""Draws tokens from whole rows of logits on a card with one Triton kernel.
 
-Owns the kernel's launch. Knows no plan. `sampler` draws by torch's operators where there is none of
-these: then what a row keeps beyond the candidates is asked of the device, and the host waits.
+Without Triton, `sampler` draws with torch's operators instead and has to ask the device which rows
+reach beyond the candidates.
 
-Rules:
-- Nothing here looks at what is on the device, so all of it can be recorded.
-- A row's token depends on its own logits, limits and key alone, whoever shares the launch.
+- Nothing here depends on values on the device, so all of it can be recorded.
+- A row's token depends only on its own logits, limits and key, not on the other rows of a launch.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ import torch
 from slipstream_core.runner.attention.triton_support import compiling, is_wanted, unready
 from slipstream_core.runner.sampling.truncation import TruncationLimits
 
-_INTERPRETED_BLOCK = 256  # so that small vocabularies have several
+_INTERPRETED_BLOCK = 256  # so that small vocabularies span several blocks
 
 
 def rejection_sampler(
     vocab_size: int, device: torch.device, *, model: str
 ) -> RejectionSampler | None:
-    """Draws for rows of that many logits, compiled; None where torch's operators have to do.
+    """A compiled sampler for rows of `vocab_size` logits; None if Triton is not available.
 
-    Raises ModelLoadError where the kernel cannot be compiled.
+    Raises ModelLoadError if the kernel cannot be compiled.
     """
     if not is_wanted(device) or unready() is not None:
         return None
@@ -37,7 +36,7 @@ def rejection_sampler(
 
 
 class RejectionSampler:
-    """Implements what `sampler.sample` and recorded samplings ask of one."""
+    """Draws from whole rows of logits, for `sampler.sample` and recorded sampling."""
 
     def __init__(self) -> None:
         from slipstream_core.runner.sampling import rejection_kernels
@@ -50,7 +49,7 @@ class RejectionSampler:
     def all(self, scaled: torch.Tensor, keys: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """One token per row from softmax(scaled), int64 [S]; keys int32 [2, S].
 
-        wanted: int32 [S]; rows where it is 0 get some token, at no cost.
+        wanted: int32 [S]; rows where it is 0 are skipped and get token 0.
         """
         token_ids = torch.zeros(len(scaled), dtype=torch.int64, device=scaled.device)
         self._kernel[(len(scaled),)](**self._arguments(scaled, token_ids, wanted, keys))
@@ -64,9 +63,9 @@ class RejectionSampler:
         token_ids: torch.Tensor,
         mass_limits: torch.Tensor,
     ) -> None:
-        """Draw the wanted rows' tokens from all that they keep, into `token_ids` [S].
+        """Draw the wanted rows' tokens from their whole kept sets, into `token_ids` [S].
 
-        wanted: bool [S]. mass_limits: float32 [S, 1]; what is likelier than a kept token has less.
+        wanted: bool [S]. mass_limits: float32 [S, 1]; a token is kept if likelier ones have less.
         """
         arguments = self._arguments(limits.scaled, token_ids, wanted.to(torch.int32), keys)
         arguments |= {
@@ -79,7 +78,7 @@ class RejectionSampler:
         self._kernel[(len(token_ids),)](**arguments)
 
     def compile(self, vocab_size: int, device: torch.device) -> list[Any]:
-        """Compile both forms, lest a step waits for it; what Triton made of them."""
+        """Compile both forms ahead of the first step; returns what Triton made of them."""
         scaled = torch.empty((1, vocab_size), device=device)
         ids, ints = (torch.empty(1, dtype=it, device=device) for it in (torch.int64, torch.int32))
         plain = self._arguments(scaled, ids, ints, ints[None])
@@ -87,7 +86,7 @@ class RejectionSampler:
         names = ("log_totals", "mass_limits", "leasts")
         truncated = plain | dict.fromkeys(names, floats) | {"top_ks": ints, "TRUNCATED": True}
         made = [self._kernel.warmup(grid=(1,), **each) for each in (plain, truncated)]
-        if device.type == "cuda":  # what launches it is compiled only when it is first asked for
+        if device.type == "cuda":  # `run` is a property that compiles the launcher on first access
             for each in made:
                 each.run  # noqa: B018
         return made

@@ -1,24 +1,22 @@
-"""One batched sampler: from logits [S, vocab] to one token per row, and its log-probabilities.
+"""The batched sampler: from logits [S, vocab] to one token per row and its log-probabilities.
 
-Owns what temperature, top-k, top-p and min-p mean. Knows no requests: it reads the sampling
-columns of a step's plan, and takes every branch from the plan's flags or from columns on the
-host, so the common paths never wait for the device and no Python runs per row.
+It implements temperature, top-k, top-p and min-p from the sampling columns of a step's plan. Every
+branch is taken from the plan's flags or from columns on the host, so the common paths never wait
+for the device, and no Python runs per row.
 
-Rules:
-- Order: log-probabilities of the raw logits; rules of single tokens, which `logits_processors` has
-  applied before; masked ids and what a grammar forbids to -inf; temperature; top-k; top-p on
-  what top-k leaves, renormalised; min-p relative to the most likely token.
+- Order: log-probabilities of the raw logits; constraints, which `logits_processors` has applied
+  before; masked ids and grammar masks to -inf; temperature; top-k; top-p on what top-k leaves,
+  renormalised; min-p relative to the most likely token.
 - Temperature 0 is greedy, also in a batch with others.
 - Equal logits are ordered by id (`top_tokens`).
-- A row's token depends on its own logits, parameters, seed and position alone. So every path
-  draws from noise stream 0 first, and a row that others drag along a longer path (a row without
-  truncation in a batch with some) still gets the token that it gets alone.
-- Truncation looks at the NUM_CANDIDATES most likely tokens. A row whose kept set may reach
-  further is drawn by rejection: from the whole vocabulary, until the token lies in the kept set.
-  That is exact, and no row is sorted; but where top_p cuts what a top_k of more than the candidates
-  leaves, how much that is takes that row's top_k largest. On a card one kernel draws
-  (`rejection_sampling`), and nobody waits to learn for which rows; without Triton the device is
-  asked.
+- A row's token depends only on its own logits, parameters, seed and position. Every path draws
+  from noise stream 0 first, so a row without truncation gets the same token alone and in a batch
+  that takes the longer path for other rows.
+- Truncation looks at the NUM_CANDIDATES most likely tokens. A row whose kept set may reach further
+  is drawn by rejection: from the whole vocabulary, until the token lies in the kept set. That is
+  exact and sorts no row, except where top_p follows a top_k larger than NUM_CANDIDATES: the mass
+  that top_k leaves needs that row's top_k largest logits. On a card one kernel draws these rows
+  (`rejection_sampling`) without waiting; without Triton the device is asked which rows they are.
 """
 
 from __future__ import annotations
@@ -50,20 +48,19 @@ if TYPE_CHECKING:
 
 NUM_CANDIDATES = 256
 
-# Elements that whole-vocabulary draws handle at once on a CPU: temporaries of 512 KiB stay in its
-# cache, which halves the time of a large batch.
+# Elements per chunk of whole-vocabulary draws on a CPU: temporaries of 512 KiB stay in its cache,
+# which halves the time of a large batch.
 _CPU_CHUNK = 1 << 17
 
-# Below this the scaled logits are so far apart that the distribution is one token, while a
-# division by less could overflow.
+# At this temperature the distribution is already a single token; dividing by less could overflow.
 _MIN_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class RawLogprobs:
-    """Of the L rows in `rows`, on the logits' device; column 0 is the sampled token."""
+    """Log-probabilities of L rows, on the logits' device; column 0 is the sampled token."""
 
-    rows: Int64s  # [L], host
+    rows: Int64s  # [L] of the S sampled rows, on the host
     values: torch.Tensor  # [L, 1 + max_logprobs] float32
     ids: torch.Tensor  # [L, 1 + max_logprobs] int64
     ranks: torch.Tensor  # [L] int64, 1 is the most likely
@@ -80,10 +77,10 @@ def sample(
 ) -> tuple[torch.Tensor, RawLogprobs | None]:
     """Sample one token for each of the plan's S sampled rows.
 
-    `logits` is float32 [S, vocab] and stays as it is; `vocab` is arange(vocab) as int32 on the
-    same device. `allowed` is what rules have made of the logits, where the plan has some; `masks`
-    as in `Runner.sample`, where the plan awaits them; `whole` what draws from whole rows in the
-    place of torch's operators. The tokens are int64 [S] on that device.
+    `logits` is float32 [S, vocab] and is not changed; `vocab` is arange(vocab) as int32 on the same
+    device. `allowed` is the logits with the plan's rules applied, if it has some; `masks` is as in
+    `Runner.sample`, if the plan awaits them; `whole`, if given, replaces torch's operators for
+    draws from whole rows. The tokens are int64 [S] on that device.
     """
     if allowed is None:
         allowed = logits
@@ -104,7 +101,7 @@ def sample(
 def _argmax(values: torch.Tensor) -> torch.Tensor:
     """int64 [rows]: the index of each row's largest value, the first of equal ones.
 
-    On a CPU by numpy, whose loop is vectorised: 0.35 ms against torch's 2.7 ms for [64, 32000].
+    On a CPU numpy is used, whose loop is vectorised: 0.35 ms for [64, 32000], torch 2.7 ms.
     """
     if values.device.type == "cpu":
         return torch.from_numpy(values.numpy().argmax(-1))
@@ -115,7 +112,7 @@ def _raw_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, plan: StepPlan)
     rows = np.flatnonzero(plan.num_logprobs >= 0)
     if plan.any_wide:
         rows = rows[plan.num_logprobs[rows] < MAX_NARROW]
-    if len(rows) < len(logits):  # the passes over the vocabulary cost only those who ask
+    if len(rows) < len(logits):  # the passes over the vocabulary are only for rows that ask
         index = _to(rows, logits)
         logits, token_ids = logits[index], token_ids[index]
     if plan.listed is not None:
@@ -130,7 +127,7 @@ def _listed_columns(
     listed: ListedLogprobs,
     rows: Int64s,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `logprob_columns`, of the plan's `rows`, some of which list ids."""
+    """As `logprob_columns`, for the plan's `rows`, some of which list ids."""
     own = token_ids[:, None]
     ranks = (logits > logits.gather(1, own)).sum(-1) + 1
     ids = torch.zeros(
@@ -150,7 +147,7 @@ def _listed_columns(
 def logprob_columns(
     logits: torch.Tensor, token_ids: torch.Tensor, num: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Values, ids and ranks as in RawLogprobs, of each row's token and the `num` most likely."""
+    """Values, ids and ranks as in RawLogprobs, for each row's token and the `num` most likely."""
     sampled = logits.gather(1, token_ids[:, None])
     ranks = (logits > sampled).sum(-1) + 1
     values, ids = sampled, token_ids[:, None]
@@ -165,7 +162,7 @@ def _draw_rows(
 ) -> torch.Tensor:
     """Tokens of all rows as if none were greedy, int64 [S]."""
     scaled = logits / _to(divisors(plan.temperatures), logits)[:, None]
-    positions = plan.kv_lens[plan.samples]  # a sampled token's index: what lies before it
+    positions = plan.kv_lens[plan.samples]  # the index of the sampled token
     if not plan.any_truncation:
         keys = _to(row_keys(plan.seeds, positions), logits)
         if whole is None:
@@ -188,7 +185,7 @@ def _draw_rows(
         wanted = _to(open_ended, logits) & ~covered
         whole.further(limits, keys, wanted, token_ids, masses)
     else:
-        # The one place that asks the device: whether a kept set reached further shows only there.
+        # Only the device knows whether a kept set reached further, so this waits for it.
         further = np.flatnonzero(open_ended & ~covered.cpu().numpy())
         chunk = _rows_per_chunk(scaled)
         for start in range(0, len(further), chunk):
@@ -201,19 +198,19 @@ def _draw_rows(
 
 
 def divisors(temperatures: Float32s) -> Float32s:
-    """What rows' logits are divided by, [S]; 1 where a row is greedy."""
+    """The rows' divisors of logits, float32 [S]; 1 where a row is greedy."""
     positive = np.where(temperatures > 0, temperatures, 1.0)
     result: Float32s = np.maximum(positive, _MIN_TEMPERATURE).astype(np.float32)
     return result
 
 
 def effective_top_ks(plan: StepPlan, vocab_size: int) -> Int32s:
-    """top_k of the sampled rows, 0 where it takes nothing away."""
+    """top_k of the sampled rows, [S]; 0 where it keeps the whole vocabulary."""
     return np.where(plan.top_ks >= vocab_size, 0, plan.top_ks)
 
 
 def may_reach_further(plan: StepPlan, top_ks: Int32s, vocab_size: int) -> Bools:
-    """Rows whose kept set may be larger than the candidates, bool [S]."""
+    """Whether a row's kept set may be larger than the candidates, bool [S]."""
     if vocab_size <= NUM_CANDIDATES:
         return np.zeros(len(top_ks), np.bool_)
     bounded = (top_ks > 0) & (top_ks <= NUM_CANDIDATES)
@@ -222,7 +219,10 @@ def may_reach_further(plan: StepPlan, top_ks: Int32s, vocab_size: int) -> Bools:
 
 
 def limited_twice(plan: StepPlan, top_ks: Int32s, vocab_size: int) -> Int64s:
-    """Those of them that top_p cuts after top_k has, [B]: it takes a share of what is left then."""
+    """Rows of `may_reach_further` that have both top_k and top_p, int64 [B].
+
+    Their top_p is a share of the mass that top_k leaves.
+    """
     has_both = (top_ks > 0) & (plan.top_ps < 1)
     return np.flatnonzero(has_both & may_reach_further(plan, top_ks, vocab_size))
 
@@ -230,9 +230,10 @@ def limited_twice(plan: StepPlan, top_ks: Int32s, vocab_size: int) -> Int64s:
 def draw_candidates(
     limits: TruncationLimits, keys: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens drawn among the most likely, and whether those held a row's whole kept set.
+    """Draw among the candidates; returns tokens int64 [S] and bool [S].
 
-    `keys` int32 [2, S]; the tokens are int64 [S].
+    The second is whether the candidates contain a row's whole kept set; it is False for rows with
+    top_k, see `may_reach_further`. `keys` is int32 [2, S].
     """
     width = min(NUM_CANDIDATES, limits.scaled.shape[1])
     values, ids = most_likely(limits.scaled, width)
@@ -241,7 +242,7 @@ def draw_candidates(
     ranks = torch.arange(width, device=values.device)
     probs = torch.where(bounded & (ranks >= limits.top_ks), 0, probs)
     kept_mass = torch.where(bounded, probs.sum(-1, keepdim=True), 1.0)
-    before = probs.cumsum(-1) - probs  # mass of the more likely ones
+    before = probs.cumsum(-1) - probs  # mass of the likelier tokens
     keep = (
         (probs > 0) & (before < limits.top_ps * kept_mass) & (probs >= limits.min_ps * probs[:, :1])
     )
@@ -257,16 +258,16 @@ def draw_candidates(
 
 def _draw_by_rejection(
     limits: TruncationLimits,
-    masses: torch.Tensor,  # see Limits
+    masses: torch.Tensor,  # see TruncationLimits.masses
     seeds: Int64s,
     positions: npt.NDArray[np.integer],
     vocab: torch.Tensor,
 ) -> torch.Tensor:
     """Exact tokens of rows whose kept set exceeds the candidates, int64 [S].
 
-    A token lies in the kept set or not by what is more likely than it. So a rejected token shows
-    that all that are no likelier lie outside too, and they are left out of the next round: still
-    exact, and the rounds needed grow with the logarithm of the vocabulary only.
+    Whether a token is kept depends on the likelier tokens only. So a rejected token shows that all
+    tokens no likelier than it lie outside too, and the next round leaves them out: the draw stays
+    exact, and the number of rounds grows with the logarithm of the vocabulary.
     """
     scaled = limits.scaled
     probs = (scaled - limits.log_total).exp_()
@@ -285,7 +286,7 @@ def _draw_by_rejection(
         mass = torch.where(likelier, probs[index], 0).sum(-1, keepdim=True)
         top_ks = limits.top_ks[index]
         kept = (mass < masses[index]) & ((top_ks == 0) | (likelier.sum(-1, keepdim=True) < top_ks))
-        # the most likely token is always kept, whatever rounding says: so this ends
+        # the most likely token is always kept, despite rounding, so the loop ends
         kept |= ~likelier.any(-1, keepdim=True)
         live[index] = live[index].masked_fill_(scaled[index] <= threshold, -torch.inf)
         rows = rows[~kept[:, 0].cpu().numpy()]

@@ -1,8 +1,7 @@
-"""Bitmasks of token ids on the device: what they forbid gets a logit of -inf.
+"""Bitmasks of token ids: 32 ids to a word, the lowest id in the lowest bit.
 
-Owns: the layout of the bits, 32 token ids to a word, the lowest id in the lowest bit. Does not
-know: grammars, sampling. Beside the copy that it makes of the logits it takes a bounded amount of
-memory, however many rows have masks.
+Forbidden ids get a logit of -inf. Apart from the copy of the logits, memory use is bounded however
+many rows have masks.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _LOGITS_AT_ONCE = 2**25  # temporaries of 128 MiB each
 def apply_masks(logits: torch.Tensor, rows: Int64s, masks: Int32s) -> torch.Tensor:
     """A copy of `logits` [S, vocab] in which `rows` [G] keep only what `masks` allow.
 
-    `masks` [G, ceil(vocab / 32)] int32, on the host; each allows something.
+    `masks` is int32 [G, ceil(vocab / 32)] on the host; each allows at least one id.
     """
     words, index = to_device(masks, logits.device), to_device(rows, logits.device)
     result = logits.clone()
@@ -34,8 +33,8 @@ def keep_allowed(
 ) -> None:
     """Let `rows` [G] of `logits` [S, vocab] keep only what their masks allow, in place.
 
-    `rows` int64 and `masks` int32 [*, ceil(vocab / 32)] are on the logits' device. `which` [G]
-    int64 says which of the masks is a row's; None is one each, in order.
+    `rows` int64 and `masks` int32 [*, ceil(vocab / 32)] are on the logits' device. `which` int64
+    [G] is the index of each row's mask; None means one mask per row, in order.
     """
     vocab_size = logits.shape[1]
     bits = torch.arange(32, dtype=torch.int32, device=logits.device)

@@ -1,21 +1,22 @@
-"""The largest logits of each row, equal ones by id: the same for a row whoever shares its batch.
+"""The largest logits of each row, ties ordered by id, independent of the other rows of the batch.
 
-torch.topk leaves the order of equal values open, and on a card which of several equal ones at the
-boundary it takes: it has several algorithms, and chooses one by the batch's shape. bfloat16 logits
-are often equal. Nothing here makes a card wait.
+torch.topk leaves the order of equal values open, and on a card also which of several equal values
+at the boundary it takes: it picks an algorithm by the batch's shape. bfloat16 logits are often
+equal. Nothing here makes the host wait for a card.
 """
 
 from __future__ import annotations
 
 import torch
 
-_SORTED_FROM = 2  # from a share of 1 in so many on, a whole sort is no dearer
+_SORTED_FROM = 2  # if num is at least 1 / _SORTED_FROM of the vocabulary, sort the whole row
 _NOT_EQUAL = torch.iinfo(torch.int32).min
 
 
 def most_likely(logits: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and ids, int64, both [N, num], of the `num` largest of `logits` [N, vocab]: by value,
-    then by id.
+    """The `num` largest of `logits` [N, vocab], by value, then by id.
+
+    Returns values and int64 ids, both [N, num].
     """
     if num * _SORTED_FROM >= logits.shape[1]:
         values, ids = logits.sort(dim=-1, descending=True, stable=True)
@@ -33,19 +34,19 @@ def most_likely(logits: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def _may_look(logits: torch.Tensor) -> bool:
-    """Whether values may be asked for: a card would make the host wait."""
+    """Whether values may be read: on a card the host would wait."""
     return logits.device.type == "cpu"
 
 
 def _first_of_equals(logits: torch.Tensor, values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """`ids` with the lowest ones of those that equal the last value, in the place of any.
+    """`ids` with the ties at the last value replaced by the lowest ids of that value.
 
-    values, ids: [N, num], of the largest; values descend, so those that equal the last come last.
+    `values` and `ids` are [N, num]; values descend, so ties with the last one stand at the end.
     """
     least = values[:, -1:]
     order = -torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
     equal = order.expand_as(logits).masked_fill(logits != least, _NOT_EQUAL)
-    first = -equal.topk(values.shape[1], dim=-1).values  # no two are equal, but for the rest
+    first = -equal.topk(values.shape[1], dim=-1).values  # distinct, apart from _NOT_EQUAL
     is_least = values == least
     nth = (is_least.cumsum(-1) - 1).clamp_(min=0)
     return torch.where(is_least, first.gather(1, nth).long(), ids)

@@ -1,4 +1,4 @@
-"""What top_k, top_p and min_p leave of a row of logits."""
+"""Truncation of a row's logits by top_k, top_p and min_p."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ class TruncationLimits:
     ) -> None:
         self.scaled = scaled
         self.top_ks = top_ks[:, None]  # 0 is off
-        # 1 is off; as a bound on a rounded sum it would still cut the last tokens
+        # 1 is off; as a bound it would still cut the last tokens, as sums are rounded
         self.top_ps = torch.where(top_ps < 1, top_ps, torch.inf)[:, None]
         self.min_ps = min_ps[:, None]
         self.log_total = scaled.logsumexp(-1, keepdim=True)
 
     def masses(self, rows: torch.Tensor, widest: int) -> torch.Tensor:
-        """What is likelier than a kept token has less of, [S, 1], where `rows`, int64 [B], are
-        limited twice, with a top_k of at most `widest`; of other rows it is top_ps.
+        """The bound on the mass of the tokens likelier than a kept one, [S, 1].
+
+        It is top_p, times the mass that top_k leaves for `rows`, int64 [B], which have both. Their
+        top_k is at most `widest`.
         """
         probs = self.scaled[rows].topk(widest, dim=-1).values.sub_(self.log_total[rows]).exp_()
         kept_mass = probs.cumsum(-1).gather(1, self.top_ks[rows].long() - 1)
         return self.top_ps.index_copy(0, rows, self.top_ps[rows] * kept_mass)
 
     def of(self, index: torch.Tensor) -> TruncationLimits:
-        """The same of some rows."""
+        """The limits of some rows."""
         return TruncationLimits(
             self.scaled[index],
             self.top_ks[index, 0],

@@ -1,1 +1,1 @@
-"""A simulated device and model: time passes, tokens come, nothing is computed."""
+"""A simulated device and model: time passes and tokens come, but nothing is computed."""

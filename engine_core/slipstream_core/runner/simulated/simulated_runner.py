@@ -1,23 +1,20 @@
-"""A device and a model that are simulated: time passes, tokens come, nothing is computed.
+"""A simulated device and model: time passes and tokens come, but nothing is computed.
 
-Owns: the clock of a device that runs steps in launch order, and a paged cache that holds real
-numbers. `SimulatedText` next door decides which token follows which history.
+The device has a clock that runs steps in launch order and a paged cache that holds real numbers.
+`SimulatedText` decides which token follows which history.
 
-Does not know: requests, scheduling, what a token reads like.
-
-Rules:
-- A step ends at max(launch, end of the step before) + step_ms + prefill tokens * prefill_us. No
-  thread and no busy loop: collect() sleeps until then, and that sleep is the device.
-- Idle is what lies between a step's end and the next launch.
-- The cache keeps, for each token, a running hash of the history up to it; a chunk reads the one
+- A step ends at max(launch, end of the previous step) + step_ms + prefill tokens * prefill_us.
+  There is no thread and no busy loop: collect() sleeps until then.
+- Idle time lies between a step's end and the next launch.
+- The cache keeps for each token a running hash of the history up to it; a chunk reads the hash
   before it through its block table. A wrong block, slot, position or input id changes the text.
-- A step that no device could run (a place outside of the cache, an id outside of the vocabulary,
-  a write to the null block) fails alone, like one that raised in a model.
-- A plan that awaits masks is computed when they come; its time passes from its launch on.
-- There are no logits, so it takes no notice of what would change them, nor of a plan's `rules`:
-  temperatures above 0, truncation, penalties, biases, allowed ids and bad words. It keeps to the
-  ids that min_tokens masks, for those decide where a stream ends.
-- Whatever it measures is not a model's speed: its name always begins with `simulated:`.
+- A step that no device could run (a slot outside the cache, an id outside the vocabulary, a write
+  to the null block) fails on its own, like one that raised in a model.
+- A plan that awaits masks is computed when they come; its time counts from its launch.
+- There are no logits, so what would change them is ignored: temperatures above 0, truncation and
+  a plan's `rules` (penalties, biases, allowed ids, bad words). Ids masked by min_tokens are
+  honoured, as they decide where a stream ends.
+- Its name always begins with `simulated:`, so that its speed is not mistaken for a model's.
 """
 
 from __future__ import annotations
@@ -49,11 +46,11 @@ UInt64s = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 
 _DEFAULT_MAX_MODEL_LEN = 4096
-_ENTRY_BYTES = 8  # a hash to a token
+_ENTRY_BYTES = 8  # one hash per token
 
 
 class SimulatedRunner:
-    """Runs plans against `text`; see the module for what it simulates."""
+    """Runs plans against `text`; the module docstring says what is simulated."""
 
     def __init__(
         self,
@@ -69,19 +66,19 @@ class SimulatedRunner:
         self.text = text
         self.info = info
         self.num_blocks = num_blocks  # the null block included
-        self.idle_s = 0.0  # between steps, with nothing launched
+        self.idle_s = 0.0  # between steps
         self.busy_s = 0.0  # in steps
         self._tracer = tracer
         self._step_s = step_ms / 1e3
-        self._prefill_s = prefill_us / 1e6  # a token
+        self._prefill_s = prefill_us / 1e6  # per token
         self._cache: UInt64s = np.zeros(num_blocks * info.block_size, np.uint64)
         self._last_token: Int64s = np.zeros(max_num_seqs, np.int64)
-        self._end: float | None = None  # of the step launched last
+        self._end: float | None = None  # end of the step launched last
         # end and outcome, oldest first; None: the plan awaits its masks
         self._results: deque[tuple[float, StepResult | StepFailed | None]] = deque()
 
     def launch(self, plan: StepPlan) -> None:
-        """Enqueue a step. The outcome is computed here, its time passes until collect()."""
+        """Enqueue a step. Its result is computed here; its time passes until collect()."""
         now = time.monotonic()
         begin = now if self._end is None else max(now, self._end)
         if self._end is not None:
@@ -96,13 +93,13 @@ class SimulatedRunner:
         self._results.append((self._end, result))
 
     def sample(self, plan: StepPlan, masks: Int32s) -> None:
-        """Let the plan launched last, which awaits masks, be sampled."""
+        """Provide the masks that the plan launched last awaits."""
         end, pending = self._results.pop()
         assert pending is None, "no plan awaits masks"
         self._results.append((end, self._outcome(plan, masks)))
 
     def collect(self) -> StepResult:
-        """The oldest step's result, when its time has come. Raises StepFailed."""
+        """Sleep until the oldest step ends and return its result. Raises StepFailed."""
         end, result = self._results[0]
         wait = end - time.monotonic()
         if wait > 0:
@@ -118,15 +115,15 @@ class SimulatedRunner:
         return bool(self._results) and self._results[0][0] <= time.monotonic()
 
     def fileno(self) -> int | None:
-        """None: this device is waited for by the clock."""
+        """Return None: this device is waited for by the clock."""
         return None
 
     def done_at(self) -> float | None:
-        """time.monotonic() at which the oldest step ends, None where none is launched."""
+        """time.monotonic() at which the oldest step ends, or None if none is launched."""
         return self._results[0][0] if self._results else None
 
     def close(self) -> None:
-        """Forget steps that nobody collected."""
+        """Drop the steps not yet collected."""
         self._results.clear()
         if self._tracer is not None:
             self._tracer.close()
@@ -151,17 +148,17 @@ class SimulatedRunner:
         continues = first > 0
         before[continues] = self._read(plan, continues, first[continues] - 1)
         was_read = before.copy()
-        before[1:] -= sums[ends[:-1] - 1]  # modulo 2**64: what the rows in front summed up to
+        before[1:] -= sums[ends[:-1] - 1]  # modulo 2**64: subtract the sum of the rows in front
         self._cache[plan.kv_slots] = sums + np.repeat(before, plan.query_lens)
         if plan.num_requests - plan.num_decodes > 1:
             self._reread(plan, starts, ends, was_read)
         return self._sample(plan, masks)
 
     def _reread(self, plan: StepPlan, starts: Int64s, ends: Int64s, was_read: UInt64s) -> None:
-        """Let chunks that go on from what another chunk of this step writes read that.
+        """Correct chunks that continue from a slot written by another chunk of this step.
 
-        A row shares blocks with rows in front of it alone, so once over them in order will do.
-        `was_read`: what each row found before anything was written, [R].
+        A row shares blocks only with rows in front of it, so one pass in order is enough.
+        `was_read` is the hash that each row found before anything was written, [R].
         """
         rows = np.arange(plan.num_decodes, plan.num_requests)
         rows = rows[plan.positions[starts[rows]] > 0]
@@ -170,7 +167,7 @@ class SimulatedRunner:
         places = plan.block_tables[rows, numbers].astype(np.int64) * size + offsets
         follows = np.isin(places, plan.kv_slots[plan.num_decodes :])
         for row, place in zip(rows[follows].tolist(), places[follows].tolist(), strict=True):
-            # modulo 2**64, of which numpy warns where it is not asked for arrays
+            # arrays, as numpy warns about overflow modulo 2**64 for scalars
             difference = self._cache[[place]] - was_read[[row]]
             self._cache[plan.kv_slots[starts[row] : ends[row]]] += difference
 
@@ -220,17 +217,17 @@ class SimulatedRunner:
 
     def _candidates(self, hashes: UInt64s, token_ids: Int64s, num: int) -> Candidates:
         values, ids = self.text.logprobs(hashes, token_ids, num)
-        ids[:, 0] = token_ids  # a prompt may hold special ones
+        ids[:, 0] = token_ids  # a prompt may contain special ids
         return Candidates(values, ids, np.ones(len(ids), np.uint32))
 
     def _put_listed(self, values: Float32s, ids: UInt32s, listed: Int64s) -> None:
-        """Replace the most likely ones of one token by given ids, as many as there is room for."""
+        """Replace one token's most likely ids by the listed ones, as many as fit."""
         some = listed[: len(ids) - 1]
         values[1 : 1 + len(some)] = self.text.listed_logprobs(float(values[0]), int(ids[0]), some)
         ids[1 : 1 + len(some)] = some
 
     def _read(self, plan: StepPlan, rows: Bools, positions: Int64s) -> UInt64s:
-        """The hashes at `positions` of the plan's `rows`, one each, through their tables."""
+        """The hash at one position of each of the plan's `rows`, through its block table."""
         size = self.info.block_size
         blocks = plan.block_tables[np.flatnonzero(rows), positions // size]
         if not blocks.all():
@@ -239,7 +236,7 @@ class SimulatedRunner:
         return hashes
 
     def _check(self, plan: StepPlan) -> None:
-        """Refuse what would be an illegal access on a device."""
+        """Raise ValueError for what would be an illegal access on a device."""
         if plan.kv_slots.min() < self.info.block_size or plan.kv_slots.max() >= len(self._cache):
             raise ValueError(
                 f"kv_slots from {plan.kv_slots.min()} to {plan.kv_slots.max()}; the cache goes "
@@ -250,9 +247,9 @@ class SimulatedRunner:
 
 
 def load_simulated(config: CoreConfig) -> SimulatedRunner:
-    """The runner that `config.model`, a string `simulated:…`, describes.
+    """Build the runner described by `config.model`, a string `simulated:…`.
 
-    The cache has `config.num_blocks` blocks; by default enough for every slot at its longest,
+    The cache has `config.num_blocks` blocks; by default enough for every slot at full length,
     within `config.kv_cache_gib`. Raises ValueError for options that are unknown or out of range.
     """
     options = parse_simulated(config.model)
@@ -271,7 +268,7 @@ def load_simulated(config: CoreConfig) -> SimulatedRunner:
         name=config.model,
         vocab_size=text.vocab_size,
         max_model_len=max_model_len,
-        eos_token_ids=(),  # it never samples a special id, so it has no end of its own
+        eos_token_ids=(),  # special ids are never sampled, so there is no end-of-text token
         block_bytes=block_bytes,
         block_size=config.block_size,
     )

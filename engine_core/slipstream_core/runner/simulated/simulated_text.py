@@ -1,19 +1,16 @@
 """Which token follows which history in the simulated model.
 
-Owns: the options of the MODEL string `simulated:…`, the hash of a history, and the choice of the
-next token from it. Pure: `expected_tokens` tells what any request must get, without a cache.
+Parses the options of a model string `simulated:…`, hashes histories and chooses the next token from
+the hash. Everything is pure: `expected_tokens` returns what any request must get, without a cache.
 
-Does not know: blocks, slots, time.
-
-Rules:
-- The hash of a history is h[p] = h[p - 1] + mix(token[p], p) modulo 2**64, so that a chunk is a
+- The hash of a history is h[p] = h[p - 1] + mix(token[p], p) modulo 2**64, so a chunk is a
   cumulative sum.
-- `playback` reads a text from a place chosen by hash(seed, h at the prompt's end): readable, and
-  as long as the prompt in the cache is whole, always the same.
-- `chain` chooses each token by hash(seed, h here, h at some earlier position that h here picks):
-  every token of the history, and every block that holds it, decides about all that follow.
-- Sampled ids are ordinary ones, never special, unless a grammar allows them. Temperature 0 takes no
-  noise: its seed counts as 0.
+- `playback` reads a text from a position chosen by hash(seed, h at the prompt's end). The output is
+  readable, and the same as long as the prompt in the cache is intact.
+- `chain` chooses each token by hash(seed, h here, h at an earlier position picked by h here), so
+  every token of the history, and every block that holds it, affects all that follow.
+- Sampled ids are ordinary ones, never special, unless a grammar allows them. Temperature 0 ignores
+  the seed, which counts as 0.
 """
 
 from __future__ import annotations
@@ -35,14 +32,14 @@ UInt64s = npt.NDArray[np.uint64]
 
 PREFIX = "simulated:"
 _DEFAULT_VOCAB_SIZE = 32_000
-_CORPUS_CHARS = 200_000  # enough that streams differ, encoded in a fraction of a second
+_CORPUS_CHARS = 200_000  # enough for streams to differ; encoded in a fraction of a second
 _SYNTHETIC_CORPUS_LEN = 65_536
 
 _NO_IDS: Int64s = np.empty(0, np.int64)
 
 
 class SimulatedOptions(Struct, frozen=True, kw_only=True):
-    """What stands behind `simulated:`."""
+    """The options after `simulated:`."""
 
     step_ms: Annotated[float, Meta(ge=0, le=1e6)] = 10.0
     prefill_us: Annotated[float, Meta(ge=0, le=1e6)] = 20.0
@@ -63,7 +60,7 @@ _ALLOWED = {
 
 
 def parse_simulated(model: str) -> SimulatedOptions:
-    """The options of `simulated:name=value,…`. Raises ValueError with option and range."""
+    """Parse `simulated:name=value,…`. Raises ValueError naming the option and its range."""
     if not model.startswith(PREFIX):
         raise ValueError(f"model is {model!r}; a simulated model begins with {PREFIX!r}")
     types = typing.get_type_hints(SimulatedOptions, include_extras=True)
@@ -88,7 +85,7 @@ def parse_simulated(model: str) -> SimulatedOptions:
 
 
 class SimulatedText:
-    """The choice of tokens; see the module for its two modes."""
+    """Chooses tokens; the module docstring describes the two modes."""
 
     def __init__(self, options: SimulatedOptions) -> None:
         self._chain = options.mode == "chain"
@@ -109,17 +106,17 @@ class SimulatedText:
         self._source = self._ordinary if self._chain else corpus
 
     def mix(self, token_ids: Int64s, positions: Int64s) -> UInt64s:
-        """What each token adds to its history's hash, [T]."""
+        """What each token adds to its history's hash, uint64 [T]."""
         return _scramble(_bits(token_ids) * _TOKEN_FACTOR + _bits(positions) * _POSITION_FACTOR)
 
     def probe_position(self, here: UInt64s, kv_lens: Int64s) -> Int64s:
-        """The earlier position that is read too, [S]: any, so that no block goes unseen."""
+        """An earlier position to read as well, [S]; any block may be hit."""
         return (_scramble(here) % _bits(kv_lens)).astype(np.int64)
 
     def start(
         self, *, seeds: Int64s, outputs: Int64s, here: UInt64s, prompt: UInt64s, probe: UInt64s
     ) -> tuple[Int64s, UInt64s]:
-        """Where in the source each next token lies, and the hash that chose it, both [S].
+        """The source index of each next token and the hash that chose it, both [S].
 
         `outputs` is the number of output tokens so far; `here`, `prompt` and `probe` are the
         hashes at the last position, at the prompt's last one and at probe_position().
@@ -133,7 +130,7 @@ class SimulatedText:
         return ((chosen % length).astype(np.int64) + outputs), here ^ seeded
 
     def pick(self, start: Int64s, masked_rows: Int64s, masked_ids: Int64s) -> Int64s:
-        """The first id from `start` on that is not masked, [S]; the source is read as a ring."""
+        """The first unmasked id at or after `start`, [S]; the source wraps around."""
         places = start.copy()
         for _ in range(len(self._source)):
             ids = self._source[places % len(self._source)]
@@ -144,9 +141,9 @@ class SimulatedText:
         raise ValueError("every id that could be sampled is masked")
 
     def pick_allowed(self, start: Int64s, masks: npt.NDArray[np.int32]) -> Int64s:
-        """An id among those that each row's mask allows, by hash of `start`, [G].
+        """One of the ids that each row's mask allows, by hash of `start`, [G].
 
-        `masks` as in `Runner.sample`. Special ids count, too: a grammar ends by one.
+        `masks` is as in `Runner.sample`. Special ids are included, as a grammar ends with one.
         """
         bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
         picked = np.zeros(len(start), np.int64)
@@ -156,11 +153,11 @@ class SimulatedText:
         return picked
 
     def logprobs(self, chosen: UInt64s, ids: Int64s, k: int) -> tuple[Float32s, UInt32s]:
-        """Made-up values and ids, both [S, 1 + k]: the sampled id is the likeliest of the k."""
+        """Made-up values and ids, both [S, 1 + k]; the sampled id is the most likely of the k."""
         ranks = np.arange(max(k, 1), dtype=np.uint64)
         noise = _scramble(chosen[:, None] + ranks * _TOKEN_FACTOR) >> np.uint64(11)
         share = 0.1 + 0.2 * noise / 2.0**53
-        share[:, 0] *= 2  # all of them together stay below 1
+        share[:, 0] *= 2  # the sum over all ids stays below 1
         values = np.cumsum(np.log(share), axis=1)
         places = np.searchsorted(self._ordinary, ids)[:, None] + ranks.astype(np.int64)
         likeliest = self._ordinary[places % len(self._ordinary)]
@@ -168,7 +165,7 @@ class SimulatedText:
         return values[:, columns].astype(np.float32), likeliest[:, columns].astype(np.uint32)
 
     def listed_logprobs(self, own: float, token_id: int, listed: Int64s) -> Float32s:
-        """Made-up values of given ids, where the sampled id has the value `own`."""
+        """Made-up values of the listed ids; the sampled id has the value `own`."""
         values = own - 1 - listed.astype(np.float32) / self.vocab_size
         return np.where(listed == token_id, own, values).astype(np.float32)
 
@@ -181,7 +178,7 @@ class SimulatedText:
         min_tokens: int = 0,
         stop_token_ids: tuple[int, ...] = (),
     ) -> list[int]:
-        """The `n` ids that follow a prompt; `seed` is 0 for a request of temperature 0."""
+        """The `n` ids that follow a prompt; `seed` is 0 for a request with temperature 0."""
         ids = np.array(prompt_ids, np.int64)
         prompt_len = len(ids)
         hashes = np.zeros(prompt_len + n, np.uint64)
@@ -205,14 +202,14 @@ class SimulatedText:
 
 
 def _read_tokenizer(path: Path, *, with_corpus: bool) -> tuple[Int64s, Int64s, int]:
-    """Ordinary ids ascending, a text's ids, and the number of ids, of a tokenizer.json.
+    """A tokenizer's ordinary ids ascending, the ids of a text, and the number of ids.
 
-    The text takes most of the time; none is encoded without `with_corpus`.
+    Encoding the text takes most of the time, and is left out without `with_corpus`.
     """
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise ValueError(f"option 'tokenizer' is '{path}'; allowed: {_ALLOWED['tokenizer']}")
-    from tokenizers import Tokenizer  # here: who simulates without a tokenizer starts without it
+    from tokenizers import Tokenizer  # imported here, as most simulations have no tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))
     added = tokenizer.get_added_tokens_decoder()
@@ -240,7 +237,7 @@ _SEED_OFFSET = np.uint64(0x632BE59BD9B4E019)
 
 
 def _scramble(values: UInt64s) -> UInt64s:
-    """A bijection of 64 bits in which every input bit decides about every output bit."""
+    """A bijection of 64 bits in which every input bit affects every output bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
