@@ -164,9 +164,7 @@ class CoreMessages:
             lifecycle.replay(stream, message.end)
 
     def _readmit(self, message: UnknownToCore) -> None:
-        """The core does not know these streams: send it the full registration of those still
-        running.
-        """
+        """The core does not know these streams: register again those that still run."""
         for stream_id in message.stream_ids:
             stream = self._streams.get(stream_id)
             if stream is not None and stream.stage is not Stage.ENDED:
@@ -307,9 +305,7 @@ class CoreMessages:
         )
 
     def _check_spans(self, worker_rows: RowSet, counts: Int64s, starts: UInt32s) -> None:
-        """Raise ProtocolError unless every span has tokens and begins where this worker's copy
-        ends.
-        """
+        """Raise ProtocolError unless every span has tokens and begins where our copy ends."""
         have = self._columns.ends(worker_rows)
         wrong = np.flatnonzero(((worker_rows.array > 0) & (starts != have)) | (counts == 0))
         if len(wrong):

@@ -137,9 +137,7 @@ class StreamLifecycle:
         )
 
     def suspect(self, incarnation: int, stream_ids: Sequence[bytes]) -> None:
-        """Count a crash against the streams that the core was running; `incarnation` is its
-        successor's.
-        """
+        """Count a crash against the streams its core was running. incarnation: the next core's."""
         if incarnation == self._struck_by:
             return  # repeated after an attach
         self._struck_by = incarnation
@@ -177,9 +175,7 @@ class StreamLifecycle:
             self._tell_end(stream)
 
     def replay(self, stream: WorkerStream, end: End) -> None:
-        """A stream of an earlier worker ended by `end`, which its tokens, yet to come, do not
-        imply.
-        """
+        """A stream of an earlier worker ended by `end`; its tokens follow and do not imply it."""
         stream.pending_end = end
         self.replaying.add(stream)
         self.push_replayed(stream, np.zeros(0, np.uint32))
@@ -285,7 +281,7 @@ class StreamLifecycle:
         self._readers.ended(stream)
 
     def _tell_end(self, stream: WorkerStream) -> None:
-        """Report an end that this worker decided to the core."""
+        """Report to the core an end that was decided here."""
         assert stream.output is not None
         end = stream.output.end
         assert end is not None

@@ -1,12 +1,11 @@
-"""Which tokens can skip the per-token path: whole tokens that end no stream and begin no stop
-string.
+"""Tokens that need no check: whole tokens that end no stream and begin no stop string.
 
 - A token that ends any open stream is plain for none.
 - Which whole tokens may begin a stop string is refined as tokens are seen: at first all that
   contain the first character of one, until a token has been checked against that set of stop
   strings and found harmless.
 - At most _MAX_SETS sets of stop strings are tracked. A new set then takes the number of the oldest,
-  whose streams no longer profit from what was learnt.
+  whose streams fall back to the check by first characters.
 """
 
 from __future__ import annotations

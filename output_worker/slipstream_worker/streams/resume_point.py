@@ -30,8 +30,8 @@ def locate(
 ) -> TextCursor | None:
     """The cursor at a position of a registered stream; None if the stream may still reach it.
 
-    The row is slow afterwards, unless it is fast and has been sent exactly up to there. Raises
-    Diverged.
+    Raises Diverged. The row is slow afterwards, unless it is fast and has been sent exactly up to
+    there.
     """
     if position.num_tokens <= columns.num_tokens(stream):
         if stream.logprobs_from > position.num_tokens:

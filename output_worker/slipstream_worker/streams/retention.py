@@ -29,8 +29,8 @@ _FORGOTTEN = Fault("unknown_stream", "this stream has ended, and what it said is
 
 
 class Retention:
-    """The streams of one worker that are to be given up. The caller keeps `now` current (monotonic,
-    s).
+    """The streams of one worker that are to be given up. The caller keeps `now` (monotonic, s)
+    current.
     """
 
     def __init__(self, streams: WorkerStreamTable, grace_s: float) -> None:

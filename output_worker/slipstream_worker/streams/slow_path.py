@@ -16,8 +16,8 @@ from slipstream_worker.streams.stream_columns import StreamColumns, is_settled
 
 
 def push_slow(columns: StreamColumns, stream: WorkerStream, token_ids: Sequence[int]) -> bool:
-    """Process the last tokens of a stream's history. Returns whether they end it. The row is slow
-    afterwards.
+    """Process the last tokens of a stream's history; returns whether they end it. Leaves the row
+    slow.
     """
     output, worker_row, fast = stream.output, stream.worker_row, columns.fast
     assert output is not None

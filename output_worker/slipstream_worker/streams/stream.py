@@ -37,9 +37,7 @@ class Stage(Enum):
 
 
 class ResumePoint(NamedTuple):
-    """Where a reader's copy of a stream ends. digest, checksum: of the copy's tokens, if it sent
-    one.
-    """
+    """Where a reader's copy of a stream ends. digest, checksum: of the copy's tokens, if known."""
 
     num_chars: int
     num_tokens: int

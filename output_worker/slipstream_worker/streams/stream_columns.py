@@ -285,8 +285,8 @@ class StreamColumns(RowTable):
     # ---- the two ways --------------------------------------------------------------------
 
     def slow_down(self, stream: WorkerStream, num_tokens: int) -> None:
-        """Make the row slow. Its output has seen `num_tokens` tokens afterwards, and sees all
-        further ones.
+        """Make the row slow: its output has seen `num_tokens` tokens then, and sees all further
+        ones.
         """
         worker_row, output = stream.worker_row, stream.output
         if not self.is_fast[worker_row]:
@@ -304,8 +304,8 @@ class StreamColumns(RowTable):
             stream.reader.cursor = sent
 
     def learn(self, stream: WorkerStream, token_id: int) -> None:
-        """Record whether this token, which comes behind a settled output, is harmless for the row's
-        stop strings.
+        """Record whether this token, behind a settled output, is harmless for the row's stop
+        strings.
         """
         fast, number = self.fast, self.cells.sets[stream.worker_row]
         if fast is None or not number or token_id >= fast.vocab_size:
@@ -410,8 +410,8 @@ class StreamColumns(RowTable):
 
 
 def is_settled(output: StreamOutput) -> bool:
-    """Whether the output is settled; False if its detokeniser raises, whose next token then shows
-    the error.
+    """Whether the output is settled; False if its detokeniser raises (its next token shows the
+    error).
     """
     try:
         return output.is_settled
