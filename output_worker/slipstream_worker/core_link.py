@@ -1,6 +1,6 @@
 """The worker's connection to its core: the attach, queued state messages, and the next report.
 
-Positions, registrations and withdrawals are queued anew by the caller after each attach.
+After each attach the caller queues positions and registrations again.
 
 - State messages leave in order; registrations that share a prompt leave in one message.
 - A report says up to which step all tokens have been checked. While it waits for credit, a later
@@ -61,8 +61,8 @@ class CoreLink:
         return self._attacher.is_among(arrived)
 
     def receive(self, now: float) -> Iterator[CoreToWorker]:
-        """The messages that have arrived, including the Welcome of each attach. `report`
-        acknowledges them.
+        """The messages that have arrived, each attach's Welcome included; `report` acknowledges
+        them.
         """
         return self._attacher.receive(now, acknowledges=False)
 

@@ -3,7 +3,7 @@
 - The report to the core is sent before the deltas to the clients, and before most of their text is
   built: the device may be waiting for it.
 - Clients' messages are read only once the core has sent everything it knows (`SyncDone`). Clients
-  that attach earlier are told to wait, and welcomed afterwards.
+  that attach earlier are asked to wait, and welcomed afterwards.
 - After a protocol error of the core the worker attaches to it again; no stream is affected.
 """
 
@@ -168,9 +168,9 @@ class Worker:
         self._from_clients.is_draining = True
 
     def end_drain(self) -> None:
-        """The drain's deadline has passed: end the running streams with an error, after releasing
-        the text they hold back. With `may_return` they are not ended; their clients are told to
-        resume them when a stack is back.
+        """Call it at the drain's deadline. Ends the running streams with an error, after releasing
+        the text they hold back; with `may_return`, their clients are asked to resume them from the
+        next stack.
         """
         if self._may_return:
             self.say_goodbye()
@@ -203,9 +203,10 @@ class Worker:
         return replace(self.lifecycle.numbers(), recent=self._recent.spans(monotonic()))
 
     def say_goodbye(self) -> None:
-        """Tell the clients that the stack stops, so that they need not wait for a timeout.
+        """Notify the clients that the stack stops, so that they need not wait for a timeout.
 
-        With `may_return` they are no longer served, and clients that attach again are told to wait.
+        With `may_return` they are no longer served, and clients that attach again are asked to
+        wait.
         """
         self._front.refuse_all(_GOODBYE, is_leaving=self._may_return)
         self._has_left = self._may_return

@@ -28,7 +28,7 @@ from slipstream_worker.detokenizer.verify import find_mismatch
 
 __all__ = ["UnsupportedDecoder", "compile_table"]
 
-_ANCHOR = "a"  # a neighbour, to see how a token reads when it is not first or not last
+_ANCHOR = "a"  # a neighbour, to see how a token reads that is not first, or not last
 
 _Texts = list[str | None]  # by token id; None: no token has this id
 _Pieces = tuple[bytes | None, ...]

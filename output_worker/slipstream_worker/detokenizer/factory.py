@@ -58,15 +58,15 @@ class Detokenizer(Protocol):
 
     @property
     def num_pending(self) -> int:
-        """Number of last tokens that may have text yet to come, including those that decode leaves
+        """Number of last tokens that may have text yet to come, counting those that decode leaves
         out.
         """
         ...
 
     @property
     def is_settled(self) -> bool:
-        """Whether a whole token (see `fast_table`) now has its own text, and stays so until a token
-        of another kind comes.
+        """Whether a whole token (see `fast_table`) now has its own text, until a token of another
+        kind.
         """
         ...
 
@@ -100,9 +100,7 @@ _Create = Callable[[Sequence[int], bool], Detokenizer]
 
 
 class TableDetokenizerFactory:
-    """Detokenisers over a table, whose two views (special tokens shown or skipped) all streams
-    share.
-    """
+    """Detokenisers over a table. Streams share its two views: special tokens shown, or skipped."""
 
     def __init__(self, table: TokenTable) -> None:
         self.fast_table: TextColumns | None = None

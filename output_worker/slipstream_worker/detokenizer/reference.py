@@ -120,9 +120,7 @@ def _characters(tokens: list[str]) -> list[tuple[int, int, str]]:
 
 
 def _mark_broken(tokens: list[str], characters: list[tuple[int, int, str]]) -> bool:
-    """Replace each byte token outside `characters` by U+FFFD, in place; returns whether there was
-    one.
-    """
+    """Replace byte tokens outside `characters` by U+FFFD, in place; returns whether any were."""
     whole = {place for start, end, _ in characters for place in range(start, end)}
     broken = [
         place

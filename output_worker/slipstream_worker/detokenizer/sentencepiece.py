@@ -1,5 +1,4 @@
-"""The detokeniser of decoders whose tokens are texts: SentencePiece's variants, WordPiece, no
-decoder.
+"""The detokeniser for tokens that are texts: SentencePiece's variants, WordPiece, no decoder.
 
 Looks tokens up in a table of mode "text". The state of a stream is whether the sequence has begun,
 the blanks still to be cut from its start, and the bytes of an incomplete character.

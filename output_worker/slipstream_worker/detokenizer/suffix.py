@@ -1,5 +1,4 @@
-"""The detokeniser of BPEDecoder, in which a suffix ends words: it becomes a blank, or nothing at
-the end of the text.
+"""The detokeniser of BPEDecoder: a suffix ends words, and becomes a blank, or nothing at the end.
 
 Looks tokens up in a table with `last_pieces`; the state of a stream is what its last token becomes
 before another token, and at the end. The blank after a word is emitted with the token that follows,

@@ -53,9 +53,7 @@ class TextColumns:
 
 
 def character_sets(texts: Sequence[str]) -> tuple[UInt64s, UInt64s]:
-    """The characters of each text: the words of bits 0-63 and of bits 64-127, both u64
-    [len(texts)].
-    """
+    """The characters of each text: words of bits 0-63 and of bits 64-127, each u64 [len(texts)]."""
     lens = np.fromiter(map(len, texts), np.int64, len(texts))
     points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     shared = _FIRST_SHARED_BIT + points % _NUM_SHARED_BITS

@@ -13,7 +13,7 @@ from typing import Literal
 __all__ = ["MAX_DANGLING", "REPLACEMENT", "decode_joined", "decode_run_byte"]
 
 REPLACEMENT = "\ufffd"
-MAX_DANGLING = 3  # bytes of an unfinished UTF-8 character, and so the tokens that can hold them
+MAX_DANGLING = 3  # bytes of an incomplete UTF-8 character, so also the tokens with such bytes
 
 
 def _beginnings() -> frozenset[bytes]:

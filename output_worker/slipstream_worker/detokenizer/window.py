@@ -128,7 +128,7 @@ class WindowDetokenizer:
             return text[len(self._context_text) :]
         whole = self._context_text.rstrip(REPLACEMENT)
         if text.startswith(whole):
-            # The context's unfinished character has been completed.
+            # The context's incomplete character has been completed.
             return text[len(whole) :].lstrip(REPLACEMENT)
         # A broken byte has turned the run that it shares with the context into U+FFFD. The
         # context's part is streamed already, so the new tokens are decoded alone.

@@ -33,8 +33,8 @@ class StopStrings:
         self._inner_chars = frozenset("".join(stop[:-1] for stop in stops))
 
     def is_harmless(self, text: str) -> bool:
-        """Whether `text`, with nothing held before it, completes no stop string and is not held
-        back.
+        """Whether `text`, with nothing held before it, completes no stop string and is emitted
+        whole.
         """
         _, held, stop = self.feed("", text)
         return not held and stop is None

@@ -10,7 +10,7 @@ here.
 - Held-back output that is too large for one message is released as several units.
 - The earliest end wins: a stop string completed before the stop id or the length limit of the same
   token is the reason; a stop id wins over length.
-- If a stop string cuts the text, tokens that produced only text behind the cut are cut with it.
+- If a stop string cuts the text, tokens that produced only text after the cut are cut with it.
 - The state of a settled output is nothing but counts. Whole tokens that cannot end the stream may
   therefore bypass it; `resume_at` then sets the counts.
 """

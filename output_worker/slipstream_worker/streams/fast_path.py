@@ -47,9 +47,7 @@ class PlainTokens:
             self._count_stop(token_id, -1)
 
     def set_of(self, view: VocabularyView, stops: tuple[str, ...]) -> tuple[int, bool]:
-        """The number of this set of stop strings, 0 for none, and whether the number was taken from
-        another set by this call.
-        """
+        """The number of this set of stop strings, 0 for none; and whether another set lost it."""
         if not stops or self._fast is None:
             return 0, False
         number = self._set_of.get((view, stops), 0)

@@ -72,8 +72,8 @@ class Submission:
         return structs.replace(self._params, seed=answer.seed)
 
     def fingerprint(self, answer: Submit) -> bytes:
-        """Hash of an answer's content, 16 bytes, which tells a duplicate from a conflict under the
-        same id.
+        """Hash of an answer's content, 16 bytes; tells a duplicate from a conflict under the same
+        id.
 
         Independent of the client handle, of the other answers of the Submit, and of how much of the
         answer its sender has.
@@ -188,9 +188,7 @@ def register(
 def open_output(
     admit: Admit, detokenizers: DetokenizerFactory, outputs: UInt32s | None = None
 ) -> StreamOutput:
-    """The output side of a registered stream, with `outputs` pushed (default: the registration's
-    own).
-    """
+    """The output side of a registered stream. outputs: tokens to push; None: the registration's."""
     params = admit.params
     stops = stop_strings(params)
     detokenizer = None

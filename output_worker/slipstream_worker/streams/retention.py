@@ -19,7 +19,7 @@ from slipstream_ipc.messages import Fault
 from slipstream_worker.streams.stream import Stage, WorkerStream, WorkerStreamTable
 from slipstream_worker.streams.tombstones import Tombstones
 
-_MAX_ENDED_BYTES = 256 * 2**20  # of ended streams that are kept for readers that come back
+_MAX_ENDED_BYTES = 256 * 2**20  # of ended streams, kept for readers that attach again
 _LEAST_TOMBSTONES = 2**16
 _LEAST_LEAVING = 1024
 LEAST_UNREAD_S = 10.0
@@ -29,8 +29,8 @@ _FORGOTTEN = Fault("unknown_stream", "this stream has ended, and what it said is
 
 
 class Retention:
-    """The streams of one worker that are to be given up. The caller keeps `now` (monotonic, s)
-    current.
+    """The streams of one worker that are to be given up. Its user keeps `now` current (monotonic,
+    s).
     """
 
     def __init__(self, streams: WorkerStreamTable, grace_s: float) -> None:
@@ -40,7 +40,7 @@ class Retention:
         self._ended: dict[WorkerStream, None] = {}  # oldest first
         self._ended_bytes = 0
         self._tombstones = Tombstones(_LEAST_TOMBSTONES)
-        self._aborted = Tombstones(_LEAST_ABORTED)  # before their prompts were tokenised
+        self._aborted = Tombstones(_LEAST_ABORTED)  # while their prompts were being tokenised
         self.grace_s = grace_s
         self.now = 0.0
 

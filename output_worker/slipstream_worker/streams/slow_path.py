@@ -1,10 +1,10 @@
 """The slow path: a stream's tokens pass through its output one by one, where they have to.
 
-- Behind a settled output, a token that is plain for its row (see `fast_path`) needs no check, as on
+- After a settled output, a token that is plain for its row (see `fast_path`) needs no check, as on
   the fast path. When several tokens arrive together, only those that hold text back pass through
   the output, and those that follow until it is settled again. Otherwise a worker that has fallen
   behind would do more work per token than one that has not, and fall further behind.
-- A token that was checked behind a settled output may prove harmless (`StreamColumns.learn`).
+- A token that was checked after a settled output may prove harmless (`StreamColumns.learn`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slipstream_worker.streams.stream_columns import StreamColumns, is_settled
 
 
 def push_slow(columns: StreamColumns, stream: WorkerStream, token_ids: Sequence[int]) -> bool:
-    """Process the last tokens of a stream's history; returns whether they end it. Leaves the row
+    """Process the last tokens of a stream's history; returns whether they end it. The row ends up
     slow.
     """
     output, worker_row, fast = stream.output, stream.worker_row, columns.fast

@@ -33,7 +33,7 @@ class Stage(Enum):
     RENDERING = "rendering"  # its prompt is being tokenised
     SUBMITTED = "submitted"  # sent to the core
     RUNNING = "running"  # the core has given it a row
-    ENDED = "ended"  # its end is known; kept for readers that come back
+    ENDED = "ended"  # its end is known; kept for readers that attach again
 
 
 class ResumePoint(NamedTuple):
@@ -121,7 +121,7 @@ class WorkerStreamTable:
         return self._by_id.get(stream_id)
 
     def worker_rows_of(self, core_rows: npt.NDArray[np.uint32]) -> RowSet:
-        """The worker rows of the running streams in these core rows, [n]; 0 where there is none.
+        """The worker rows of the running streams in these core rows, [n]; 0 if there is none.
 
         Returns the same RowSet as long as the rows and their streams are the same.
         """
@@ -173,7 +173,7 @@ class WorkerStreamTable:
         self._last = _NOTHING
 
     def displace_all(self) -> None:
-        """Invalidate all core rows: after an attach the core assigns them anew."""
+        """Invalidate all core rows: after an attach the core assigns new ones."""
         for stream in list(self._by_row.values()):
             self._vacate(stream)
 

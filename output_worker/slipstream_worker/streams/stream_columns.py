@@ -50,7 +50,7 @@ NO_CELLS = memoryview(b"")
 class Cells:
     """Views of the columns by row, for access to single items: several times cheaper than arrays.
 
-    Made anew whenever the columns grow.
+    Recreated whenever the columns grow.
     """
 
     is_fast: memoryview
@@ -88,7 +88,7 @@ class StreamColumns(RowTable):
     """Columns by row. Those without an underscore may be read from outside."""
 
     is_fast: Bools = column(np.bool_)
-    is_dirty: Bools = column(np.bool_)  # may have something its reader lacks
+    is_dirty: Bools = column(np.bool_)  # may have something new for its reader
     intervals: Int64s = column(np.int64, 1)
     widths: Int64s = column(np.int64)  # log-probabilities per token
     handles: UInt32s = column(np.uint32)  # client handle of its reader
@@ -195,7 +195,7 @@ class StreamColumns(RowTable):
     # ---- tokens --------------------------------------------------------------------------
 
     def num_tokens(self, stream: WorkerStream) -> int:
-        """Number of tokens in a stream's history, including those behind its end."""
+        """Number of tokens in a stream's history, including those past its end."""
         return self.tokens.length(stream.worker_row)
 
     def token_ids(self, stream: WorkerStream) -> UInt32s:
@@ -285,9 +285,7 @@ class StreamColumns(RowTable):
     # ---- the two ways --------------------------------------------------------------------
 
     def slow_down(self, stream: WorkerStream, num_tokens: int) -> None:
-        """Make the row slow: its output has seen `num_tokens` tokens then, and sees all further
-        ones.
-        """
+        """Make the row slow: its output catches up to `num_tokens`, and sees all further tokens."""
         worker_row, output = stream.worker_row, stream.output
         if not self.is_fast[worker_row]:
             return
@@ -304,7 +302,7 @@ class StreamColumns(RowTable):
             stream.reader.cursor = sent
 
     def learn(self, stream: WorkerStream, token_id: int) -> None:
-        """Record whether this token, behind a settled output, is harmless for the row's stop
+        """Record whether this token, after a settled output, is harmless for the row's stop
         strings.
         """
         fast, number = self.fast, self.cells.sets[stream.worker_row]
@@ -410,9 +408,7 @@ class StreamColumns(RowTable):
 
 
 def is_settled(output: StreamOutput) -> bool:
-    """Whether the output is settled; False if its detokeniser raises (its next token shows the
-    error).
-    """
+    """Whether the output is settled; False if its detokeniser raises, as the next token will."""
     try:
         return output.is_settled
     except Exception:

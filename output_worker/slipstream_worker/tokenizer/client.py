@@ -65,7 +65,7 @@ class RenderSource(Protocol):
         """The answers that have arrived."""
 
     def beat(self, now: float) -> Iterable[Rendered]:
-        """Check for signs of life; returns refusals of prompts that will not be rendered."""
+        """Check for signs of life; returns refusals of prompts that are given up."""
 
 
 class TokenizerClient:
@@ -171,9 +171,7 @@ class TokenizerClient:
                 yield answer
 
     def beat(self, now: float) -> Iterator[Rendered]:
-        """Restart a dead child and kill one that hangs; yields refusals of prompts that will not be
-        rendered.
-        """
+        """Restart a dead child, kill one that hangs; yields refusals of prompts given up."""
         if self._child is None:
             if now >= self._start_at:
                 self._restart(now)

@@ -114,7 +114,7 @@ def _do_without_torch() -> None:
     torch.
     """
     sys.modules["torch"] = None  # type: ignore[assignment]  # makes imports fail
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would warn that there is no torch
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would warn about the missing torch
 
 
 def prepare(config: TokenizerConfig) -> tuple[Any, PromptReady]:
@@ -160,8 +160,9 @@ def load_tokenizer(config: TokenizerConfig) -> Any:
 
 
 def prepare_table(tokenizer: Any, cache_dir: Path) -> PromptReady:
-    """Compile the decoder, or find it in the cache. If no table can represent it, write
-    tokenizer.json for the fallback.
+    """Find the compiled decoder in the cache, or compile it.
+
+    If no table can represent it, writes tokenizer.json for the window. Raises OSError.
     """
     if not tokenizer.is_fast:
         return _prepare_slow(tokenizer, cache_dir)
@@ -198,9 +199,7 @@ def _prepare_slow(tokenizer: Any, cache_dir: Path) -> PromptReady:
 
 
 def render(tokenizer: Any, request: Render) -> Rendered:
-    """The ids of a prompt, or the text of ids. Whatever goes wrong becomes the answer to this
-    request alone.
-    """
+    """The ids of a prompt, or the text of ids. Any error is the answer to this request alone."""
     try:
         if request.token_ids is not None:
             return _decoded(tokenizer, request, request.token_ids)

@@ -15,9 +15,7 @@ _NUM_BYTES = 16  # two u64 keys: of the short prompt and of the long one, 0 if n
 
 
 class RenderNote:
-    """Either end of the note. The worker creates it and passes its descriptor `fd` to the prompt
-    process.
-    """
+    """Either end of the note. The worker creates it and passes its descriptor to the process."""
 
     def __init__(self, fd: int | None = None) -> None:
         """fd: the descriptor of an existing note; None creates one."""
