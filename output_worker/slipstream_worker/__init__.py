@@ -1,1 +1,1 @@
-"""The output worker: the front door of a stack; knows only text."""
+"""The output worker: accepts clients' requests, and turns the core's tokens into their text."""

@@ -1,7 +1,7 @@
-"""Puts the parts of an output worker together.
+"""Builds an output worker from its parts.
 
-Owns: which part is given which. Does not know: processes, signals; so benchmarks and tests build
-the same worker inside their own.
+Independent of processes and signals, so that benchmarks and tests build the same worker within
+their own process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def assemble_worker(
 ) -> Worker:
     """A worker between `config.core_address` and `config.client_address`.
 
-    connections: bounds those of its clients.
+    connections: limits the number of its clients' connections. Raises ValueError, OSError or
+    zmq.ZMQError if an address or its keys cannot be used.
     """
     socket = bind_router(context, config.client_address, _listener(config), connections=connections)
     front: FrontAcceptor = Router(
@@ -54,7 +55,7 @@ def assemble_worker(
         window=WINDOW,
         ping_after_s=config.client_timeout_s,
         dead_after_s=config.client_timeout_s,
-        stalled_after_s=2 * config.client_timeout_s + config.grace_s,  # as long as one is missed
+        stalled_after_s=2 * config.client_timeout_s + config.grace_s,  # as a vanished client
         connections=connections,
     )
     core = CoreLink(
@@ -88,7 +89,7 @@ def _listener(config: WorkerConfig) -> Listener | None:
 
 
 def detokenizers_from(ready: PromptReady) -> DetokenizerFactory:
-    """The compiled table's, or the slow way where there is none."""
+    """The detokenisers of the compiled table, or of the tokenizer itself where it has no table."""
     if ready.table_path:
         return TableDetokenizerFactory(load_table(Path(ready.table_path)))
     logger.warning("text is decoded the slow way: %s", ready.why_not)

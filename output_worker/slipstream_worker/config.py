@@ -1,4 +1,4 @@
-"""The worker's one configuration object, validated where it is made."""
+"""The worker's configuration object, validated when it is decoded."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from msgspec import Meta, Struct
 
 
 class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of one output worker; unknown names and values out of range are refused.
+    """Settings of one output worker. Unknown names and values out of range raise ValidationError.
 
-    stream_interval: tokens between two deltas of a stream, at least; "auto": a delta leaves when
-    its reader has room. grace_s: how long an ended stream can still be read, and how long a stream
-    goes on whose client has vanished. client_timeout_s: silence after which a client is asked, and
-    again as long until it counts as gone. hang_timeout_s: silence after which the prompt process
-    counts as hung. trace: the file that a timeline is to become; this process leaves its part
-    beside it. listen: a tcp:// address where clients are heard as well; keys: the folder of its
-    CURVE keys; insecure: it has none, and is on this machine. may_return: another stack may come to
-    these addresses when this one has stopped, so clients are told to wait for it.
+    stream_interval: minimum number of tokens between two deltas of a stream; "auto" sends a delta
+    when its reader has room.
+    grace_s: how long an ended stream can still be read, and how long a stream continues after its
+    client has vanished.
+    client_timeout_s: silence after which a client is pinged; after as long again it counts as gone.
+    hang_timeout_s: silence after which the prompt process counts as hung.
+    trace: file that the timeline will be written to; this process leaves its part beside it.
+    listen: a tcp:// address to accept clients on as well.
+    keys: folder of the CURVE keys for `listen`.
+    insecure: `listen` has no keys; only for an address on this machine.
+    may_return: another stack may start at these addresses after this one has stopped, so clients
+    are told to wait for it.
     """
 
     tokenizer: str  # a folder or a hub id

@@ -1,13 +1,11 @@
-"""The worker's end of the hop to its core.
+"""The worker's connection to its core: the attach, queued state messages, and the next report.
 
-Owns: the attach to the core, the states that wait for credit, the report that is due. Does not
-know: what streams are; the worker states them anew after each attach.
+After each attach the caller queues positions and registrations again.
 
-Rules:
-- States leave in the order they were made; registrations that share a prompt leave together.
-- A report says how far everything has been checked; while it waits for credit, a later one takes
-  its place and adds its rows.
-- One message answers a step: its report, which acknowledges it too.
+- State messages leave in order; registrations that share a prompt leave in one message.
+- A report says up to which step all tokens have been checked. While it waits for credit, a later
+  one replaces it and adds its rows.
+- A step is answered with a single message: its report, which also acknowledges it.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from slipstream_ipc.transport.shared_prompts import joined
 
 
 class CoreLink:
-    """What goes to the core and comes from it."""
+    """Sends messages to the core and receives the core's."""
 
     def __init__(
         self,
@@ -55,24 +53,26 @@ class CoreLink:
 
     @property
     def epoch(self) -> int:
-        """The current attach."""
+        """The epoch of the current attach."""
         return self._attacher.epoch
 
     def is_among(self, arrived: Container[object]) -> bool:
-        """Whether a poller that has said this has something for `receive`."""
+        """Whether one of the sockets that a poller has reported is this link's."""
         return self._attacher.is_among(arrived)
 
     def receive(self, now: float) -> Iterator[CoreToWorker]:
-        """What has arrived, the Welcome of each attach included; `report` acknowledges it."""
+        """The messages that have arrived, each attach's Welcome included; `report` acknowledges
+        them.
+        """
         return self._attacher.receive(now, acknowledges=False)
 
     def attach(self, now: float) -> None:
-        """Begin another attach."""
+        """Start a new attach."""
         self._attacher.attach(now)
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the next attach asks for everything to be replayed."""
+        """Whether the next attach asks the core to replay everything."""
         return self._attacher.fresh
 
     @is_fresh.setter
@@ -80,7 +80,7 @@ class CoreLink:
         self._attacher.fresh = value
 
     def restart(self) -> None:
-        """After an attach: nothing that waited means anything."""
+        """Drop what was queued for the previous attach."""
         self._states.clear()
         self._ended_rows.clear()
         self._ended_lens.clear()
@@ -88,22 +88,22 @@ class CoreLink:
         self._checked_step = 0
 
     def enqueue(self, body: WorkerToCore) -> None:
-        """Queue a state."""
+        """Queue a state message."""
         self._states.append(body)
 
     def ended(self, core_row: int, num_tokens: int) -> None:
-        """The next report says that this row ends."""
+        """Add the end of this row, after `num_tokens`, to the next report."""
         self._ended_rows.append(core_row)
         self._ended_lens.append(num_tokens)
         self._report_due = True
 
     def checked(self, step: int) -> None:
-        """Everything up to `step` has been checked."""
+        """Everything up to `step` has been checked; a report is due."""
         self._checked_step = step
         self._report_due = True
 
     def report(self) -> None:
-        """Send the report that is due, if credit allows it, and the acknowledgement: in one."""
+        """Send the report that is due if credit allows it, else the acknowledgement alone."""
         if self._report_due:
             self._attacher.take_receipts()
             core_rows, lens = self._ended_rows, self._ended_lens
@@ -133,9 +133,9 @@ class CoreLink:
                 self._states.popleft()
 
     def beat(self, now: float) -> None:
-        """Look for signs of life."""
+        """Send pings and check for timeouts. Call it regularly."""
         self._attacher.beat(now)
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         self._attacher.close()

@@ -1,10 +1,10 @@
-"""The output worker's process: start-up, loop, drain, shutdown.
+"""The output worker's process: start-up, waiting as a spare, the serving loop, drain and shutdown.
 
-Rules:
-- The tokenizer's table and the prompt process are there before `Activate`; the sockets, which
-  belong to whoever serves, come after it. So a spare takes over within milliseconds.
-- Clients are told that the server shuts down only where the parent said so: a worker that somebody
-  else ends has a successor, with whom their streams go on.
+- The tokenizer's table is loaded and the prompt process runs before `Activate`; the sockets, which
+  belong to the serving worker, are bound after it. A spare therefore takes over within
+  milliseconds.
+- Clients are told that the server shuts down only if the parent sent `Drain`. A worker that ends
+  for another reason has a successor, which continues its streams.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MAX_STARTS = 3  # of a prompt process that has never been ready
 
 
 def main() -> int:
-    """Run until SIGTERM. Exit code 0, or 1 where tokenizer or address cannot be had."""
+    """Run until SIGTERM. Returns 0, or 1 if the tokenizer or an address cannot be used."""
     config, stop = start_child("worker", WorkerConfig)
     commands, beats = ParentCommands(), Beats()
     context = zmq.Context()
@@ -101,7 +101,7 @@ def main() -> int:
 def _await_prompts(
     prompts: TokenizerClient, poller: zmq.Poller, stop: StopSignal
 ) -> PromptReady | None:
-    """The prompt process' first word; None where the stop signal comes first."""
+    """The prompt process's first `PromptReady`; None if the stop signal comes first."""
     while not stop.is_set:
         poller.poll(int(_BEAT_S * 1e3))
         for answer in prompts.receive():
@@ -121,7 +121,7 @@ def _await_activation(
     stop: StopSignal,
     beats: Beats,
 ) -> Activate | None:
-    """Wait beside the worker that serves, with everything at hand; None where we are to stop."""
+    """Wait as a spare, with everything loaded; None if the stop signal comes first."""
     while not stop.is_set:
         if (activation := commands.read_activation()) is not None:
             return activation
@@ -165,13 +165,13 @@ def _serve(
 
 
 def _draining_of(worker: Worker, commands: ParentCommands) -> _Draining | None:
-    """Where the parent has said so since it was last read."""
+    """The drain that the parent has asked for since the last read, if any."""
     drains = [command for command in commands.read() if isinstance(command, Drain)]
     return _Draining(worker, time.monotonic() + drains[-1].within_s) if drains else None
 
 
 class _Draining:
-    """A worker that takes in nothing new, and ends what runs at `end_at`."""
+    """A worker that accepts no new requests and ends the running ones at `end_at`."""
 
     def __init__(self, worker: Worker, end_at: float) -> None:
         worker.begin_drain()
@@ -181,7 +181,7 @@ class _Draining:
         self._is_told = False
 
     def turn(self, now: float) -> None:
-        """End what is due to end; say when nothing is left."""
+        """End the streams that are due; report `drained` once nothing is left to run or send."""
         if now >= self._end_at and not self._is_over:
             self._is_over = True
             self._worker.end_drain()
@@ -192,7 +192,7 @@ class _Draining:
 
 
 def _freeze() -> None:
-    """What is loaded stays: the collector need not look at it again."""
+    """Exempt what is loaded by now from garbage collection: it lives as long as the process."""
     gc.collect()
     gc.freeze()
 

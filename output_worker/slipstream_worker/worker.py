@@ -1,13 +1,10 @@
-"""The worker's loop: what has arrived is handled, what is due is sent.
+"""The worker's loop: handle what has arrived, then send what is due.
 
-Owns: the order of things in one turn. Does not know: what any message means.
-
-Rules:
-- The report to the core leaves before the deltas to the clients, and before most of their text is
-  made: the device may wait for it.
-- Nobody is heard before the core has told everything it knows. Clients that come until then are
-  told to wait, and welcomed when it has.
-- A core that breaks the protocol is attached anew; no stream suffers from it.
+- The report to the core is sent before the deltas to the clients, and before most of their text is
+  built: the device may be waiting for it.
+- Clients' messages are read only once the core has sent everything it knows (`SyncDone`). Clients
+  that attach earlier are asked to wait, and welcomed afterwards.
+- After a protocol error of the core the worker attaches to it again; no stream is affected.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ _GOODBYE = Fault("engine", "the server is shutting down")
 
 
 class Worker:
-    """One worker, between its core and its clients."""
+    """One output worker, between its core and its clients."""
 
     def __init__(
         self,
@@ -62,14 +59,15 @@ class Worker:
         may_return: bool = False,
         tracer: Tracer | None = None,
     ) -> None:
-        """`socket` is the one that `front` accepts on; `tokenizer` is where clients find it.
+        """`socket` is the one that `front` accepts on; `tokenizer` is the folder or hub id that
+        clients load.
 
         may_return: see `WorkerConfig`.
         """
         self._may_return = may_return
         self._has_left = False
         self._tracer = tracer
-        self._recent = RecentSpans()  # turns with a step
+        self._recent = RecentSpans()  # of loop iterations that handled a step
         self._poller = poller
         self._core = core
         self._socket = socket
@@ -126,14 +124,14 @@ class Worker:
 
     @property
     def card(self) -> ModelCard | None:
-        """What is served, once the core has said so."""
+        """The served model's card; None before the core's first Welcome."""
         return self._from_core.card
 
     def run_once(self, now: float, arrived: Container[object] | None = None) -> None:
-        """Take in everything that has arrived, send everything that is due.
+        """Handle everything that has arrived and send everything that is due.
 
-        arrived: what our poller has just said is readable; None looks everywhere, which takes a
-        system call for each socket.
+        arrived: the sockets that the poller has reported as readable; None checks all of them, at
+        the cost of a system call each.
         """
         self.retention.now = now
         step_before = self._from_core.step
@@ -143,7 +141,7 @@ class Worker:
             except ProtocolError:
                 logger.exception("the core broke the protocol; attaching anew")
                 self._core.attach(now)
-        # before anything that the clients want: the device may wait for it
+        # before the clients' messages: the device may be waiting for it
         self._core.report()
         card = self.card
         if card is None or not self._from_core.is_synced or self._has_left:
@@ -166,12 +164,13 @@ class Worker:
             self._recent.add(now, monotonic())
 
     def begin_drain(self) -> None:
-        """Take no new requests; what runs goes on."""
+        """Accept no new requests; running ones continue."""
         self._from_clients.is_draining = True
 
     def end_drain(self) -> None:
-        """The time is over: streams that still run end by an error, what is held back leaves first;
-        or, where another stack may come, their clients are told to go on with them there.
+        """Call it at the drain's deadline. Ends the running streams with an error, after releasing
+        the text they hold back; with `may_return`, their clients are asked to resume them from the
+        next stack.
         """
         if self._may_return:
             self.say_goodbye()
@@ -180,16 +179,16 @@ class Worker:
 
     @property
     def num_running(self) -> int:
-        """Streams that have not ended, and are to end here."""
+        """Streams that are to end here and have not ended."""
         return 0 if self._has_left else self.lifecycle.num_running
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something waits to be sent to a client that is there."""
+        """Whether anything is still to be sent to an attached client."""
         return self.readers.has_unsent
 
     def beat(self, now: float) -> None:
-        """What only the clock brings: signs of life, and what is to be forgotten."""
+        """Timed work: heartbeats, timeouts, and forgetting streams whose grace time is over."""
         self._core.beat(now)
         self._front.beat(now)
         for answer in self._prompts.beat(now):
@@ -200,19 +199,20 @@ class Worker:
         self.lifecycle.beat()
 
     def numbers(self) -> WorkerNumbers:
-        """What was counted, as of now."""
+        """The counters and gauges as of now."""
         return replace(self.lifecycle.numbers(), recent=self._recent.spans(monotonic()))
 
     def say_goodbye(self) -> None:
-        """Tell the clients that the stack stops, so that they need not find out by waiting.
+        """Notify the clients that the stack stops, so that they need not wait for a timeout.
 
-        Where another may come they are served no more; those that attach anew are told to wait.
+        With `may_return` they are no longer served, and clients that attach again are asked to
+        wait.
         """
         self._front.refuse_all(_GOODBYE, is_leaving=self._may_return)
         self._has_left = self._may_return
 
     def close(self, linger_ms: int = 0) -> None:
-        """Leave: whoever comes next is told everything by the neighbours."""
+        """Close the sockets. A successor gets all state from the core and the clients."""
         self._core.close()
         self._poller.unregister(self._socket)
         self._socket.close(linger=linger_ms)

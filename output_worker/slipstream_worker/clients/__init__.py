@@ -1,1 +1,1 @@
-"""What clients read and ask: ports, deltas, latency, queries."""
+"""The worker's side of its clients: ports, readers, deltas, queries, latency."""

@@ -1,13 +1,11 @@
-"""The message that brings one client what is new of its streams.
+"""Builds the `Deltas` message with what is new in one client's streams.
 
-Owns: how entries become the columns of a `Deltas`, and when a row is due (its interval). Does not
-know: sockets, credit, clients' lives.
+Decides when a row is due (its interval) and fills the message's columns.
 
-Rules:
-- The first tokens and the end are due at once; in between, `interval` tokens are. A token of which
-  some text has been released, and some is yet to come, counts as one.
-- A message is filled up to a byte budget, slow rows first; what did not fit stays due.
-- Building moves no cursor: `BuiltDeltas.commit` does, when the message has left.
+- The first tokens and the end are due at once; in between, `interval` new tokens are. A token whose
+  text is partly released counts as one.
+- A message is filled up to a byte budget, slow rows first; what does not fit stays due.
+- Building moves no cursors. `BuiltDeltas.commit` does, once the message has been sent.
 """
 
 from __future__ import annotations
@@ -30,12 +28,12 @@ from slipstream_worker.streams.stream_columns import StreamColumns
 Int64s = npt.NDArray[np.int64]
 
 ENTRY_BYTES = 32
-TEXT_BYTES = 8  # of a token, on the generous side
-_WIDE_BYTES = MESSAGE_BUDGET_BYTES // 2  # from which on a message takes no more of wide rows
+TEXT_BYTES = 8  # per token, a generous estimate
+_WIDE_BYTES = MESSAGE_BUDGET_BYTES // 2  # from here on no more wide rows are added to a message
 
 
 def due_fast(columns: StreamColumns, worker_row_set: RowSet, *, urgent: bool) -> RowSet:
-    """Those of these fast rows that have something for their readers now; or just first tokens."""
+    """Those of these fast rows that are due; with `urgent`, only those with first tokens."""
     worker_rows = worker_row_set.array
     sent = columns.sent_tokens[worker_rows]
     new = columns.tokens.lengths(worker_row_set) - sent
@@ -50,7 +48,7 @@ def due_fast(columns: StreamColumns, worker_row_set: RowSet, *, urgent: bool) ->
 
 
 def is_due(stream: WorkerStream) -> bool:
-    """Whether a slow row has something that its reader should have now."""
+    """Whether a slow row is due."""
     output, reader = stream.output, stream.reader
     if output is None or reader is None or reader.is_waiting:
         return False
@@ -64,7 +62,7 @@ def is_due(stream: WorkerStream) -> bool:
 
 
 def is_urgent(stream: WorkerStream) -> bool:
-    """Whether that is its first token or its end."""
+    """Whether a slow row's first token or end is due."""
     output, reader = stream.output, stream.reader
     if output is None or reader is None or reader.is_waiting:
         return False
@@ -73,7 +71,7 @@ def is_urgent(stream: WorkerStream) -> bool:
 
 @dataclass(slots=True)
 class BuiltDeltas:
-    """A message, and what it will have delivered."""
+    """A message, and the cursor moves that follow once it has been sent."""
 
     message: Deltas
     slow: SlowEntries
@@ -81,10 +79,10 @@ class BuiltDeltas:
     fast_starts: Int64s
     fast_tokens: Int64s
     fast_chars: Int64s
-    is_all: bool  # that was due
+    is_all: bool  # whether everything due is in the message
 
     def commit(self, columns: StreamColumns) -> None:
-        """The message has left: move the cursors."""
+        """Move the cursors; call it once the message has been sent."""
         if len(self.fast):
             fast, ends = self.fast.array, self.fast_starts + self.fast_tokens
             columns.sent_tokens[fast] = ends
@@ -96,7 +94,7 @@ class BuiltDeltas:
 
 
 class SlowEntries:
-    """The entries of slow rows, and what they leave of the budget."""
+    """The entries of slow rows, and the bytes left of the budget."""
 
     __slots__ = (
         "chars",
@@ -115,17 +113,17 @@ class SlowEntries:
         self.chars: list[int] = []
         self.texts: list[str] = []
         self.ended_at: list[int] = []
-        self.ended: list[WorkerStream] = []  # whose end is in it
+        self.ended: list[WorkerStream] = []  # streams whose end is in the message
         self.ends: list[End] = []
-        self.moves: list[tuple[WorkerStream, TextCursor]] = []  # where each reader's copy ends then
+        self.moves: list[tuple[WorkerStream, TextCursor]] = []  # each reader's cursor afterwards
         self.spans: list[tuple[int, int, int]] = []  # row, first token, number of tokens
-        self.is_all = True  # that was due
+        self.is_all = True  # whether everything due is in the message
         self.has_wide = False
         self.left = MESSAGE_BUDGET_BYTES
 
     @classmethod
     def of(cls, columns: StreamColumns, slow: Sequence[WorkerStream]) -> SlowEntries:
-        """As many as fit."""
+        """Entries for as many of these streams as fit."""
         if not slow:
             return _NO_SLOW
         entries = cls()
@@ -164,7 +162,7 @@ class SlowEntries:
         self.left -= ENTRY_BYTES + len(text) + token_bytes * num_tokens
 
     def commit(self, columns: StreamColumns) -> None:
-        """The message has left: move the cursors."""
+        """Move the cursors; call it once the message has been sent."""
         if not self.moves:
             return
         for stream, cursor in self.moves:
@@ -180,11 +178,11 @@ class SlowEntries:
                 columns.speed_up(stream, cursor)
 
 
-_NO_SLOW = SlowEntries()  # never to be written
+_NO_SLOW = SlowEntries()  # shared, read-only
 
 
 def build(columns: StreamColumns, fast: RowSet, slow: Sequence[WorkerStream]) -> BuiltDeltas:
-    """One message of what is new of rows that are due. Who finds no room is left out."""
+    """A message of what is new in these due rows; rows that do not fit are left out."""
     entries = SlowEntries.of(columns, slow)
     least = _WIDE_BYTES if entries.has_wide else 0
     fast, fast_tokens, has_all_fast = _fitting(columns, fast, max(entries.left, least))
@@ -221,9 +219,8 @@ def build(columns: StreamColumns, fast: RowSet, slow: Sequence[WorkerStream]) ->
 
 
 def _fitting(columns: StreamColumns, fast: RowSet, budget: int) -> tuple[RowSet, Int64s, bool]:
-    """As many of the rows as fit, and how many tokens of each: everything new, or even shares.
-
-    Whether that is everything.
+    """As many of the rows as fit `budget` bytes, the number of tokens of each (everything new, or
+    equal shares), and whether that is everything.
     """
     counts = columns.tokens.lengths(fast) - columns.sent_tokens.take(fast.array)
     if not len(fast):

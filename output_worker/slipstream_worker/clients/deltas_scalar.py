@@ -1,11 +1,8 @@
-"""The message that brings one client what is new of a few streams: the scalar way of `deltas`.
+"""The scalar path of `deltas`, for a few streams: the same entries, built with Python numbers.
 
-Owns: the same entries, one by one in Python numbers. Does not know: what `deltas` does not.
-
-Rules:
-- What is due, what is sent and what is committed are just what `deltas` makes of the same rows.
-- Numpy costs the same for one row as for a hundred, this the same for each row: up to FEW rows
-  it is cheaper (docs/decisions has what was measured).
+- What is due, sent and committed is exactly what `deltas` would produce for the same rows.
+- Numpy's cost hardly depends on the number of rows, this path's is proportional to it: up to FEW
+  rows this path is cheaper (docs/decisions/023).
 - Log-probabilities, and more than fits one message, are left to `deltas`.
 """
 
@@ -28,8 +25,10 @@ Span = tuple[int, int, int]  # a row, its first token, the number of tokens
 def due_few(
     columns: StreamColumns, worker_rows: Sequence[int], *, urgent: bool
 ) -> tuple[list[Span], list[int]]:
-    """As `deltas.due_fast`, of those rows that are dirty: what fast ones have for their readers
-    now; and the slow ones."""
+    """Scalar version of `deltas.due_fast` for the dirty ones of these rows.
+
+    Returns the spans of the fast rows that are due, and the slow rows.
+    """
     cells = columns.cells
     is_dirty, is_fast = cells.is_dirty, cells.is_fast
     sent_tokens, intervals = cells.sent_tokens, cells.intervals
@@ -51,16 +50,16 @@ def due_few(
 
 @dataclass(slots=True)
 class BuiltScalarDeltas:
-    """A message of a few rows, and what it will have delivered."""
+    """A message of a few rows, and the cursor moves that follow once it has been sent."""
 
     message: Deltas
     slow: SlowEntries
     fast: Sequence[Span]
     fast_texts: Sequence[str]
-    is_all: bool  # that was due
+    is_all: bool  # whether everything due is in the message
 
     def commit(self, columns: StreamColumns) -> None:
-        """The message has left: move the cursors."""
+        """Move the cursors; call it once the message has been sent."""
         cells = columns.cells
         for (worker_row, start, num), text in zip(self.fast, self.fast_texts, strict=True):
             cells.sent_tokens[worker_row] = start + num
@@ -72,7 +71,7 @@ class BuiltScalarDeltas:
 def build_few(
     columns: StreamColumns, fast: Sequence[Span], slow: Sequence[WorkerStream]
 ) -> BuiltScalarDeltas | None:
-    """One message of what is new of rows that are due; None where that is for `deltas.build`."""
+    """A message of what is new in these due rows; None if it has to be built by `deltas.build`."""
     entries = SlowEntries.of(columns, slow)
     spans = [*entries.spans, *fast]
     cells, handles, starts, counts = columns.cells, [], [], []

@@ -1,16 +1,13 @@
-"""What a worker counts: requests, tokens, and how long readers waited for what.
+"""Counts requests and tokens, and measures how long readers wait: time to first token, gaps between
+deltas, time per token, end-to-end time.
 
-Owns: the numbers, and how the leaving of a message becomes time to first token, gaps between
-deltas, time per token. Does not know: clocks (whoever sends has looked already), who is told.
-
-Rules:
-- A message that goes to the very rows that the one before went to (the same set, see
-  `WorkerStreamTable.worker_rows_of`) is counted once, for all of them: they have all waited equally
-  long. That they were delivered is written to the columns when another kind of message leaves, or a
-  row comes or goes (`DeliveryPace.flush_deferred`).
-- Only what was submitted in this process' life has a time to first token and an end to end time;
-  what was taken over from a worker that died has gaps from its second delta on.
-- An end that the core knew of already when it told of the stream was counted by who named it.
+- Consecutive messages to exactly the same rows (the same set, see
+  `WorkerStreamTable.worker_rows_of`) are counted once for all rows, which have waited equally long.
+  The time is written to the columns when another kind of message leaves or the rows change
+  (`DeliveryPace.flush_deferred`).
+- Only streams submitted to this process have a time to first token and an end-to-end time; streams
+  taken over from an earlier worker have gaps from their second delta on.
+- An end that the core already knew when it replayed the stream was counted by the earlier worker.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 class RequestCounters:
-    """One worker's. Those without an underscore are counted up by whoever does it."""
+    """The counters of one worker. Those without an underscore are incremented by their users."""
 
     def __init__(self) -> None:
         self.num_accepted = 0
@@ -49,27 +46,27 @@ class RequestCounters:
         self._e2e_s = HistogramBuilder()
 
     def accepted(self, num_prompt_tokens: int) -> None:
-        """A request is one that the core runs."""
+        """The core has accepted a request."""
         self.num_accepted += 1
         self.num_prompt_tokens += num_prompt_tokens
 
     def rejected(self, code: str) -> None:
-        """A request is not taken."""
+        """A request was rejected."""
         self._rejected[code] = self._rejected.get(code, 0) + 1
 
     def finished(self, reason: str, num_cut: int) -> None:
-        """A stream has ended, and these of its tokens are behind its end."""
+        """A stream has ended; `num_cut` of its tokens lie past its end."""
         self._finished[reason] = self._finished.get(reason, 0) + 1
         self.num_overrun_tokens += num_cut
 
     def first(self, stream: WorkerStream, now: float) -> None:
-        """A stream's first tokens leave."""
+        """A stream's first tokens were sent."""
         stream.first_at = now
         if stream.arrived_at:
             self._ttft_s.add(max(0.0, now - stream.arrived_at))
 
     def last(self, stream: WorkerStream, now: float) -> None:
-        """A stream's end leaves, perhaps again."""
+        """A stream's end was sent, perhaps again."""
         assert stream.output is not None
         assert stream.output.end is not None
         num_tokens, took_s = stream.output.end.num_tokens, now - stream.first_at
@@ -80,7 +77,7 @@ class RequestCounters:
         stream.arrived_at = stream.first_at = 0.0
 
     def numbers(self, gauges: WorkerGauges) -> WorkerNumbers:
-        """All of it."""
+        """All counters and histograms, with these gauges."""
         return WorkerNumbers(
             gauges,
             WorkerCounters(
@@ -101,18 +98,16 @@ class RequestCounters:
 
 
 class DeliveryPace:
-    """When the streams that one client reads were delivered last."""
+    """Times of the last delivery to each stream that one client reads."""
 
     def __init__(self, columns: StreamColumns, counters: RequestCounters) -> None:
         self._columns = columns
         self._counters = counters
-        self._worker_rows: RowSet | None = (
-            None  # of the last message, where it was of fast rows alone
-        )
-        self._at = 0.0  # when it left; not yet in the columns
+        self._worker_rows: RowSet | None = None  # of the last message, if it had fast rows alone
+        self._at = 0.0  # when it was sent; not in the columns yet
 
     def left(self, built: BuiltDeltas | BuiltScalarDeltas, now: float) -> None:
-        """A message has left. To be told before it is committed."""
+        """Count a message that was sent. Call it before the message is committed."""
         counters, message = self._counters, built.message
         counters.num_messages += 1
         counters.num_deltas += len(message.handles) // 4
@@ -132,13 +127,13 @@ class DeliveryPace:
             self._slow(built.slow, now)
 
     def flush_deferred(self) -> None:
-        """Nothing more is known of all rows at once."""
+        """Write the common time of the last message's rows to the columns."""
         if self._worker_rows is not None:
             self._columns.delivered_at[self._worker_rows.array] = self._at
             self._worker_rows = None
 
     def _went_to(self, worker_rows: RowSet) -> bool:
-        """Whether the last message was of just these rows."""
+        """Whether the last message had exactly these rows."""
         return self._worker_rows is not None and self._worker_rows.version == worker_rows.version
 
     def _many(self, worker_rows: RowSet, now: float) -> None:
@@ -157,7 +152,7 @@ class DeliveryPace:
 
     def _few(self, spans: Sequence[Span], now: float) -> None:
         delivered_at, itl_s = self._columns.cells.delivered_at, self._counters.itl_s
-        last, num = 0.0, 0  # delivered at the same time
+        last, num = 0.0, 0  # rows in a run with the same last delivery
         for worker_row, _, _ in spans:
             before = delivered_at[worker_row]
             delivered_at[worker_row] = now
@@ -197,7 +192,7 @@ class DeliveryPace:
             counters.last(stream, now)
 
     def _first(self, worker_row: int, now: float) -> None:
-        """The first delta of a fast row in this process' life."""
+        """The first delta of a fast row in this process."""
         stream = self._columns.streams[worker_row]
         if stream is not None and not self._columns.cells.sent_tokens[worker_row]:
             self._counters.first(stream, now)

@@ -1,17 +1,16 @@
-"""What each client is sent: states of its streams and deltas.
+"""What is sent to each client: state messages of its streams, and deltas.
 
-Owns: the client's session, the rows it reads, the states that wait for credit. Does not know: how
-streams are computed, admitted or ended.
+A port has the client's session, the rows it reads, and the state messages that wait for credit.
 
-Rules:
-- States (Accepted, Rejected) leave before deltas; both wait for credit, nothing queues in a socket.
+- State messages (Accepted, Rejected, …) leave before deltas. Both wait for credit; nothing queues
+  in a socket.
 - A client without credit is sent nothing; what it misses is merged into the next message.
-- Where the interval is "auto", first tokens and ends leave at once, everything else when the reader
-  has room: when few messages are under way. So every token streams under light load, and under
-  heavy load messages merge by themselves.
-- States that a client does not acknowledge are held up to a number; then its session is ended, for
-  an attach tells anew whatever still holds.
-- An attach drops what waited: the client says which streams it wants, and from where.
+- With the interval "auto", first tokens and ends leave at once, and everything else while fewer
+  than AUTO_ROOM messages are unacknowledged. Every token streams under light load; under heavy load
+  messages merge by themselves.
+- At most _MAX_STATES state messages are queued for a client. Beyond that its session is ended, as a
+  new attach restores whatever still holds.
+- An attach drops what was queued: the client then requests its streams, and from which position.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from slipstream_worker.streams.stream_columns import StreamColumns
 
 Int64s = npt.NDArray[np.int64]
 
-Receipt = list[WorkerStream]  # whose end was in the message
+Receipt = list[WorkerStream]  # streams whose end was in the message
 AUTO_ROOM = 2
 _MAX_STATES = 2**16
 
@@ -43,7 +42,7 @@ FrontAcceptor = Router[WorkerToClient, ClientToWorker, Receipt]
 
 
 class ClientPort:
-    """Everything that goes to one client."""
+    """Everything that is sent to one client."""
 
     def __init__(
         self,
@@ -53,36 +52,38 @@ class ClientPort:
         counters: RequestCounters,
         room: int | None = None,
     ) -> None:
-        """`room`: messages under way from which on only what is urgent is sent; None: no such."""
+        """`room`: number of unacknowledged messages from which on only first tokens and ends are
+        sent; None: no such limit.
+        """
         self._acceptor = acceptor
         self._room = room
         self._session = session
         self._columns = columns
         self._pace = DeliveryPace(columns, counters)
         self._states: deque[WorkerToClient] = deque()
-        self._numbers: list[int] = []  # rows of the streams that it is sent, ascending
-        self._worker_rows: RowSet | None = None  # the same as a column, made when it is wanted
-        self._first_worker_row = 0  # the slow row whose turn it is, where not all fit
+        self._numbers: list[int] = []  # rows of the streams being sent, ascending
+        self._worker_rows: RowSet | None = None  # the same as an array, made on demand
+        self._first_worker_row = 0  # slow row to begin with, if not all fit
         self._has_news = False
         self.streams: set[WorkerStream] = set()  # read by this client
 
     @property
     def session(self) -> Session[Receipt]:
-        """The client's latest session, which may be over."""
+        """The client's latest session, which may have ended."""
         return self._session
 
     @property
     def unsent(self) -> Sequence[WorkerToClient]:
-        """States that wait for credit."""
+        """State messages that wait for credit."""
         return self._states
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something waits for credit."""
+        """Whether anything waits for credit."""
         return bool(self._states) or self._has_news
 
     def attach(self, session: Session[Receipt]) -> None:
-        """A new life: the client will say what it wants."""
+        """Start over with a new session, in which the client requests its streams again."""
         self._session = session
         self._states.clear()
         self._pace.flush_deferred()
@@ -94,23 +95,23 @@ class ClientPort:
             stream.reader.awaited = None
 
     def enqueue(self, body: WorkerToClient) -> None:
-        """Queue a state of one of the client's streams."""
+        """Queue a state message."""
         self._states.append(body)
 
     def state_prompt(self, stream: WorkerStream, handle: int) -> None:
-        """Queue the log-probabilities of a stream's prompt, if it wants them and all are here."""
+        """Queue the log-probabilities of a stream's prompt, if requested and complete."""
         for start, columns in self._columns.prompts.pieces(stream.worker_row):
             self._states.append(PromptLogprobs(handle, start, columns))
 
     def read(self, stream: WorkerStream, reader: Reader) -> None:
-        """The client reads this stream; nothing of it is sent before `send_from_here`."""
+        """Make the client this stream's reader. Nothing is sent of it before `send_from_here`."""
         reader.is_waiting = True
         stream.reader = reader
         self.streams.add(stream)
         self._drop_worker_row(stream.worker_row)
 
     def send_from_here(self, stream: WorkerStream) -> None:
-        """Its reader's cursor is where its copy ends: send what lies behind."""
+        """Send the stream from its reader's cursor on, which is the end of the reader's copy."""
         assert stream.reader is not None
         stream.reader.is_waiting = False
         stream.reader.awaited = None
@@ -121,30 +122,30 @@ class ClientPort:
         self._insert_worker_row(worker_row)
 
     def leave(self, stream: WorkerStream) -> None:
-        """The client reads this stream no more. Idempotent."""
+        """The client no longer reads this stream. Idempotent."""
         self.streams.discard(stream)
         self._drop_worker_row(stream.worker_row)
 
     def supersede(self, stream: WorkerStream) -> None:
-        """Another reader has taken this stream over."""
+        """Another reader has taken over this stream: notify the client."""
         assert stream.reader is not None
         self.leave(stream)
         self._states.append(Superseded(stream.reader.handle))
 
     def mark_due(self) -> None:
-        """Some stream of it may have something new."""
+        """Some stream of the client may have something new."""
         self._has_news = True
 
     def take_over(self) -> list[WorkerStream]:
         """The streams whose end has been acknowledged since the last call."""
-        # one that has another reader by now is for that one to read
+        # a stream that another client has taken over is left to that client
         receipts = self._session.link.take_receipts()
         if not any(receipts):
             return []
         return [stream for ended in receipts for stream in ended if stream in self.streams]
 
     def flush(self) -> bool:
-        """Send what is due and credit allows; whether deltas left."""
+        """Send what is due and credit allows; returns whether deltas were sent."""
         session = self._session
         if not session.is_open:
             return False
@@ -159,7 +160,7 @@ class ClientPort:
             is_crowded = self._room is not None and session.link.num_unacked >= self._room
             built = self._build(urgent=is_crowded)
             if built is None:
-                # who is not due yet comes back with its next token
+                # a row that is not due yet is marked again by its next token
                 self._has_news = is_crowded
                 break
             if not self._acceptor.send(session, built.message, built.slow.ended):
@@ -210,7 +211,7 @@ class ClientPort:
         return deltas.build(columns, fast, slow) if len(fast) or slow else None
 
     def _due_slow(self, worker_rows: Sequence[int], *, urgent: bool) -> list[WorkerStream]:
-        """Those of these slow rows' streams that have something for their readers now, in turn."""
+        """The streams of these slow rows that are due, in round-robin order."""
         streams, leaves_now = self._columns.streams, deltas.is_urgent if urgent else deltas.is_due
         turn = bisect_left(worker_rows, self._first_worker_row)
         return [

@@ -1,15 +1,11 @@
-"""What clients ask beside streams: the ids of a text, the text of ids.
+"""Clients' queries beside streams: tokenize a text, detokenize ids.
 
-Owns: questions on their way through the prompt process, and how large they may be. Does not know:
-streams, tokenizers, whose turn it is (`query_queue`).
-
-Rules:
-- A question leaves nothing behind: its asker says it again after an attach. Where the asker's
-  session has ended it is withdrawn; where it is being worked on already its answer is dropped.
-- Prompts of streams and questions share one prompt process, which works on the short ones in their
-  order and on long ones beside (`long_prompts`). So it is asked few short questions at a time, and
-  one long one: no prompt waits for more than those. The others wait here, short and long ones
-  apart, up to a bound, beyond which they are turned away.
+- A query is not kept across sessions: the client repeats it after an attach. If its session ends,
+  the query is withdrawn, or its answer dropped if it is already being processed.
+- Streams and queries share one prompt process, which handles short prompts in order and long ones
+  beside them (`long_prompts`). It is therefore given only a few short queries at a time, and one
+  long one, so that no stream's prompt waits for more than these. Further queries wait here, short
+  and long ones apart; beyond a bound they are rejected.
 """
 
 from __future__ import annotations
@@ -39,23 +35,23 @@ from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.tokenizer.client import RenderSource
 from slipstream_worker.tokenizer.long_prompts import is_long, num_prompt_chars, size_of
 
-MAX_ASKED_CHARS = 2**16  # of short questions that the prompt process has, about
-MAX_UNREAD = 1024  # states that a client leaves unread; beyond, its questions get no answers
-MAX_UNREAD_BYTES = 2**25  # of answers among them
+MAX_ASKED_CHARS = 2**16  # limit on the short queries in the prompt process, approximate
+MAX_UNREAD = 1024  # queued messages of a client, beyond which its queries fail
+MAX_UNREAD_BYTES = 2**25  # of the answers among them
 
 
 class ClientQueries:
-    """Asked and not answered yet."""
+    """Queries that are not answered yet."""
 
     def __init__(self, readers: StreamReaders, prompts: RenderSource) -> None:
         self._readers = readers
         self._prompts = prompts
-        self._asked: dict[int, Query] = {}  # the prompt process, by its key
-        # by whether they are long
+        self._asked: dict[int, Query] = {}  # in the prompt process, by its key
+        # keyed by whether the queries are long
         self._queues = {False: QueryQueue(MAX_ASKED_CHARS), True: QueryQueue(1)}
 
     def tokenize(self, client: bytes, asked: Tokenize) -> None:
-        """Have it answered."""
+        """Answer a Tokenize, at once if it is invalid."""
         if (asked.text is None) == (not asked.messages):
             fault = BadRequest("prompt", "both or none", "one of text and messages").fault
             self._readers.port(client).enqueue(Tokenized(asked.number, fault=fault))
@@ -79,7 +75,7 @@ class ClientQueries:
         self._ask(client, asked.number, render)
 
     def detokenize(self, client: bytes, asked: Detokenize, card: ModelCard) -> None:
-        """Have it answered."""
+        """Answer a Detokenize, at once if it is invalid."""
         try:
             check_token_ids(asked.token_ids, card)
         except BadRequest as error:
@@ -94,7 +90,7 @@ class ClientQueries:
         self._ask(client, asked.number, render)
 
     def answered(self, answer: Rendered) -> bool:
-        """The prompt process is done with something; whether it was a question."""
+        """Forward an answer of the prompt process; returns whether it belongs to a query."""
         question = self._asked.pop(answer.key, None)
         if question is None:
             return False
@@ -105,7 +101,7 @@ class ClientQueries:
         return True
 
     def withdraw(self, client: bytes) -> None:
-        """A client's session is over."""
+        """Drop the queries of a client whose session has ended."""
         for queue in self._queues.values():
             queue.withdraw(client)
         for key in [key for key, asked in self._asked.items() if asked.client == client]:
@@ -116,7 +112,7 @@ class ClientQueries:
             self._ask_more(queue)
 
     def beat(self) -> None:
-        """Withdraw what nobody waits for any more, as its asker stays away."""
+        """Withdraw the queries of clients that are not attached."""
         for queue in self._queues.values():
             for client in queue.clients:
                 if not self._is_here(client):
@@ -133,7 +129,7 @@ class ClientQueries:
         self._ask_more(queue)
 
     def _ask_more(self, queue: QueryQueue) -> None:
-        """Let the prompt process have what it may have of those that wait."""
+        """Pass waiting queries to the prompt process, as many as it may have."""
         while (question := queue.next()) is not None:
             self._asked[self._prompts.ask(question.render)] = question
 
@@ -145,7 +141,7 @@ class ClientQueries:
 
     def _answer(self, question: Query, answer: Rendered) -> None:
         if not self._is_here(question.client):
-            return  # it has gone
+            return  # its client has gone
         port = self._readers.port(question.client)
         if _leaves_much_unread(port.unsent):
             why = "answers to questions before this one have not been read"
@@ -157,7 +153,7 @@ class ClientQueries:
 
 
 def _leaves_much_unread(unsent: Sequence[WorkerToClient]) -> bool:
-    """Whether a client asks, and does not take what it asked for."""
+    """Whether a client keeps asking without reading the answers."""
     return len(unsent) > MAX_UNREAD or sum(map(_num_bytes, unsent)) > MAX_UNREAD_BYTES
 
 

@@ -1,12 +1,10 @@
-"""Questions that wait for the tokenizer: whose turn it is, and how many a client may have.
+"""The queue of queries for the prompt process, short or long ones. Pure.
 
-Owns: one queue, the short questions' or the long ones'. Pure. Does not know: what is asked, whom.
-
-Rules:
-- Clients take turns; of a client's own the shorter goes first (`fair_order`).
-- Only a part is asked at a time: a stream's prompt waits for no more than that.
-- A client may have as much as is left to all others. So a single one may fill half of the queue,
-  and there is always room for somebody new.
+- Clients take turns; among one client's queries shorter ones go first (`fair_order`).
+- Only a limited amount is in the prompt process at a time, so that streams' prompts wait for no
+  more than that.
+- A client may have at most as much queued as is left for all others. A single client can fill half
+  of the queue, and a new client always finds room.
 """
 
 from __future__ import annotations
@@ -17,12 +15,12 @@ from typing import NamedTuple
 from slipstream_ipc.messages import Render
 from slipstream_worker.tokenizer.fair_order import FairOrder
 
-MAX_WAITING = 2048  # questions that wait for their answer, asked or not
-MAX_WAITING_CHARS = 2**27  # of them together
+MAX_WAITING = 2048  # unanswered queries, in the prompt process or not
+MAX_WAITING_CHARS = 2**27  # their total size
 
 
 class Query(NamedTuple):
-    """What a client asks, and under which number of its own."""
+    """A client's query, and the number it has given it."""
 
     client: bytes
     number: int
@@ -31,26 +29,26 @@ class Query(NamedTuple):
 
 
 class QueryQueue:
-    """Those that wait, and what is kept in mind of those that are asked."""
+    """Queries that wait, and the amount that is in the prompt process."""
 
     def __init__(self, max_asked: int) -> None:
-        """`max_asked`: characters that are asked, from which on others wait."""
+        """`max_asked`: characters in the prompt process from which on further queries wait."""
         self._max_asked = max_asked
         self._asked_chars = 0
         self._waiting: dict[int, Query] = {}
-        # of each client that may have something to be asked; whose turn is next first
+        # by client; the client with the next turn is first
         self._turns: dict[bytes, FairOrder] = {}
         self._num_added = 0
-        self._nums: Counter[bytes] = Counter()  # of each client, asked or not
+        self._nums: Counter[bytes] = Counter()  # by client, in the prompt process or not
         self._chars: Counter[bytes] = Counter()
 
     @property
     def clients(self) -> list[bytes]:
-        """Whoever waits for an answer."""
+        """Clients with unanswered queries."""
         return list(self._nums)
 
     def why_full(self, question: Query) -> str:
-        """Why this one may not wait; empty where it may."""
+        """Why this query has to be rejected; empty if it may wait."""
         num, num_chars = self._nums.total(), self._chars.total()
         client, size = question.client, question.size
         if self._nums[client] >= MAX_WAITING - num:
@@ -60,7 +58,7 @@ class QueryQueue:
         return ""
 
     def add(self, question: Query) -> None:
-        """It waits."""
+        """Add a waiting query."""
         self._num_added += 1
         self._waiting[self._num_added] = question
         turns = self._turns.setdefault(question.client, FairOrder())
@@ -68,26 +66,26 @@ class QueryQueue:
         self._count(question, 1)
 
     def next(self) -> Query | None:
-        """What is to be asked now; None: enough is asked, or nothing waits."""
+        """The next query for the prompt process; None if it has enough, or nothing waits."""
         while self._turns and self._asked_chars < self._max_asked:
             client = next(iter(self._turns))
             turns = self._turns.pop(client)
             key = turns.next()
             if key is not None:
-                turns.discard(key)  # the next may have its turn before this one is answered
-                self._turns[client] = turns  # behind the others
+                turns.discard(key)  # the client's next query need not wait for the answer
+                self._turns[client] = turns  # after the other clients
                 question = self._waiting.pop(key)
                 self._asked_chars += question.size
                 return question
         return None
 
     def done(self, question: Query) -> None:
-        """One that was asked is answered, or will not be any more."""
+        """A query that was in the prompt process is answered, or will not be."""
         self._asked_chars -= question.size
         self._count(question, -1)
 
     def withdraw(self, client: bytes) -> None:
-        """Nothing of a client's waits any more; what is asked of it still is."""
+        """Drop a client's waiting queries; those in the prompt process stay."""
         self._turns.pop(client, None)
         for key in [key for key, each in self._waiting.items() if each.client == client]:
             self._count(self._waiting.pop(key), -1)

@@ -1,16 +1,15 @@
-"""Who reads which stream: clients' ports, and where each reader's copy of a stream ends.
+"""Which client reads which stream, and from where on.
 
-Owns: all clients' ports; every change of a stream's reader. Does not know: how streams come, run
-and end, where the wish came from that changes a reader.
+Keeps all clients' ports, and makes every change of a stream's reader.
 
-Rules:
-- A stream has one reader. Whoever comes later is it, the one before is told and has no say.
-- A stream whose reader does not listen (there is none, or it has not asked for the stream since it
-  attached) has a time at which it is given up: it leaves `Retention` then, wherever it is on its
-  way. So has one whose client is lost: when the client is gone for good.
-- A reader that is ahead of us is sent nothing until we have come to where its copy ends.
-- A client that is lost may come back within the grace time; then it is gone for good, and whoever
-  drives us hears of it by `take_gone`. One that is there and takes nothing in is gone at once.
+- A stream has one reader. A later one takes it over; the earlier one is sent Superseded.
+- A stream whose reader is not listening (it has none, or its reader has not requested it since the
+  last attach) gets a time at which `Retention` gives it up, whatever its stage. A stream whose
+  client is lost is given up when the client is gone for good.
+- A reader that is ahead of this worker is sent nothing until the stream has reached the end of its
+  copy.
+- A lost client may attach again within the grace time; after that `take_gone` returns it. A client
+  that is attached but acknowledges nothing is gone at once.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from slipstream_worker.streams.retention import Retention
 from slipstream_worker.streams.stream import Reader, ResumePoint, WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns
 
-_FEW_CLIENTS = 8  # to look at all of them is cheaper than to find out which have news
+_FEW_CLIENTS = 8  # up to here, checking all is cheaper than finding those with news
 
 Int64s = npt.NDArray[np.int64]
 
 
 class StreamReaders:
-    """Everybody who reads the streams of one worker."""
+    """The readers of one worker's streams."""
 
     def __init__(
         self,
@@ -57,23 +56,23 @@ class StreamReaders:
         self._retention = retention
         self._room = room
         self._clients: dict[bytes, ClientPort] = {}
-        self._vanished: list[tuple[float, Session[Receipt]]] = []  # and when they count as dead
-        self._awaiting: dict[WorkerStream, None] = {}  # whose readers are ahead of us
+        self._vanished: list[tuple[float, Session[Receipt]]] = []  # with their deadlines
+        self._awaiting: dict[WorkerStream, None] = {}  # streams whose readers are ahead of us
 
     @property
     def num_clients(self) -> int:
-        """Clients that are attached, or may come back."""
+        """Clients that are attached or may attach again."""
         return len(self._clients)
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something waits to be sent to a client that is there."""
+        """Whether anything is still to be sent to an attached client."""
         return any(port.has_unsent and port.session.is_open for port in self._clients.values())
 
     # ---- clients -------------------------------------------------------------------------
 
     def greet(self, session: Session[Receipt]) -> None:
-        """A client attached: for the first time, or anew."""
+        """A client attached, for the first time or again."""
         port = self._clients.get(session.identity)
         if port is None:
             port = ClientPort(self._front, session, self._columns, self._counters, room=self._room)
@@ -82,15 +81,15 @@ class StreamReaders:
             port.attach(session)
             for stream in port.streams:
                 if stream.leaves_at == inf:
-                    # perhaps it has all of it, or has given it up, and what it said was lost
+                    # it may have all of it, or have dropped it, and its message was lost
                     self._retention.leave_after_grace(stream)
 
     def port(self, client: bytes) -> ClientPort:
-        """The port of an attached client."""
+        """The port of an attached client. Raises KeyError if there is none."""
         return self._clients[client]
 
     def remove(self, client: bytes) -> list[WorkerStream]:
-        """A client is gone for good; the streams that it read and nobody reads now. Idempotent."""
+        """Remove a client that is gone for good; returns the streams it read. Idempotent."""
         port = self._clients.pop(client, None)
         if port is None:
             return []
@@ -100,7 +99,7 @@ class StreamReaders:
         return streams
 
     def take_gone(self) -> list[bytes]:
-        """Clients that have stayed away for the grace time, since the last call."""
+        """Clients gone for good since the last call: away for the grace time, or stalled."""
         now = self._retention.now
         for session in self._front.take_lost():
             self._vanished.append((now + self._retention.grace_s, session))
@@ -113,7 +112,7 @@ class StreamReaders:
         return gone
 
     def flush(self) -> bool:
-        """Send every client what is due; whether that was anything."""
+        """Send every client what is due; returns whether deltas were sent."""
         if self._awaiting:
             self._look_for_places()
         has_sent = False
@@ -126,12 +125,12 @@ class StreamReaders:
     # ---- streams -------------------------------------------------------------------------
 
     def read(self, stream: WorkerStream, client: bytes, handle: int, position: ResumePoint) -> None:
-        """`client` reads a stream from `position` on; whoever read it before is superseded.
+        """Make `client` the reader of a stream from `position` on; the reader before is superseded.
 
-        Where the stream has no such position the newcomer is told so, and another reader reads on.
+        If the stream has no such position, the client is sent a rejection and another reader stays.
         """
         port, reader = self._clients[client], Reader(client, handle, awaited=position)
-        if (client, handle) in stream.past_readers:  # it was away when it was told
+        if (client, handle) in stream.past_readers:  # Superseded did not reach it
             port.enqueue(Superseded(handle))
             return
         try:
@@ -153,14 +152,14 @@ class StreamReaders:
         self._place(stream, reader, cursor)
 
     def is_reader(self, stream: WorkerStream, client: bytes, handle: int | None) -> bool:
-        """Whether a client that calls the stream by this handle has a say over it."""
+        """Whether a client that has this handle for the stream may act on it."""
         reader = stream.reader
-        if reader is None:  # nobody has come back to it since it was replayed
+        if reader is None:  # it was replayed, and not requested since
             return stream.registration is not None and stream.registration.owner == client
         return reader.client == client and handle in (None, reader.handle)
 
     def has_news(self, worker_rows: Int64s | Sequence[int]) -> None:
-        """These rows have new tokens; see to it that their readers' clients are looked at."""
+        """These rows have new tokens: mark the ports of their readers' clients as due."""
         if len(self._clients) <= _FEW_CLIENTS:
             for port in self._clients.values():
                 port.mark_due()
@@ -177,12 +176,12 @@ class StreamReaders:
             self._clients[client].mark_due()
 
     def opened(self, stream: WorkerStream) -> None:
-        """A stream has its row, and perhaps tokens: its reader's copy may end among them."""
+        """A stream has its row, and perhaps tokens: locate the end of its reader's copy."""
         if stream.reader is not None and stream.reader.awaited is not None:
             self._look_again(stream, stream.reader)
 
     def ended(self, stream: WorkerStream) -> None:
-        """A stream has ended: its reader is to have what is left, or it leaves after a while."""
+        """A stream has ended: send the rest to its reader, or let it leave after the grace time."""
         self.opened(stream)
         reader = stream.reader
         if reader is not None and not reader.is_waiting:
@@ -192,7 +191,7 @@ class StreamReaders:
             self._retention.leave_after_grace(stream)
 
     def accept(self, stream: WorkerStream) -> None:
-        """Tell the reader that its stream runs."""
+        """Send Accepted to the stream's reader."""
         reader, admit = stream.reader, stream.registration
         if reader is not None and reader.is_listening and admit is not None:
             port = self._clients[reader.client]
@@ -200,21 +199,21 @@ class StreamReaders:
             port.state_prompt(stream, reader.handle)
 
     def reject(self, stream: WorkerStream, fault: Fault) -> None:
-        """Tell the reader that its stream is not taken; it reads it no more."""
+        """Send Rejected to the stream's reader, which no longer reads it."""
         if stream.reader is not None:
             port = self._clients[stream.reader.client]
-            if stream.reader.is_listening:  # else it asks again, and is answered then
+            if stream.reader.is_listening:  # else it submits again, and is answered then
                 port.enqueue(Rejected(stream.reader.handle, fault))
             port.leave(stream)
 
     def forget(self, stream: WorkerStream) -> None:
-        """A stream is no more, or has lost its row."""
+        """A stream is forgotten, or has lost its row."""
         self._awaiting.pop(stream, None)
         if stream.reader is not None:
             self._clients[stream.reader.client].leave(stream)
 
     def clear(self) -> None:
-        """There are no streams any more."""
+        """All streams are forgotten."""
         self._awaiting.clear()
 
     # ---- inside --------------------------------------------------------------------------
@@ -225,7 +224,7 @@ class StreamReaders:
         return locate(self._columns, stream, position, self._detokenizers)
 
     def _place(self, stream: WorkerStream, reader: Reader, cursor: TextCursor | None) -> None:
-        """Begin to send a stream to its reader, once we have come to where its copy ends."""
+        """Start sending to the reader, once the stream has reached the end of its copy."""
         if cursor is None:
             self._awaiting[stream] = None
         else:
@@ -234,7 +233,7 @@ class StreamReaders:
             self._clients[reader.client].send_from_here(stream)
 
     def _look_again(self, stream: WorkerStream, reader: Reader) -> None:
-        """There is more of a stream whose reader is ahead of us."""
+        """A stream has grown whose reader is ahead of this worker."""
         assert reader.awaited is not None
         try:
             self._place(stream, reader, self._locate(stream, reader.awaited))
@@ -244,7 +243,7 @@ class StreamReaders:
             self._leave_unread(stream)
 
     def _leave_unread(self, stream: WorkerStream) -> None:
-        """Its reader has been told that it reads this stream no more."""
+        """Remove the stream's reader, which has been sent a rejection."""
         assert stream.reader is not None
         self._clients[stream.reader.client].leave(stream)
         self._awaiting.pop(stream, None)

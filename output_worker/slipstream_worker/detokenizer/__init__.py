@@ -1,1 +1,1 @@
-"""Tokens to text: compiled tables, their compiler, and the detokenisers over them."""
+"""Tokens to text: compiled token tables, their compilers, and the detokenisers that use them."""

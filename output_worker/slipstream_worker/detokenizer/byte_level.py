@@ -1,13 +1,9 @@
-"""ByteLevel's detokeniser: a token is bytes, and the text is that of all bytes joined.
+"""The detokeniser of ByteLevel decoders: tokens are bytes, and the text is that of the joined
+bytes.
 
-Owns: the view of a table of mode "bytelevel", and the state of one stream over it, which is the
-bytes of an unfinished character.
-
-Does not know: other modes, files, `tokenizers`.
-
-Rules: those of `factory`. A special token between two halves of a character breaks it where
-special tokens are shown and leaves it whole where they are skipped, as in decode: the bytes are
-joined after skipping.
+Looks tokens up in a table of mode "bytelevel"; the state of a stream is the bytes of an incomplete
+character. A special token between two halves of a character breaks it if special tokens are shown
+and leaves it whole if they are skipped, as in decode, which joins the bytes after skipping.
 """
 
 from __future__ import annotations
@@ -22,15 +18,15 @@ __all__ = ["ByteDetokenizer", "ByteView"]
 
 
 class ByteView(NamedTuple):
-    """A table as a stream sees it: with the special tokens, or with nothing in their place."""
+    """A table as a stream reads it: with the special tokens, or with nothing in their place."""
 
     pieces: list[bytes]
-    texts: list[str | None]  # None: the piece is not UTF-8 by itself
-    errors: Literal["replace", "ignore"]  # what becomes of bytes of no character
+    texts: list[str | None]  # None: the piece is not valid UTF-8 by itself
+    errors: Literal["replace", "ignore"]  # for bytes of no character
 
     @classmethod
     def of(cls, table: TokenTable, skip_special_tokens: bool) -> ByteView:
-        """The view that all streams share which ask for the same."""
+        """The view, shared by all streams with the same `skip_special_tokens`."""
         pieces = [piece or b"" for piece in table.pieces]
         if skip_special_tokens:
             for token_id in table.special:
@@ -39,14 +35,14 @@ class ByteView(NamedTuple):
 
 
 class ByteDetokenizer:
-    """One stream's text, by looking tokens up."""
+    """One stream's text, by table lookup."""
 
     __slots__ = ("_errors", "_num_inherited", "_pieces", "_texts", "_waiting", "num_pending")
 
     def __init__(self, view: ByteView, prompt_ids: Sequence[int]) -> None:
         self._pieces, self._texts, self._errors = view
         self._waiting = _dangling_bytes(view.pieces, prompt_ids)
-        # As long as these wait, the prompt has begun the character and shows U+FFFD for it.
+        # Bytes of a character that the prompt has begun, and for which it shows U+FFFD.
         self._num_inherited = len(self._waiting)
         self.num_pending = 0
 
@@ -85,7 +81,7 @@ class ByteDetokenizer:
         data = self._waiting + more
         text, self._waiting = decode_joined(data, self._errors)
         is_used = len(self._waiting) < len(data)
-        if is_used:  # all that waited, so that what waits now is this token's own
+        if is_used:  # all waiting bytes; those that wait now are this token's
             self.num_pending = 1 if self._waiting else 0
         elif len(self._waiting) > self._num_inherited:
             self.num_pending += 1
@@ -107,7 +103,7 @@ def _piece(pieces: list[bytes], token_id: int) -> bytes:
 
 
 def _dangling_bytes(pieces: list[bytes], prompt_ids: Sequence[int]) -> bytes:
-    """The unfinished character at the prompt's end; its last three bytes tell."""
+    """The incomplete character at the prompt's end, found from its last three bytes."""
     tail = b""
     for token_id in reversed(prompt_ids):
         tail = _piece(pieces, token_id) + tail

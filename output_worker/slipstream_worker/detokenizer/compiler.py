@@ -1,17 +1,14 @@
-"""Compiles a tokenizer's decoder to a `TokenTable`, and proves the table before anyone uses it.
+"""Compiles a tokenizer's decoder to a `TokenTable`, and tests the table before it is used.
 
-Owns: which decoders a table can hold, and what each token's piece is.
+Needs `tokenizers`, so it runs in the prompt process; the worker reads the table that it writes.
 
-Does not know: the cache, streams, who asked. It needs `tokenizers`, so it runs in a process of its
-own; the worker reads the table it leaves.
-
-Rules:
-- The tokenizer is asked, never second-guessed: `id_to_token` names each token, of an added token
-  only "special" counts, and what a step of the decoder makes of a token that step itself says.
+- The tokenizer's own answers are used, never a reimplementation: `id_to_token` names each token, of
+  an added token only "special" matters, and each decoder step is run to see what it makes of a
+  token.
 - The steps of a Sequence are compiled one by one. Steps on single tokens come first (Replace,
   Metaspace, WordPiece, Strip), then at most one that makes bytes (ByteLevel, ByteFallback), then
-  Fuse, and on the whole text Strip at its beginning. BPEDecoder stands alone.
-- A table that is not the tokenizer's equal is not returned. `UnsupportedDecoder` says why, and the
+  Fuse, and on the whole text Strip at its start. BPEDecoder must stand alone.
+- A table that does not match the tokenizer is not returned. `UnsupportedDecoder` says why, and the
   caller falls back to the window.
 """
 
@@ -31,14 +28,14 @@ from slipstream_worker.detokenizer.verify import find_mismatch
 
 __all__ = ["UnsupportedDecoder", "compile_table"]
 
-_ANCHOR = "a"  # a token beside another, to learn how that reads elsewhere than first or last
+_ANCHOR = "a"  # a neighbour, to see how a token reads that is not first, or not last
 
 _Texts = list[str | None]  # by token id; None: no token has this id
 _Pieces = tuple[bytes | None, ...]
 
 
 class UnsupportedDecoder(Exception):  # noqa: N818 - says what is the case; nobody made an error
-    """No table can hold this tokenizer's decoder. The message says why."""
+    """No table can represent this tokenizer's decoder. The message says why."""
 
 
 def compile_table(tokenizer: Tokenizer) -> TokenTable:
@@ -64,7 +61,7 @@ def compile_table(tokenizer: Tokenizer) -> TokenTable:
 
 def _compile(steps: list[dict[str, Any]], tokens: _Texts, special: tuple[int, ...]) -> TokenTable:
     names = [step["type"] for step in steps]
-    if not steps:  # tokens are joined with blanks
+    if not steps:  # decode joins tokens with blanks
         others = _map(lambda token: " " + token, tokens)
         return TokenTable("text", _encoded(others), special, first_pieces=_encoded(tokens))
     if names == ["BPEDecoder"]:
@@ -115,9 +112,9 @@ def _refusal(names: list[str], reason: str) -> UnsupportedDecoder:
 
 
 def _first_and_other(step: dict[str, Any], first: _Texts, others: _Texts) -> tuple[_Texts, _Texts]:
-    """What `step` makes of each token as a sequence's first, and as any other.
+    """What `step` makes of each token as the first of a sequence, and as any other.
 
-    `first` and `others` are what the steps before it made of them.
+    `first` and `others` are the results of the steps before it.
     """
     decoder = _decoder_of(step)
     anchor = decoder.decode([_ANCHOR])
@@ -129,7 +126,7 @@ def _first_and_other(step: dict[str, Any], first: _Texts, others: _Texts) -> tup
 
 
 def _followed_and_last(step: dict[str, Any], tokens: _Texts) -> tuple[_Texts, _Texts]:
-    """What `step` makes of each token as one that others follow, and as a sequence's last."""
+    """What `step` makes of each token when others follow, and as the last of a sequence."""
     decoder = _decoder_of(step)
     anchor = decoder.decode([_ANCHOR])
 
@@ -140,7 +137,7 @@ def _followed_and_last(step: dict[str, Any], tokens: _Texts) -> tuple[_Texts, _T
 
 
 def _decoder_of(step: dict[str, Any]) -> Decoder:
-    """One step as a decoder of its own."""
+    """A decoder with this step alone."""
     tokenizer_json = {
         "version": "1.0",
         "added_tokens": [],
@@ -164,7 +161,7 @@ def _encoded(texts: _Texts, bytes_of: dict[int, bytes] | None = None) -> _Pieces
 
 
 def _bytes_of_tokens(texts: _Texts) -> dict[int, bytes]:
-    """The byte tokens by id."""
+    """The byte tokens, by id."""
     bytes_of = ((i, byte_of_token(text)) for i, text in enumerate(texts) if text is not None)
     return {token_id: bytes([byte]) for token_id, byte in bytes_of if byte is not None}
 
@@ -177,10 +174,10 @@ def _bytes_of_text(text: str, byte_of_char: dict[str, int]) -> bytes:
 
 
 def _byte_of_char() -> dict[str, int]:
-    """GPT-2's alphabet, in which a token's characters stand for bytes.
+    """GPT-2's alphabet, which maps the characters of a token to bytes.
 
-    A byte that prints in Latin-1 is its own character; the others, in order, are the characters
-    from U+0100 on.
+    A byte that is printable in Latin-1 is its own character; the others, in order, are the
+    characters from U+0100 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))

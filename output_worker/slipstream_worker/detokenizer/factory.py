@@ -1,37 +1,36 @@
-"""One stream's tokens to text, as they come: what every detokeniser promises, and their factory.
+"""The interface of every detokeniser, its contract, and the factories.
 
-Owns: the interface, and which detokeniser serves a table. `byte_level`, `sentencepiece`
-and `suffix` look tokens up in a compiled `TokenTable`; `window` decodes a
-small window of tokens with the tokenizer itself, for decoders that no table can hold. A factory is
-made once for a model and creates one detokeniser for each stream.
+A factory is made once per model and creates one detokeniser per stream. `byte_level`,
+`sentencepiece` and `suffix` look tokens up in a compiled `TokenTable`; `window` decodes a small
+window of tokens with the tokenizer itself, for decoders that no table can represent.
 
-Does not know: requests, stop strings, where tokens come from.
+The contract:
 
-Rules:
 - Continuation: prompt text + streamed text = decode(prompt ids + output ids), with
-  clean_up_tokenization_spaces off; so the first blank of an answer is kept where the prompt has
-  text, which decode(output ids) alone may cut. In full: the streamed text is decode(prompt ids +
-  output ids) less the beginning that it shares with decode(prompt ids).
-- The two share all of the latter but where the prompt ends in the middle of something. Inside a
-  character: decode shows U+FFFD for such a prompt. If the output completes the character, the
-  stream has the character (U+FFFD itself excepted, which is there already); if not, the U+FFFD
-  stays the prompt's. Behind a token that reads otherwise at the end of a text: the stream has what
-  it becomes.
-- decode itself is followed exactly, but in one thing. Of a run of byte tokens (SentencePiece's
-  <0xNN>) that is not UTF-8 as a whole it makes U+FFFD for every byte, the good characters of the
-  run included, and so cannot tell before the run's end. Here a character of a run comes when it is
-  complete, and U+FFFD stands for each byte that belongs to no character. That is, exactly, decode
-  of the same tokens with a token "U+FFFD" in the place of each such byte token: characters in UTF-8
-  never overlap, so which bytes belong to one does not depend on where one begins to read.
-  `reference` computes it.
-- The text does not depend on how the tokens are cut into calls of `step` and `step_many`.
-- After each token all text is out that decode shows for the tokens so far, but for what further
-  tokens may change: the U+FFFD of an unfinished character, and the end of a token that reads
-  otherwise at the end. `num_pending` says which of the stream's own tokens have such text.
-- No half characters, and no lost tail: `flush` brings what is pending as decode shows it at the
+  clean_up_tokenization_spaces off. The first blank of an answer is therefore kept if the prompt has
+  text, where decode(output ids) alone might cut it. Precisely, the streamed text is decode(prompt
+  ids + output ids) without the prefix that it shares with decode(prompt ids).
+- That prefix is all of decode(prompt ids), unless the prompt ends in the middle of something. If it
+  ends inside a character, decode shows U+FFFD for it. If the output completes the character, the
+  stream has the character (except U+FFFD itself, which is there already); if not, the U+FFFD
+  belongs to the prompt. If the prompt ends with a token that reads differently at the end of a
+  text, the stream has what it becomes.
+- decode is followed exactly, with one exception. For a run of byte tokens (SentencePiece's <0xNN>)
+  that is not valid UTF-8 as a whole, decode yields U+FFFD for every byte, valid characters
+  included, and so cannot decide before the run ends. Here each character of a run is emitted once
+  complete, and each byte that belongs to no character becomes U+FFFD. This equals decode of the
+  same tokens with each such byte token replaced by a token "U+FFFD": UTF-8 characters never
+  overlap, so which bytes belong to one does not depend on where reading starts. `reference`
+  computes it.
+- The text does not depend on how the tokens are split into calls of `step` and `step_many`.
+- After each token, all text that decode shows for the tokens so far has been emitted, except what
+  further tokens may change: the U+FFFD of an incomplete character, and the end of a token that
+  reads differently at the end. `num_pending` is the number of the stream's tokens that have such
+  text.
+- No partial characters and no lost tail: `flush` returns what is pending as decode shows it at the
   end of the text.
-- An id without a token decodes to nothing, and so does a special one where they are skipped: it is
-  as if it were not there. Ids are never negative.
+- An id without a token decodes to nothing, and so does a special token if they are skipped: both
+  are ignored entirely. Ids are never negative.
 """
 
 from __future__ import annotations
@@ -55,26 +54,28 @@ __all__ = [
 
 
 class Detokenizer(Protocol):
-    """The text of one stream. Not to be used any more after `flush`."""
+    """The text of one stream. Must not be used after `flush`."""
 
     @property
     def num_pending(self) -> int:
-        """How many of the last tokens may have text that is yet to come, those that decode leaves
-        out among them."""
+        """Number of last tokens that may have text yet to come, counting those that decode leaves
+        out.
+        """
         ...
 
     @property
     def is_settled(self) -> bool:
-        """Whether the text of a whole token (see `fast_table`) is now its own, and stays so until
-        another kind of token comes."""
+        """Whether a whole token (see `fast_table`) now has its own text, until a token of another
+        kind.
+        """
         ...
 
     def step(self, token_id: int) -> str:
-        """The text that this token completes; "" if it only prolongs an unfinished character."""
+        """The text that this token completes; "" if it only extends an incomplete character."""
         ...
 
     def step_many(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete: the same as that of one step after another."""
+        """The text that these tokens complete: that of the single steps, joined."""
         ...
 
     def flush(self) -> str:
@@ -83,11 +84,11 @@ class Detokenizer(Protocol):
 
 
 class DetokenizerFactory(Protocol):
-    """Makes the detokenisers of one model."""
+    """Creates the detokenisers of one model."""
 
     @property
     def fast_table(self) -> TextColumns | None:
-        """The vocabulary as columns; None where a token's text always depends on its neighbours."""
+        """The vocabulary as columns; None if a token's text always depends on its neighbours."""
         ...
 
     def create(self, prompt_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
@@ -99,7 +100,7 @@ _Create = Callable[[Sequence[int], bool], Detokenizer]
 
 
 class TableDetokenizerFactory:
-    """Holds the two views of a table, which all streams share: special tokens shown, or skipped."""
+    """Detokenisers over a table. Streams share its two views: special tokens shown, or skipped."""
 
     def __init__(self, table: TokenTable) -> None:
         self.fast_table: TextColumns | None = None

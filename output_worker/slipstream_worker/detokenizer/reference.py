@@ -1,13 +1,8 @@
-"""What a stream must read in the end: `Tokenizer.decode` under the rule of continuation.
+"""The reference for all detokenisers: `Tokenizer.decode` under the continuation rule of `factory`.
 
-Owns: the reference that the self-test, the tests and the benchmark hold the detokenisers against.
-It is written to be plain, and decodes everything anew.
-
-Does not know: tables, detokenisers.
-
-Rules: those of `factory`, computed by the tokenizer. Only in a run of byte tokens that is not
-UTF-8 is its decoder given other tokens than the sequence has: "U+FFFD" for each byte that belongs
-to no character.
+The self-test, the tests and the benchmark compare against it. It is written to be simple, and
+decodes everything anew. Only for a run of byte tokens that is not valid UTF-8 is the decoder given
+other tokens than the sequence has: "U+FFFD" for each byte that belongs to no character.
 """
 
 from __future__ import annotations
@@ -24,8 +19,8 @@ from tokenizers import Tokenizer
 __all__ = ["DecodeReference", "byte_of_token", "decoder_steps"]
 
 _REPLACEMENT = "\ufffd"
-_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f+][0-9A-Fa-f])>")  # so the decoder reads its digits
-# Any character of UTF-8, by the ranges of its bytes; its first byte is no other's later byte.
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f+][0-9A-Fa-f])>")  # digits as the decoder reads them
+# Any UTF-8 character, by byte ranges; a first byte is never a later byte of another character.
 _CHARACTER = re.compile(
     rb"[\x00-\x7f]"
     rb"|[\xc2-\xdf][\x80-\xbf]"
@@ -39,15 +34,15 @@ _CHARACTER = re.compile(
 
 
 def decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The decoder's section of tokenizer.json, as a list of steps; empty where there is none."""
+    """The decoder section of tokenizer.json as a list of steps; empty if there is none."""
     if tokenizer.decoder is None:
         return []
-    # Its state, as for pickling, is the section.
+    # The pickled state of a decoder is its section.
     return _flat(json.loads(tokenizer.decoder.__getstate__()))
 
 
 def byte_of_token(token: str) -> int | None:
-    """The byte that ByteFallback makes of this token; None if it leaves it alone."""
+    """The byte that ByteFallback makes of this token; None if it leaves the token alone."""
     match = _BYTE_TOKEN.fullmatch(token)
     return int(match[1], 16) if match else None
 
@@ -66,13 +61,13 @@ class DecodeReference:
         }
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """The text of a sequence, which is a stream's without a prompt."""
+        """The text of a sequence: that of a stream without a prompt."""
         return self.continuation([], token_ids, skip_special_tokens)
 
     def continuation(
         self, prompt_ids: Sequence[int], output_ids: Sequence[int], skip_special_tokens: bool
     ) -> str:
-        """The text of a stream that gets `output_ids` behind `prompt_ids`."""
+        """The text of a stream with these `output_ids` after `prompt_ids`."""
         ids = [*prompt_ids, *output_ids]
         text = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         before = self._tokenizer.decode(list(prompt_ids), skip_special_tokens=skip_special_tokens)
@@ -81,7 +76,7 @@ class DecodeReference:
             num_before = len(self._tokens(prompt_ids, skip_special_tokens))
             characters = _characters(tokens)
             has_broken = _mark_broken(tokens, characters)
-            # A character that the prompt began is the stream's, U+FFFD is the prompt's.
+            # A character begun by the prompt belongs to the stream, U+FFFD to the prompt.
             for start, end, char in characters:
                 if start < num_before < end:
                     num_before = end if char == _REPLACEMENT else start
@@ -109,7 +104,7 @@ def _flat(section: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _characters(tokens: list[str]) -> list[tuple[int, int, str]]:
-    """Where byte tokens spell a character: the first of its tokens, the one after, and it."""
+    """(first token, token after the last, character) for each character that byte tokens spell."""
     found = []
     start = 0
     for is_byte, group in groupby(tokens, lambda token: byte_of_token(token) is not None):
@@ -125,7 +120,7 @@ def _characters(tokens: list[str]) -> list[tuple[int, int, str]]:
 
 
 def _mark_broken(tokens: list[str], characters: list[tuple[int, int, str]]) -> bool:
-    """Put U+FFFD in the place of each byte token outside `characters`; whether there was any."""
+    """Replace byte tokens outside `characters` by U+FFFD, in place; returns whether any were."""
     whole = {place for start, end, _ in characters for place in range(start, end)}
     broken = [
         place

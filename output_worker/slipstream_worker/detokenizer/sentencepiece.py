@@ -1,17 +1,14 @@
-"""The detokeniser of decoders whose tokens are texts: SentencePiece's kinds, WordPiece, no decoder.
+"""The detokeniser for tokens that are texts: SentencePiece's variants, WordPiece, no decoder.
 
-Owns: the view of a table of mode "text", and the state of one stream over it: whether the sequence
-has begun, blanks still to be cut from its beginning, the bytes of an unfinished character.
+Looks tokens up in a table of mode "text". The state of a stream is whether the sequence has begun,
+the blanks still to be cut from its start, and the bytes of an incomplete character.
 
-Does not know: other modes, files, `tokenizers`.
-
-Rules: those of `factory`, and
-- Opening: the first token of prompt and output together has its own text, and the blanks at the
-  beginning of their joined text are cut. Both are over with nearly every prompt, so they live in
-  the slow way alone: until then a stream sees an empty table, in which no token is found.
-- Runs: byte tokens that follow each other spell characters. Tokens that decode leaves out (skipped
-  or without a token) do not end a run; a token whose text is empty does.
-- A stream that inherits bytes from its prompt adds no U+FFFD for those.
+- Opening: the first token of prompt and output together has its own text, and blanks at the start
+  of their joined text are cut. Nearly every prompt completes both, so only the slow path handles
+  them: until then the stream sees an empty table, in which no token is found.
+- Runs: consecutive byte tokens spell characters. Tokens that decode leaves out (skipped or without
+  a token) do not end a run; a token with empty text does.
+- A stream that inherits bytes from its prompt emits no U+FFFD for those.
 """
 
 from __future__ import annotations
@@ -26,17 +23,17 @@ __all__ = ["TextDetokenizer", "TextView"]
 
 
 class TextView(NamedTuple):
-    """A table as a stream sees it: with the special tokens, or without them."""
+    """A table as a stream reads it: with the special tokens, or without them."""
 
     texts: list[str | None]  # None: a byte that waits for others
-    first_texts: list[str | None]  # of a sequence's first token; `texts` itself where no rule is
-    bytes_of: dict[int, bytes]  # byte tokens
+    first_texts: list[str | None]  # of a sequence's first token; `texts` itself if the same
+    bytes_of: dict[int, bytes]  # byte tokens, by id
     left_out: frozenset[int]  # ids that decode leaves out; their text is ""
-    num_stripped: int  # blanks cut from the beginning
+    num_stripped: int  # maximum number of blanks cut from the start
 
     @classmethod
     def of(cls, table: TokenTable, skip_special_tokens: bool) -> TextView:
-        """The view that all streams share which ask for the same."""
+        """The view, shared by all streams with the same `skip_special_tokens`."""
         left_out = {token_id for token_id, piece in enumerate(table.pieces) if piece is None}
         if skip_special_tokens:
             left_out.update(table.special)
@@ -58,7 +55,7 @@ class TextView(NamedTuple):
 
 
 class TextDetokenizer:
-    """One stream's text, by looking tokens up."""
+    """One stream's text, by table lookup."""
 
     __slots__ = (
         "_is_first",
@@ -121,7 +118,7 @@ class TextDetokenizer:
         byte = view.bytes_of.get(token_id)
         if byte is not None:
             text, self._waiting = decode_run_byte(self._waiting, byte)
-            if text:  # all that waited is in it, so that what waits now is this token's own
+            if text:  # it has all waiting bytes; those that wait now are this token's
                 self.num_pending = 1 if self._waiting else 0
             elif len(self._waiting) > self._num_inherited:
                 self.num_pending += 1
@@ -139,9 +136,9 @@ class TextDetokenizer:
         return text
 
     def _open(self, text: str) -> str:
-        """Apply the rules for the beginning to the text of a token that decode does not leave out.
+        """Apply the opening rules to the text of a token that decode does not leave out.
 
-        A character that is still unfinished is no blank, and what it becomes ends the cutting.
+        An incomplete character is not a blank; whatever it becomes ends the cutting.
         """
         self._is_first = False
         num_blanks = len(text) - len(text.lstrip(" "))
@@ -158,7 +155,7 @@ class TextDetokenizer:
         return text
 
     def _without_inherited(self, text: str) -> str:
-        """`text` less what the prompt shows already: a U+FFFD for each byte that it began with."""
+        """`text` without what the prompt shows already: a U+FFFD for each inherited byte."""
         if text:
             if text[0] == REPLACEMENT:
                 text = text[self._num_inherited :]
@@ -167,7 +164,7 @@ class TextDetokenizer:
 
 
 def _dangling_bytes(view: TextView, prompt_ids: Sequence[int]) -> bytes:
-    """The unfinished character at the prompt's end; the last three bytes of its run tell."""
+    """The incomplete character at the prompt's end, found from the last three bytes of its run."""
     run: list[bytes] = []
     for token_id in reversed(prompt_ids):
         byte = view.bytes_of.get(token_id)

@@ -1,13 +1,10 @@
-"""Compiles a tokenizer that transformers runs in Python to a `TokenTable`, proven like any other.
+"""Compiles a tokenizer that transformers runs in Python to a `TokenTable`, and tests it likewise.
 
-Owns: what such a tokenizer's tokens are in bytes. Does not know: the cache, streams, who asked.
-
-Rules:
-- Such a tokenizer (a "slow" one: ByT5's, those of code in a model's folder over tiktoken) has no
-  tokenizer.json, and the worker does not import transformers. So its decode must be one that a
-  table can hold: tokens are bytes, and the text is that of all bytes joined. Bytes that belong to
-  no character are U+FFFD or nothing, whichever the tokenizer makes of them.
-- A table that does not read as the tokenizer's own decode is not returned.
+- Such a "slow" tokenizer (ByT5's, or code in a model's folder over tiktoken) has no tokenizer.json,
+  and the worker does not import transformers. Its decode must therefore be one that a table can
+  represent: tokens are bytes, and the text is that of the joined bytes. Bytes that belong to no
+  character become U+FFFD or nothing, whichever the tokenizer does.
+- A table that does not match the tokenizer's own decode is not returned.
 """
 
 from __future__ import annotations
@@ -27,9 +24,9 @@ _WAYS: tuple[Literal["replace", "ignore"], ...] = ("replace", "ignore")
 
 
 def slow_pieces(tokenizer: Any) -> _Pieces:
-    """The bytes of each of its tokens. Raises UnsupportedDecoder where a token is something else.
+    """The bytes of each of its tokens. Raises UnsupportedDecoder if a token is something else.
 
-    tokenizer: one of transformers', of which `is_fast` is False.
+    tokenizer: a transformers tokenizer whose `is_fast` is False.
     """
     added = {i: str(token).encode() for i, token in tokenizer.added_tokens_decoder.items()}
     size = max(len(tokenizer), 1 + max(added, default=-1))
@@ -54,7 +51,7 @@ def compile_slow(tokenizer: Any, pieces: _Pieces) -> TokenTable:
 
 
 class _SlowReference:
-    """Its own decode, under the rule of continuation (see `factory`)."""
+    """The tokenizer's own decode, under the continuation rule (see `factory`)."""
 
     def __init__(self, tokenizer: Any, pieces: _Pieces) -> None:
         self._tokenizer = tokenizer
@@ -79,7 +76,7 @@ class _SlowReference:
 def _piece(tokenizer: Any, token_id: int) -> bytes | None:
     try:
         token = tokenizer.convert_ids_to_tokens(token_id)
-    except (ValueError, TypeError, LookupError):  # an id that it has no token for
+    except (ValueError, TypeError, LookupError):  # an id without a token
         return None
     if token is None or isinstance(token, bytes):
         return token

@@ -1,13 +1,9 @@
-"""The detokeniser of BPEDecoder, whose tokens end words: a suffix is a blank, at the end nothing.
+"""The detokeniser of BPEDecoder: a suffix ends words, and becomes a blank, or nothing at the end.
 
-Owns: the view of a table whose last token has a text of its own, and the state of one stream over
-it: what the last token becomes if another follows, and if none does.
-
-Does not know: other modes, files, `tokenizers`.
-
-Rules: those of `factory`. The blank behind a word comes with the token that follows it, since
-decode shows it no earlier. Of a token that reads otherwise from its middle on, the beginning comes
-at once.
+Looks tokens up in a table with `last_pieces`; the state of a stream is what its last token becomes
+before another token, and at the end. The blank after a word is emitted with the token that follows,
+since decode shows it no earlier. The part of a token that is the same in both cases is emitted at
+once.
 """
 
 from __future__ import annotations
@@ -20,17 +16,17 @@ from slipstream_worker.detokenizer.table import TokenTable
 
 __all__ = ["SuffixDetokenizer", "SuffixView"]
 
-_Parts = tuple[str, str, str]  # what is certain, then what follows before a token, and at the end
+_Parts = tuple[str, str, str]  # common part, then the rest before another token, and at the end
 
 
 class SuffixView(NamedTuple):
-    """A table as a stream sees it: with the special tokens, or without them."""
+    """A table as a stream reads it: with the special tokens, or without them."""
 
     parts: list[_Parts | None]  # None: decode leaves the token out
 
     @classmethod
     def of(cls, table: TokenTable, skip_special_tokens: bool) -> SuffixView:
-        """The view that all streams share which ask for the same."""
+        """The view, shared by all streams with the same `skip_special_tokens`."""
         parts = [
             None if piece is None or last is None else _parts(piece.decode(), last.decode())
             for piece, last in zip(table.pieces, table.last_pieces, strict=True)
@@ -42,7 +38,7 @@ class SuffixView(NamedTuple):
 
 
 class SuffixDetokenizer:
-    """One stream's text, by looking tokens up."""
+    """One stream's text, by table lookup."""
 
     __slots__ = ("_at_end", "_before_next", "_parts", "num_pending")
 

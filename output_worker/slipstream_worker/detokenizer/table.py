@@ -1,17 +1,13 @@
-"""The compiled token table as data, and its file in the cache.
+"""The compiled token table, and its file format in the cache.
 
-Owns: `TokenTable` (token id -> bytes, and which ids are special), and how it is written to disk
-and read back.
+Imports only msgspec, slipstream_ipc and the standard library: a restarting worker waits for this
+module.
 
-Does not know: tokenizers (`compiler` makes the tables), text, streams. It imports msgspec,
-the ground floor and the standard library alone: a worker that is born again waits for this module.
-
-Rules:
-- A file is its header line, a checksum of the body, the body (msgpack). The header carries
-  FORMAT_VERSION: whoever adds a mode or a field raises it, and older files count as foreign.
-- A file appears whole or not at all (`whole_file`).
-- What `load_table` returns is what `save_table` got. For a reader of the cache a foreign or broken
-  file is a missing one: catch `(FileNotFoundError, TableFileError)` and compile anew.
+- A file is a header line, a checksum of the body, and the body (msgpack). The header has
+  FORMAT_VERSION: increase it with every new mode or field; files of other versions are rejected.
+- A file appears complete or not at all (`slipstream_ipc.atomic_file`).
+- `load_table` returns exactly what `save_table` was given. Readers of the cache treat a foreign or
+  damaged file as a missing one: they catch `(OSError, TableFileError)` and compile again.
 """
 
 from __future__ import annotations
@@ -40,29 +36,29 @@ _CHECKSUM_BYTES = 16
 
 
 class TableFileError(ValueError):
-    """The file is no token table of this format version, or it is damaged."""
+    """The file is not a token table of this format version, or it is damaged."""
 
 
 class TokenTable(msgspec.Struct, frozen=True, gc=False):
-    """What each token id stands for, and how the pieces of a sequence become its text (`mode`).
+    """What each token id stands for, and how a sequence of pieces becomes text (`mode`).
 
-    "bytelevel": the text is the UTF-8 decoding of the pieces joined, with one U+FFFD for each byte
-    or run of bytes that is the beginning of no character, or nothing where `errors` says so. The
-    other fields with a default are not used.
+    "bytelevel": the text is the UTF-8 decoding of the joined pieces. Each incomplete character, and
+    each byte that begins none, becomes one U+FFFD, or nothing if `errors` is "ignore". The other
+    optional fields are not used.
 
-    "text": the text is the pieces joined. Each is UTF-8 by itself, but for those of `byte_ids`,
-    which are one byte each: where such tokens follow each other they spell characters, with one
-    U+FFFD for each byte that belongs to none.
+    "text": the text is the joined pieces. Each is valid UTF-8, except those of `byte_ids`, which
+    are one byte each: consecutive ones spell characters, with one U+FFFD for each byte that belongs
+    to none.
     """
 
     mode: Literal["bytelevel", "text"]
     pieces: tuple[bytes | None, ...]  # [vocab_size]; None: no token has this id
     special: tuple[int, ...]  # ids that skip_special_tokens drops, ascending
     byte_ids: tuple[int, ...] = ()  # ascending
-    first_pieces: tuple[bytes | None, ...] = ()  # [vocab_size], of a sequence's first; () the same
-    last_pieces: tuple[bytes | None, ...] = ()  # [vocab_size], of a sequence's last; () the same
-    errors: Literal["replace", "ignore"] = "replace"  # what becomes of bytes of no character
-    num_stripped: int = 0  # blanks at the beginning of a text that are cut, at most
+    first_pieces: tuple[bytes | None, ...] = ()  # [vocab_size], for a first token; (): the same
+    last_pieces: tuple[bytes | None, ...] = ()  # [vocab_size], for a last token; (): the same
+    errors: Literal["replace", "ignore"] = "replace"  # for bytes of no character
+    num_stripped: int = 0  # maximum number of blanks cut from the start of a text
 
     @property
     def vocab_size(self) -> int:
@@ -71,13 +67,13 @@ class TokenTable(msgspec.Struct, frozen=True, gc=False):
 
 
 def cache_path(cache_dir: Path, tokenizer_json: bytes) -> Path:
-    """Where the table of this tokenizer.json lies: one file for each content and format version."""
+    """The path of the table of this tokenizer.json: one file per content and format version."""
     digest = blake2b(tokenizer_json, digest_size=_CHECKSUM_BYTES).hexdigest()
     return cache_dir / f"token-table-v{FORMAT_VERSION}-{digest}.msgpack"
 
 
 def save_table(path: Path, table: TokenTable) -> None:
-    """Write `table` to `path`, in one move; makes the folder. Raises OSError."""
+    """Write `table` to `path` atomically, creating the folder. Raises OSError."""
     body = msgspec.msgpack.encode(table)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, _HEADER + _checksum(body) + body)

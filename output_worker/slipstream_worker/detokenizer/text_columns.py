@@ -1,14 +1,12 @@
-"""The vocabulary as columns: what a token's text is where it does not depend on its neighbours.
+"""The vocabulary as columns: the text of every token whose text does not depend on its neighbours.
 
-Owns: for each way in which a stream may read the vocabulary (`VocabularyView`), every token's text,
-its length, and which characters are in it. Does not know: streams, detokenisers' states.
+For each `VocabularyView`: every token's text, its length, and the set of characters in it.
 
-Rules:
-- A token is whole where its text is the same whatever came before, as long as nothing waits (see
+- A token is whole if its text is the same after any tokens, as long as nothing waits (see
   `Detokenizer.is_settled`). The others, and ids beyond the vocabulary, have length NOT_WHOLE.
-- Characters are a set of 128 bits in two words. ASCII letters, digits and signs have a bit each;
-  all others share those of control characters. So two texts without a common bit have no common
-  character, and that is all that a reader may conclude.
+- A set of characters has 128 bits in two words. ASCII letters, digits and signs have a bit each;
+  all other characters share those of control characters. Two texts without a common bit have no
+  common character; the converse does not hold.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import numpy.typing as npt
 UInt64s = npt.NDArray[np.uint64]
 
 NOT_WHOLE = -1
-_FIRST_SHARED_BIT, _NUM_SHARED_BITS = 14, 16  # of control characters that text hardly has
+_FIRST_SHARED_BIT, _NUM_SHARED_BITS = 14, 16  # of control characters that are rare in text
 _ONE = np.uint64(1)
 
 
@@ -38,9 +36,9 @@ class TextColumns:
     """One entry for each view and token, at `first(view) + token id`."""
 
     def __init__(self, shown: Sequence[str | None], skipped: Sequence[str | None]) -> None:
-        """Texts by token id; None where a token is not whole."""
+        """Texts by token id; None for a token that is not whole."""
         assert len(shown) == len(skipped)
-        self.vocab_size = len(shown)  # also the id under which all ids beyond the vocabulary go
+        self.vocab_size = len(shown)  # also stands for all ids beyond the vocabulary
         beyond = [None]
         entries = [*shown, *beyond, *skipped, *beyond, *([""] * (len(shown) + 1))]
         self.texts = [text or "" for text in entries]
@@ -50,12 +48,12 @@ class TextColumns:
         self.low, self.high = character_sets(self.texts)
 
     def first(self, view: VocabularyView) -> int:
-        """Where the view's entries begin."""
+        """Index of the view's first entry."""
         return view * (self.vocab_size + 1)
 
 
 def character_sets(texts: Sequence[str]) -> tuple[UInt64s, UInt64s]:
-    """The characters of each text: the words of bits 0-63 and of bits 64-127, both [len(texts)]."""
+    """The characters of each text: words of bits 0-63 and of bits 64-127, each u64 [len(texts)]."""
     lens = np.fromiter(map(len, texts), np.int64, len(texts))
     points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     shared = _FIRST_SHARED_BIT + points % _NUM_SHARED_BITS

@@ -1,13 +1,8 @@
-"""Bytes to text, as they come, where some of them belong to no character.
+"""Incremental UTF-8 decoding, with the two ways in which decoders replace invalid bytes.
 
-Owns: the two ways in which decoders replace such bytes, and what may still become a character.
-
-Does not know: tokens, tables, streams.
-
-Rules:
-- Bytes wait only while they are the beginning of some character: three at most.
-- U+FFFD is given as soon as it is certain. Python's decoder waits for the third byte of a
-  surrogate, which UTF-8 does not have; here nothing does.
+- Bytes wait only while they are a prefix of some character: three at most.
+- U+FFFD is emitted as soon as it is certain. Python's incremental decoder waits for the third byte
+  of a surrogate, which UTF-8 does not have; this one does not.
 """
 
 from __future__ import annotations
@@ -18,12 +13,12 @@ from typing import Literal
 __all__ = ["MAX_DANGLING", "REPLACEMENT", "decode_joined", "decode_run_byte"]
 
 REPLACEMENT = "\ufffd"
-MAX_DANGLING = 3  # bytes of an unfinished UTF-8 character, and so the tokens that can hold them
+MAX_DANGLING = 3  # bytes of an incomplete UTF-8 character, so also the tokens with such bytes
 
 
 def _beginnings() -> frozenset[bytes]:
-    """Whatever is less than a character, of all characters: 17,651 of them, 2 MB."""
-    first_of_rows = range(0x80, 0x110000, 64)  # 64 in a row differ in their last byte alone
+    """The proper prefixes of all encoded characters: 17,651 of them, 2 MB."""
+    first_of_rows = range(0x80, 0x110000, 64)  # 64 consecutive ones differ only in the last byte
     characters = [chr(code) for code in first_of_rows if not 0xD800 <= code < 0xE000]
     rows = [character.encode() for character in characters]
     return frozenset(row[:length] for row in rows for length in range(1, len(row)))
@@ -35,10 +30,10 @@ _BEGINNINGS = _beginnings()
 def decode_joined(
     data: bytes, errors: Literal["replace", "ignore"] = "replace"
 ) -> tuple[str, bytes]:
-    """ByteLevel's way: one U+FFFD for a beginning of a character that does not go on, and one for
-    each byte that begins none; or nothing for them, where errors are to be ignored.
+    """ByteLevel's way: one U+FFFD for an incomplete character that is not continued, and one for
+    each byte that begins none; with errors="ignore", nothing for either.
 
-    Returns the text of `data` and the bytes at its end that wait.
+    Returns the text of `data`, and the bytes at its end that wait.
     """
     if data in _BEGINNINGS:
         return "", data
@@ -52,8 +47,8 @@ def decode_joined(
 def decode_run_byte(waiting: bytes, byte: bytes) -> tuple[str, bytes]:
     """Byte fallback's way: one U+FFFD for each byte that belongs to no character.
 
-    Returns the text that `byte` completes behind the bytes that were `waiting`, and those that
-    wait now.
+    Returns the text that `byte` completes after the bytes in `waiting`, and the bytes that wait
+    now.
     """
     data = waiting + byte
     if data in _BEGINNINGS:

@@ -1,7 +1,4 @@
-"""Proves a table: streams over it against the tokenizer's own decode.
-
-Owns: which sequences are tried. Does not know: how a table is made, what becomes of one that fails.
-"""
+"""Tests a compiled table: compares streams over it with the tokenizer's own decode."""
 
 from __future__ import annotations
 
@@ -25,23 +22,23 @@ Trial = tuple[list[int], list[int], bool]  # prompt, output, skip_special_tokens
 
 
 class DecodeOracle(Protocol):
-    """What a stream must read in the end."""
+    """The text that a stream has to produce."""
 
     def continuation(
         self, prompt_ids: Sequence[int], output_ids: Sequence[int], skip_special_tokens: bool
     ) -> str:
-        """The text that these output ids add to the prompt's."""
+        """The text that these output ids add to the prompt's text."""
 
 
 def find_mismatch(
     reference: DecodeOracle | Tokenizer, table: TokenTable, *, num_trials: int = 100, seed: int = 0
 ) -> str | None:
-    """What is wrong with `table`; None if every stream over it read as the reference, or as the
-    tokenizer decodes.
+    """The first mismatch between `table` and the reference (or the tokenizer's decode); None if all
+    trials agree.
 
-    All tokens in the order of the ids, each byte as part of a character, each token alone where a
-    rule for the first or the last is in force, then for each kind of ids `num_trials` random
-    prompts and outputs.
+    Tries all tokens in the order of their ids; each single-byte token as part of a character; each
+    token alone if the table has rules for the first or the last token; and for each kind of ids
+    `num_trials` random prompts and outputs.
     """
     if isinstance(reference, Tokenizer):
         reference = DecodeReference(reference)
@@ -60,8 +57,9 @@ def find_mismatch(
 
 
 def random_trials(table: TokenTable, num_trials: int, seed: int) -> Iterable[Trial]:
-    """Prompts and outputs of any ids; of ids that are not UTF-8 by themselves; of special ids; of
-    bytes that spell whole characters."""
+    """Random prompts and outputs: of any ids; of pieces that are not valid UTF-8 alone; of byte
+    tokens; of special ids; of bytes that spell whole characters.
+    """
     rng = random.Random(seed)  # noqa: S311 - reproducible, no secret
     ids = range(table.vocab_size + _NUM_BEYOND_VOCABULARY)
     broken = [i for i, piece in enumerate(table.pieces) if piece and not _is_utf8(piece)]
@@ -79,7 +77,7 @@ def random_trials(table: TokenTable, num_trials: int, seed: int) -> Iterable[Tri
 
 
 def mismatch_of(reference: DecodeOracle, factory: DetokenizerFactory, trial: Trial) -> str | None:
-    """How the stream of `trial` differs from what it should be, in one sentence; None if not."""
+    """How the stream of `trial` differs from the expected text, in one sentence; None if equal."""
     prompt_ids, output_ids, skip_special_tokens = trial
     expected = reference.continuation(prompt_ids, output_ids, skip_special_tokens)
     stepped = factory.create(prompt_ids, skip_special_tokens)
@@ -99,10 +97,11 @@ def mismatch_of(reference: DecodeOracle, factory: DetokenizerFactory, trial: Tri
 
 
 def _byte_trials(table: TokenTable) -> Iterable[Trial]:
-    """Each token of one byte before bytes with which it makes a character, and behind such one.
+    """Each token of one byte, before bytes that complete it to a character and after one it may
+    complete.
 
-    Every first byte of a character goes on with one, two or three times one of 0x80, 0x90, 0xA0;
-    every later byte goes behind 0xC2. What the vocabulary cannot spell is left out.
+    Every first byte is followed by one, two or three times 0x80, 0x90 or 0xA0; every later byte
+    follows 0xC2. What the vocabulary cannot spell is left out.
     """
     id_of = _ids_of_bytes(table)
     later = [id_of[byte] for byte in (b"\x80", b"\x90", b"\xa0") if byte in id_of]
@@ -116,7 +115,7 @@ def _byte_trials(table: TokenTable) -> Iterable[Trial]:
 
 
 def _spelled_characters(table: TokenTable) -> list[list[int]]:
-    """Some characters by tokens of a byte each, as far as the vocabulary has them."""
+    """Some characters spelled by one-byte tokens, as far as the vocabulary has them."""
     id_of = _ids_of_bytes(table)
     spelled = [[id_of.get(bytes([byte])) for byte in char.encode()] for char in _CHARACTERS]
     return [[i for i in char if i is not None] for char in spelled if None not in char]

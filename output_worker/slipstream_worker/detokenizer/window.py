@@ -1,11 +1,7 @@
-"""The slow detokeniser, for decoders that no table can hold: it asks the tokenizer itself.
+"""The slow detokeniser, for decoders that no table can represent: it calls the tokenizer.
 
-Owns: the window, which is the tokens whose text is yet to come and a few before them.
-
-Does not know: tables, requests, stop strings. `tokenizers` is imported only when a window is
-needed.
-
-Rules: those of `factory`, as far as `WindowDetokenizer` can keep them.
+Keeps the tokens whose text is yet to come and a few before them, and follows the contract in
+`factory` as far as `WindowDetokenizer` states. `tokenizers` is imported only if a window is needed.
 """
 
 from __future__ import annotations
@@ -21,12 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["WindowDetokenizer", "WindowDetokenizerFactory"]
 
-_MAX_PENDING = 8  # tokens that a window waits for the end of a character
-_MAX_CONTEXT = 16  # tokens that a window keeps from what was already streamed
+_MAX_PENDING = 8  # maximum number of tokens that wait for the end of a character
+_MAX_CONTEXT = 16  # maximum number of already streamed tokens that are kept
 
 
 class WindowDetokenizerFactory:
-    """Loads the tokenizer once for all streams. The slow way: a few microseconds a token."""
+    """Loads the tokenizer once for all streams. Decoding takes a few microseconds per token."""
 
     fast_table = None
 
@@ -40,23 +36,23 @@ class WindowDetokenizerFactory:
 
 
 class WindowDetokenizer:
-    """Decodes the new tokens behind a few old ones, for any decoder.
+    """Decodes the new tokens after a few old ones, for any decoder.
 
-    The old ones are the context: what they decode to is cut off again, so that the rules for a
-    first token (a blank stripped or not put before it) fall on the context and not on the new text.
+    The old tokens are the context: the text they decode to is cut off again, so that rules for a
+    first token (such as a stripped blank) apply to the context and not to the new text.
 
-    What it guarantees: the continuation rule, wherever the bytes of the output make whole
-    characters. Elsewhere decode itself takes back what it showed (one stray byte turns a whole run
-    of byte tokens into U+FFFD), and a stream cannot; there the number of U+FFFD may differ, but no
+    Guarantees the continuation rule wherever the bytes of the output form whole characters.
+    Elsewhere decode itself takes back text it has shown (one stray byte turns a whole run of byte
+    tokens into U+FFFD), which a stream cannot; there the number of U+FFFD may differ, but no
     character outside the broken run is lost or doubled. A U+FFFD at the end is held back while it
-    might be an unfinished character, at most _MAX_PENDING tokens long: so a model that really
-    writes U+FFFD is neither stalled nor decoded from further and further back. (Where byte tokens
-    spell several of them in a row, their number may differ, too.) What stands before it leaves.
+    may be an incomplete character, for at most _MAX_PENDING tokens, so a model that really writes
+    U+FFFD neither stalls nor is decoded from further and further back. (If byte tokens spell
+    several U+FFFD in a row, their number may differ as well.) Text before it is emitted.
 
-    Two kinds of decoders read a token by what lies further back than any context: CTC, which drops
-    what equals the token before, behind a rule for the first token; and ByteLevel behind a step
-    that has joined the tokens, which makes bytes of all characters or of none. They are not
-    followed exactly, nor can one be that takes back what it showed of whole characters.
+    Two kinds of decoders read a token depending on tokens before any context: CTC, which drops a
+    token equal to the previous one, after a rule for the first token; and ByteLevel after a step
+    that has joined the tokens, which converts all characters to bytes or none. They are not
+    followed exactly; no stream could, as they take back whole characters.
     """
 
     __slots__ = (
@@ -75,7 +71,7 @@ class WindowDetokenizer:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._pending: list[int] = []
-        self._num_shown = 0  # characters of the pending tokens that have left
+        self._num_shown = 0  # characters of the pending tokens already emitted
         self.num_pending = 0
         self._context: list[int] = []
         self._context_text = ""
@@ -89,12 +85,12 @@ class WindowDetokenizer:
         self._pending.append(token_id)
         text = self._decode(self._context + self._pending)
         new = self._new_text(text, self._pending)
-        if new and not text.endswith(REPLACEMENT):  # the rule; the rest is for broken bytes
+        if new and not text.endswith(REPLACEMENT):  # the usual case; the rest is for broken bytes
             self._commit(len(self._pending))
             return self._show(new)
         if len(self._pending) < _MAX_PENDING:
             more = self._show(new.rstrip(REPLACEMENT), is_pending=True)
-            # what ends in U+FFFD now is the last token, where that has brought other text
+            # if the last token has brought other text, it alone ends in U+FFFD
             self.num_pending = 1 if more else self.num_pending + 1
             return more
         if not new:
@@ -113,7 +109,7 @@ class WindowDetokenizer:
         return self._show(tail)
 
     def _show(self, text: str, *, is_pending: bool = False) -> str:
-        """What of the next tokens' text has not left yet; it leaves."""
+        """The part of the next tokens' text that has not been emitted yet; counts it as emitted."""
         more = text[self._num_shown :]
         self._num_shown = max(self._num_shown, len(text)) - (0 if is_pending else len(text))
         return more
@@ -127,22 +123,22 @@ class WindowDetokenizer:
             raise
 
     def _new_text(self, text: str, new_ids: list[int]) -> str:
-        """What `text`, the decoding of the context and `new_ids`, adds to the context's."""
+        """What `text`, the decoding of the context and `new_ids`, adds to the context's text."""
         if text.startswith(self._context_text):
             return text[len(self._context_text) :]
         whole = self._context_text.rstrip(REPLACEMENT)
         if text.startswith(whole):
-            # The context's unfinished character has been completed.
+            # The context's incomplete character has been completed.
             return text[len(whole) :].lstrip(REPLACEMENT)
-        # A broken byte turned the run that it shares with the context into U+FFFD. The context's
-        # share is streamed already, so the new tokens stand alone.
+        # A broken byte has turned the run that it shares with the context into U+FFFD. The
+        # context's part is streamed already, so the new tokens are decoded alone.
         return self._decode(new_ids)
 
     def _commit_settled(self, text: str) -> str:
-        """Commit all but the tokens that the last character could still be in.
+        """Commit all but the last tokens, which the last character might still be in.
 
-        The cut must not go through a character: what stands before it has to read as it does in
-        `text`, where the character is whole.
+        The cut must not split a character: the text before it has to be a prefix of `text`, where
+        the character is whole.
         """
         num_settled = len(self._pending) - MAX_DANGLING
         for cut in range(num_settled, 0, -1):
@@ -164,9 +160,9 @@ class WindowDetokenizer:
     def _keep_context(self, token_ids: Sequence[int], max_len: int) -> None:
         """Keep the fewest of the last tokens whose text begins with a whole character.
 
-        Tokens that decode to nothing would not do: the rules for a first token would then fall on
-        the new text. Every length is tried, since in a run of byte tokens only some begin where a
-        character does; a prompt that ends in a long run of either is worth larger strides.
+        Tokens that decode to nothing do not suffice, since the rules for a first token would then
+        apply to the new text. Every length is tried, because in a run of byte tokens only some
+        start at a character; for a prompt that ends in a long run of either, the strides grow.
         """
         length = 1
         while True:

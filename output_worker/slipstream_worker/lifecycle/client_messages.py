@@ -1,14 +1,11 @@
-"""What each message of a client does, and what comes back from the prompt process.
+"""Handles clients' messages, and prompts that come back from the prompt process.
 
-Owns: submissions on their way to the core. Does not know: the core's messages, how text is made.
-
-Rules:
 - A submission is idempotent by its stream id; the same id with other content is a conflict.
-- Nobody is heard before every stream of the life before is known (SyncDone; see `worker`), so
-  "unknown" is the truth.
-- Whatever goes wrong with one client's message is that client's: it is told, nobody else is.
-- The answers that a submission asks for share the reading, the checks and the hash of its prompt.
-- What was aborted before it was accepted is not begun again, whoever asks for it and however late.
+- Clients' messages are handled only once all earlier streams are known (SyncDone; see `worker`), so
+  that "unknown" is final.
+- A failure while handling a client's message is reported to that client and affects no other.
+- The answers of one submission share the decoding, the checks and the hash of its prompt.
+- A stream that was aborted before it was accepted is never started later.
 """
 
 from __future__ import annotations
@@ -81,7 +78,7 @@ class ClientMessages:
         *,
         may_return: bool = False,
     ) -> None:
-        """`may_return`: what is turned away while this one drains may be asked for again, later."""
+        """`may_return`: requests rejected during a drain may be sent again, to the next stack."""
         self._front = front
         self._may_return = may_return
         self._lifecycle = lifecycle
@@ -92,14 +89,14 @@ class ClientMessages:
         self._counters = counters
         self._detokenizers = detokenizers
         self._questions = ClientQueries(readers, prompts)
-        self.is_draining = False  # nothing new is taken
+        self.is_draining = False  # new requests are rejected
 
     def handle(self, session: Session[Receipt], body: ClientToWorker, card: ModelCard) -> None:
-        """Do what a message asks."""
+        """Handle a message of a session."""
         lifecycle = self._lifecycle
         match body:
             case Hello():
-                self._questions.withdraw(session.identity)  # it says again what it wants to know
+                self._questions.withdraw(session.identity)  # it repeats its queries after an attach
                 self._readers.greet(session)
                 self._front.welcome(session, card)
             case Submit():
@@ -124,10 +121,10 @@ class ClientMessages:
                 self._front.close(session)
                 lifecycle.dismiss(session.identity)
             case Ping():
-                pass  # the acceptor has answered it
+                pass  # the router has answered it
 
     def rendered(self, answer: Rendered, card: ModelCard) -> None:
-        """The prompt process is done with a prompt."""
+        """Continue with the streams whose prompt the prompt process has finished."""
         if self._questions.answered(answer):
             return
         for stream in self._render_queue.answered(answer.key):
@@ -144,7 +141,7 @@ class ClientMessages:
                 self._lifecycle.fail(stream, why)
 
     def beat(self) -> None:
-        """Look for clients that stay away. To be called now and then."""
+        """Drop queries of clients that have gone. Call it regularly."""
         self._questions.beat()
 
     def _submit_all(self, session: Session[Receipt], submit: Submit, card: ModelCard) -> None:
@@ -170,7 +167,7 @@ class ClientMessages:
     def _submit(
         self, session: Session[Receipt], submit: Submit, submission: Submission, card: ModelCard
     ) -> None:
-        """Take in one answer of a submission."""
+        """Accept one answer of a submission, or reject it."""
         known = self._streams.get(submit.stream_id)
         if known is not None:
             self._submit_again(session, submit, known, submission.fingerprint(submit))
@@ -204,13 +201,13 @@ class ClientMessages:
         if render is None:
             self._set_out(stream, Rendered(0), card)
         else:
-            stream.submit = structs.replace(submit, text=None, messages=())  # `render` has them
+            stream.submit = structs.replace(submit, text=None, messages=())  # kept in `render`
             self._render_queue.ask(stream, render, tenant)
 
     def _submit_again(
         self, session: Session[Receipt], submit: Submit, known: WorkerStream, known_as: bytes
     ) -> None:
-        """A duplicate: its client attached anew without having had an answer, or was replaced."""
+        """A duplicate: its client attached again before it got an answer, or was replaced."""
         if known.fingerprint != known_as:
             self._reject(session, submit.handle, _CONFLICT)
             return
@@ -219,7 +216,7 @@ class ClientMessages:
             self._readers.accept(known)
 
     def _set_out(self, stream: WorkerStream, rendered: Rendered, card: ModelCard) -> None:
-        """All its tokens are known: check the request as a whole, ask the core."""
+        """Register a stream whose tokens are all known, and submit it to the core."""
         assert stream.submit is not None
         assert stream.params is not None
         assert stream.reader is not None
@@ -261,7 +258,7 @@ class ClientMessages:
 
 
 def _read(submit: Submit) -> Submission | Fault:
-    """What is asked for, or why none of it can be taken."""
+    """The checked submission, or why none of its answers can be accepted."""
     try:
         return Submission(submit)
     except BadRequest as error:
@@ -272,7 +269,7 @@ def _read(submit: Submit) -> Submission | Fault:
 
 
 def _render_of(submit: Submit, bad_words: tuple[str, ...], card: ModelCard) -> Render | None:
-    """What there is to render of it; None: nothing."""
+    """What the prompt process has to do for it; None if nothing."""
     if submit.token_ids and not bad_words:
         return None
     return Render(

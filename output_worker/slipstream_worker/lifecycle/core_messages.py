@@ -1,12 +1,8 @@
-"""What each message of the core does.
+"""Handles the core's messages: the attach, and each step's tokens (the hot path).
 
-Owns: the attach to the core (what is stated, what is replayed), and the hot path: a step's tokens
-to their streams. Does not know: clients, how a stream's text is made.
-
-Rules:
-- After an attach a fresh worker takes what the core replays; any other states its positions.
-- An exception while handling one stream ends that stream and nothing else.
-- What streams end by is found before any text is made that nothing hangs on (see `stream_columns`).
+- After an attach a fresh worker takes over what the core replays; any other sends its positions.
+- An exception while handling one stream ends that stream and no other.
+- Tokens are checked for ends before text is built that no check needs (see `stream_columns`).
 """
 
 from __future__ import annotations
@@ -76,7 +72,7 @@ class CoreMessages:
         tokenizer: str,
         tracer: Tracer | None = None,
     ) -> None:
-        """`tokenizer`: where clients find it."""
+        """`tokenizer`: the folder or hub id that clients load."""
         self._tracer = tracer
         self._core = core
         self._lifecycle = lifecycle
@@ -89,10 +85,10 @@ class CoreMessages:
         self._tokenizer = tokenizer
         self.card: ModelCard | None = None
         self.is_synced = False
-        self.step = 0  # the last one whose tokens came
+        self.step = 0  # number of the latest step received
 
     def handle(self, message: CoreToWorker) -> None:
-        """Do what a message says; ProtocolError where it says what no core may say."""
+        """Handle a message. Raises ProtocolError if a core may not send it."""
         lifecycle = self._lifecycle
         match message:
             case Step():
@@ -132,7 +128,7 @@ class CoreMessages:
         self._core.restart()
         self._streams.displace_all()
         if not self.is_synced:
-            # we attached fresh, perhaps not for the first time: the core replays everything
+            # a fresh attach, perhaps not the first one: the core replays everything
             self._core.is_fresh = True
             self._lifecycle.clear()
             return
@@ -150,7 +146,7 @@ class CoreMessages:
             )
 
     def _registered(self, message: Registered) -> None:
-        """A stream of the life before this one."""
+        """A stream that an earlier worker registered."""
         admit = message.registration
         lifecycle = self._lifecycle
         if self._streams.get(admit.stream_id) is not None:
@@ -163,19 +159,19 @@ class CoreMessages:
             return
         stream = WorkerStream(admit.stream_id, Stage.RUNNING, is_counted=message.is_over)
         lifecycle.take_up(stream, admit, output, message.row)
-        # its tokens are yet to come; where an abort or an error ended it, they come before that end
+        # its tokens follow, up to this end if an abort or an error ended it
         if message.end is not None:
             lifecycle.replay(stream, message.end)
 
     def _readmit(self, message: UnknownToCore) -> None:
-        """The core knows nothing of these: give it all we have of those that go on."""
+        """The core does not know these streams: register again those that still run."""
         for stream_id in message.stream_ids:
             stream = self._streams.get(stream_id)
             if stream is not None and stream.stage is not Stage.ENDED:
                 self._core.enqueue(self._lifecycle.readmission(stream))
 
     def _prompt(self, message: ComputedPromptLogprobs) -> None:
-        """Some of the log-probabilities of a prompt; its reader gets them when they are whole."""
+        """Part of a prompt's log-probabilities; the reader gets them once they are complete."""
         stream = self._streams.get(message.stream_id)
         if stream is None or not self._columns.prompts.add_columns(
             stream.worker_row, message.start, message.logprobs
@@ -203,7 +199,7 @@ class CoreMessages:
         counts = u32(step.counts).astype(np.int64) if step.counts else None
         if counts is not None:
             self._check_spans(worker_rows, counts, u32(step.starts))
-        if step.logprobs is not None:  # passes over nobody's row
+        if step.logprobs is not None:  # skips row 0
             columns.logprobs.append_columns(worker_rows, counts, step.logprobs)
         if np.count_nonzero(worker_rows.array) != len(worker_rows):
             is_known = worker_rows.array > 0
@@ -225,7 +221,7 @@ class CoreMessages:
         self._core.checked(step.step)
 
     def _is_for_few(self, step: Step) -> bool:
-        """Whether it is one token of each of a few streams, well-formed, and nothing besides."""
+        """Whether the step is well-formed and has just one token for each of a few streams."""
         num_bytes = len(step.rows)
         return (
             num_bytes <= 4 * FEW
@@ -238,7 +234,7 @@ class CoreMessages:
         )
 
     def _step_few(self, step: Step, begin_ns: int) -> None:
-        """The same the scalar way, see `deltas_scalar`."""
+        """Scalar version of `_step`, see `deltas_scalar`."""
         columns, tracer = self._columns, self._tracer
         worker_rows = self._streams.few_worker_rows_of(unpack_short(step.rows))
         ids = unpack_short(step.token_ids)
@@ -274,7 +270,7 @@ class CoreMessages:
     def _push(
         self, worker_rows: RowSet, counts: Int64s | None, token_ids: UInt32s, entries: Int64s
     ) -> None:
-        """Look at the tokens of these entries one by one."""
+        """Pass the tokens of these entries through their streams' outputs."""
         if not len(entries):
             return
         if counts is None:
@@ -290,7 +286,7 @@ class CoreMessages:
     def _take_replayed(
         self, worker_rows: RowSet, counts: Int64s | None, token_ids: UInt32s
     ) -> tuple[RowSet, Int64s | None, UInt32s]:
-        """Take in the tokens of streams with a replayed end; what belongs to the others."""
+        """Process the tokens of streams with a replayed end; returns what belongs to the others."""
         streams = self._columns.streams
         if counts is None:
             counts = np.ones(len(worker_rows), np.int64)
@@ -309,7 +305,7 @@ class CoreMessages:
         )
 
     def _check_spans(self, worker_rows: RowSet, counts: Int64s, starts: UInt32s) -> None:
-        """ProtocolError unless every span begins where our copy ends, and has tokens in it."""
+        """Raise ProtocolError unless every span has tokens and begins where our copy ends."""
         have = self._columns.ends(worker_rows)
         wrong = np.flatnonzero(((worker_rows.array > 0) & (starts != have)) | (counts == 0))
         if len(wrong):

@@ -1,16 +1,11 @@
-"""The life of every stream of a worker: accepted or rejected, ended, kept for a while, forgotten.
+"""The stages of a stream: submitted, accepted or rejected, running, ended, forgotten.
 
-Owns: all streams, and every change from one stage of a stream to the next. Does not know: where
-the wish or the token came from that causes a change, how readers are found and told (`readers`),
-when an ended stream's time has come (`retention`).
-
-Rules:
-- Every stream that a client submits gets exactly one answer, every accepted one exactly one end.
-- A stream that was rejected is not kept. An ended one is kept for the grace time after its reader
-  has all of it (or after its end, if nobody reads it), then forgotten here and in the core; earlier
-  where ended streams together take too much memory.
-- When a client is gone for good, so is everything that only it could read. So is a stream that no
-  client has come to read for the grace time, whichever read it before.
+- Every submitted stream is answered exactly once, and every accepted one ends exactly once.
+- A rejected stream is not kept. An ended one is kept for the grace time after its reader has
+  acknowledged its end (or after the end, if it has no reader), then forgotten here and in the core;
+  earlier if ended streams together take too much memory.
+- When a client is gone for good, its streams are aborted and forgotten. So is a stream without a
+  listening reader for the grace time.
 """
 
 from __future__ import annotations
@@ -46,13 +41,13 @@ from slipstream_worker.tokenizer.queue import RenderQueue
 
 logger = logging.getLogger(__name__)
 
-_MAX_STRIKES = 3  # cores that may die over a stream; the last one ran it alone
+_MAX_STRIKES = 3  # crashes of cores after which a stream fails; the last one ran it alone
 
 UInt32s = npt.NDArray[np.uint32]
 
 
 class StreamLifecycle:
-    """All streams of one worker."""
+    """Moves all streams of one worker through their stages."""
 
     def __init__(
         self,
@@ -66,7 +61,7 @@ class StreamLifecycle:
         *,
         least_interval: int = 1,
     ) -> None:
-        """`least_interval`: tokens to a delta, where a request asks for fewer."""
+        """`least_interval`: lower limit for the streams' intervals, in tokens per delta."""
         self._core = core
         self._streams = streams
         self._columns = columns
@@ -75,14 +70,14 @@ class StreamLifecycle:
         self._render_queue = render_queue
         self._counters = counters
         self._least_interval = least_interval
-        self._struck_by = -1  # incarnation of the core whose suspects have been struck
-        self._num_ended = 0  # streams that are kept
-        self.replaying: set[WorkerStream] = set()  # whose replayed end is yet to be reached
+        self._struck_by = -1  # incarnation of the core that sent the suspects counted last
+        self._num_ended = 0  # ended streams that are kept
+        self.replaying: set[WorkerStream] = set()  # short of their replayed end
 
     # ---- a stream's stages ---------------------------------------------------------------
 
     def register(self, stream: WorkerStream, admit: Admit, output: StreamOutput) -> None:
-        """A stream's prompt is known, or a life before this one knew it."""
+        """Register a stream whose prompt is tokenised, or that an earlier worker has registered."""
         stream.registration = admit
         stream.output = output
         stream.submit = stream.params = None
@@ -96,14 +91,14 @@ class StreamLifecycle:
     def take_up(
         self, stream: WorkerStream, admit: Admit, output: StreamOutput, core_row: int
     ) -> None:
-        """A life before this one knew the stream; who read it has yet to come back."""
+        """Take over a stream of an earlier worker; its reader has yet to attach."""
         self._streams.add(stream)
         self.register(stream, admit, output)
         self._streams.place(stream, core_row)
         self._retention.leave_after_grace(stream)
 
     def submit(self, stream: WorkerStream) -> None:
-        """Have the core run a stream, unless the tokens it comes with have ended it already."""
+        """Submit a stream to the core, unless the tokens it came with have ended it already."""
         assert stream.registration is not None
         assert stream.output is not None
         stream.stage = Stage.SUBMITTED
@@ -114,11 +109,11 @@ class StreamLifecycle:
             self._ended(stream)
 
     def admitted(self, stream: WorkerStream, core_row: int) -> None:
-        """The core runs a stream, or goes on with it after an attach."""
+        """The core runs a stream in this row, or continues it after an attach."""
         self._streams.place(stream, core_row)
         if stream.stage is Stage.ENDED:
             self._streams.silence(stream)
-            self._tell_end(stream)  # it ended while the core did not hear
+            self._tell_end(stream)  # it ended while the core was away
         elif stream.stage is Stage.SUBMITTED:
             stream.stage = Stage.RUNNING
             assert stream.registration is not None
@@ -127,7 +122,7 @@ class StreamLifecycle:
             self._readers.accept(stream)
 
     def readmission(self, stream: WorkerStream) -> Admit:
-        """The registration with which a core that lost a stream can go on with it."""
+        """The registration with which a core that has lost a stream can continue it."""
         assert stream.registration is not None
         num_tokens = self._columns.num_tokens(stream)
         return structs.replace(
@@ -142,9 +137,9 @@ class StreamLifecycle:
         )
 
     def suspect(self, incarnation: int, stream_ids: Sequence[bytes]) -> None:
-        """A core died from within while it ran these; `incarnation` is its successor's."""
+        """Count a crash against the streams its core was running. incarnation: the next core's."""
         if incarnation == self._struck_by:
-            return  # said again after an attach
+            return  # repeated after an attach
         self._struck_by = incarnation
         for stream_id in stream_ids:
             stream = self._streams.get(stream_id)
@@ -159,7 +154,7 @@ class StreamLifecycle:
                 self.fail(stream, f"the engine died {times} over this request, at last alone")
 
     def refused(self, stream: WorkerStream, fault: Fault) -> None:
-        """The core did not take a stream, or had to end it."""
+        """The core refused a stream, or had to end it."""
         if stream.stage is Stage.SUBMITTED:
             self.reject(stream, fault)
         elif stream.output is not None and stream.output.end is None:
@@ -167,26 +162,26 @@ class StreamLifecycle:
             self._ended(stream)
 
     def reject(self, stream: WorkerStream, fault: Fault) -> None:
-        """A stream is not taken."""
+        """Reject a stream and drop it."""
         self._counters.rejected(fault.code)
         self._readers.reject(stream, fault)
         self._remove(stream)
 
     def push(self, stream: WorkerStream, token_ids: Sequence[int]) -> None:
-        """New tokens of a running stream, which are in its history already; they may end it."""
+        """Process new tokens of a running stream, already in its history; they may end it."""
         assert stream.output is not None
         if stream.output.end is None and push_slow(self._columns, stream, token_ids):
             self._ended(stream)
             self._tell_end(stream)
 
     def replay(self, stream: WorkerStream, end: End) -> None:
-        """A stream ended in the life before, in a way that its tokens do not imply; they come."""
+        """A stream of an earlier worker ended by `end`; its tokens follow and do not imply it."""
         stream.pending_end = end
         self.replaying.add(stream)
         self.push_replayed(stream, np.zeros(0, np.uint32))
 
     def push_replayed(self, stream: WorkerStream, token_ids: UInt32s) -> None:
-        """Tokens of the life before, up to an end that they do not imply; not in the history."""
+        """Append replayed tokens of a stream, up to its replayed end."""
         output, end = stream.output, stream.pending_end
         assert output is not None
         assert end is not None
@@ -201,7 +196,7 @@ class StreamLifecycle:
             self._ended(stream)
 
     def abort(self, stream: WorkerStream) -> None:
-        """End a stream at its reader's wish, wherever it is on its way."""
+        """End a stream at its reader's request, whatever its stage."""
         if stream.stage is Stage.RENDERING:
             self._retention.aborted(stream.stream_id)
             self.reject(stream, ABORTED)
@@ -211,7 +206,7 @@ class StreamLifecycle:
             self._end(stream, "abort")
 
     def cancel(self, stream_id: bytes) -> CancelledState:
-        """End the stream of this id, whichever client reads it; what it was found to be."""
+        """Abort the stream of this id, whichever client reads it; returns the state it was in."""
         stream = self._streams.get(stream_id)
         if stream is None:
             return "ended" if self._retention.has_been(stream_id) else "unknown"
@@ -221,7 +216,7 @@ class StreamLifecycle:
         return "running"
 
     def fail(self, stream: WorkerStream, why: str) -> None:
-        """End a stream whose handling raised, without trusting its detokeniser any more."""
+        """End a stream whose handling raised, without using its detokeniser again."""
         fault = Fault("engine", why)
         if stream.stage in (Stage.RENDERING, Stage.SUBMITTED):
             self.reject(stream, fault)
@@ -232,7 +227,7 @@ class StreamLifecycle:
             self._tell_end(stream)
 
     def dismiss(self, client: bytes) -> None:
-        """A client is gone for good, and with it what only it could read. Idempotent."""
+        """A client is gone for good: end the streams that only it could read. Idempotent."""
         for stream in self._readers.remove(client):
             if stream.stage is Stage.RENDERING:
                 self._remove(stream)
@@ -242,7 +237,7 @@ class StreamLifecycle:
             self._retention.leave_at(stream, self._retention.now)
 
     def end_all(self, fault: Fault) -> None:
-        """End whatever still goes on; what is held back is released first."""
+        """End all running streams with a fault, after releasing the text they hold back."""
         for stream in self._streams.all():
             if stream.stage in (Stage.RENDERING, Stage.SUBMITTED):
                 self.reject(stream, fault)
@@ -257,7 +252,7 @@ class StreamLifecycle:
     def _finish(
         self, stream: WorkerStream, reason: FinishReason, fault: Fault | None = None
     ) -> None:
-        """End a stream for a reason that its tokens do not imply, whatever its detokeniser does."""
+        """End a stream for a reason its tokens do not imply, even if its detokeniser raises."""
         assert stream.output is not None
         self._columns.slow_down(stream, self._columns.num_tokens(stream))
         try:
@@ -286,7 +281,7 @@ class StreamLifecycle:
         self._readers.ended(stream)
 
     def _tell_end(self, stream: WorkerStream) -> None:
-        """Tell the core of an end that was named here."""
+        """Report to the core an end that was decided here."""
         assert stream.output is not None
         end = stream.output.end
         assert end is not None
@@ -304,7 +299,7 @@ class StreamLifecycle:
         return len(self._streams) - self._num_ended
 
     def numbers(self) -> WorkerNumbers:
-        """What was counted, as of now."""
+        """The counters and gauges as of now."""
         return self._counters.numbers(
             WorkerGauges(
                 num_streams=self.num_running,
@@ -314,7 +309,7 @@ class StreamLifecycle:
         )
 
     def beat(self) -> None:
-        """Dismiss clients that stayed away, give up streams whose time has come."""
+        """Dismiss clients that stayed away, and forget streams whose time has come."""
         for client in self._readers.take_gone():
             self.dismiss(client)
         gone = self._retention.take_due()
@@ -326,7 +321,7 @@ class StreamLifecycle:
             self._core.enqueue(Forget(tuple(stream.stream_id for stream in gone), has_been=True))
 
     def clear(self) -> None:
-        """Forget everything: the core will tell it anew."""
+        """Forget everything: the core replays it."""
         for stream in self._streams.all():
             self._columns.close(stream)
         self._streams.clear()

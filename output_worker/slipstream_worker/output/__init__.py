@@ -1,1 +1,1 @@
-"""One stream's text: what is released, and where it stops."""
+"""A stream's released text, and where it stops."""

@@ -1,17 +1,13 @@
-"""Stop strings of one request, matched as its text comes in.
+"""Matches the stop strings of one request against text as it streams in.
 
-Owns: where a text stops, and how much of its end has to wait because a stop string may begin there.
+Independent of tokens: the caller decides from `min_tokens` whether a match counts.
 
-Does not know: tokens, streams, stop token ids, min_tokens (its caller says whether a match counts).
-
-Rules:
 - The earliest end wins; among matches with the same end, the earliest start, which is the longest.
-- Held back is the longest end of the text that begins some stop string and is not all of it, and
-  nothing else. So no character of a stop string leaks, and a text that ends is its emitted parts
-  and the last `held`.
-- A match counts if it ends in text that was fed while `active`. One that ends earlier is text like
-  any other; one that begins earlier and ends later counts.
-- The text does not depend on how it is cut into calls.
+- The text held back is exactly the longest suffix that is a proper prefix of a stop string. So no
+  character of a stop string leaks, and a text that ends is its emitted parts and the last `held`.
+- A match counts if it ends in text that was fed while `active`. One that ends earlier is ordinary
+  text; one that begins earlier and ends later counts.
+- The result does not depend on how the text is split into calls.
 """
 
 from __future__ import annotations
@@ -22,12 +18,12 @@ __all__ = ["StopStrings"]
 
 
 class StopStrings:
-    """The stop strings of one request, compiled. Holds nothing of a stream: children share it."""
+    """The stop strings of one request, compiled. Has no per-stream state and may be shared."""
 
     __slots__ = ("_first_chars", "_include", "_inner_chars", "_min_len", "_stops")
 
     def __init__(self, stops: Sequence[str], include_stop_str_in_output: bool = False) -> None:
-        """Raises ValueError if `stops` is empty or has an empty string in it."""
+        """Raises ValueError if `stops` is empty or contains an empty string."""
         if not stops or "" in stops:
             raise ValueError(f"stop takes one or more strings that are not empty, not {stops!r}")
         self._stops = tuple(stops)
@@ -37,16 +33,18 @@ class StopStrings:
         self._inner_chars = frozenset("".join(stop[:-1] for stop in stops))
 
     def is_harmless(self, text: str) -> bool:
-        """Whether `text`, with nothing held before it, neither ends a stream nor holds anything."""
+        """Whether `text`, with nothing held before it, completes no stop string and is emitted
+        whole.
+        """
         _, held, stop = self.feed("", text)
         return not held and stop is None
 
     def feed(self, held: str, text: str, active: bool = True) -> tuple[str, str, str | None]:
-        """Take `text`, which follows `held` (what the last call held back; "" at first).
+        """Process `text`, which follows `held` (the text held back by the last call; "" at first).
 
-        Returns what may leave now, what is held back, and the stop string if one has matched. Then
-        the text stops: what leaves ends before the match, or after it with
-        include_stop_str_in_output, and nothing is held.
+        Returns the text to emit, the text held back, and the stop string that matched, if any.
+        After a match nothing is held; the emitted text ends before the match, or after it with
+        `include_stop_str_in_output`.
         """
         if not held and self._first_chars.isdisjoint(text):
             return text, "", None
@@ -60,7 +58,7 @@ class StopStrings:
         return buffer[:held_at], buffer[held_at:], None
 
     def _first_match(self, buffer: str, min_end: int) -> tuple[int, int] | None:
-        """(end, start) of the match that wins, of those that end behind `min_end`."""
+        """(end, start) of the winning match among those that end after `min_end`."""
         best = None
         for stop in self._stops:
             start = buffer.find(stop, max(0, min_end - len(stop) + 1))
@@ -69,13 +67,13 @@ class StopStrings:
         return best
 
     def _held_at(self, buffer: str) -> int:
-        """Where the longest end of `buffer` starts that begins a stop string; else its length.
+        """Start of the longest suffix of `buffer` that begins a stop string; else its length.
 
-        Searches from first character to first character instead of keeping all beginnings: their
-        size is the square of a stop string's, which is the user's to choose.
+        Steps from first character to first character instead of storing all prefixes, whose size is
+        the square of the stop string's length, which the user chooses.
         """
         held_at = len(buffer)
-        if buffer[-1:] not in self._inner_chars:  # what is held ends within a stop string
+        if buffer[-1:] not in self._inner_chars:  # held text ends inside a stop string
             return held_at
         for stop in self._stops:
             start = buffer.find(stop[0], max(0, len(buffer) - len(stop) + 1), held_at)

@@ -1,19 +1,18 @@
-"""What one stream's tokens become: text, and where it ends.
+"""The output side of one stream: turns its tokens into released text, and finds its end.
 
-Owns: the stream's text log, the criteria that tokens imply (stop ids, stop strings, length), and
-what is released when. Does not know: clients, messages, other streams, where token ids are kept.
+Checks the criteria that tokens imply: stop ids, stop strings and length. Token ids are not kept
+here.
 
-Rules:
 - A pure function of the token history: the same tokens give the same units, cut and end, however
-  they are divided into calls.
-- Tokens are released together with the text they produced, never before: while some of a token's
-  text is held back (it may begin a stop string, or is half a character) the token is, too.
-- What was held back and is too much for one message is released as several units.
-- The earliest end wins: a stop string that is complete before the stop id or the length limit of
-  the same token is the reason; a stop id wins over length.
-- Where a stop string cuts the text, tokens that produced only what is cut are cut with it.
-- A settled output depends on nothing that came before but counts. So whole tokens that can end
-  nothing need not pass through here: `resume_at` says where they have led.
+  they are split into calls.
+- A token is released together with the text it produced, never before: while some of its text is
+  held back (a possible stop string, or an incomplete character) the token is, too.
+- Held-back output that is too large for one message is released as several units.
+- The earliest end wins: a stop string completed before the stop id or the length limit of the same
+  token is the reason; a stop id wins over length.
+- If a stop string cuts the text, tokens that produced only text after the cut are cut with it.
+- The state of a settled output is nothing but counts. Whole tokens that cannot end the stream may
+  therefore bypass it; `resume_at` then sets the counts.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from slipstream_worker.output.stop_strings import StopStrings
 
 
 class StreamOutput:
-    """The output side of one stream. `end` is set once; what comes later is ignored."""
+    """The output side of one stream. `end` is set once; later tokens are ignored."""
 
     __slots__ = (
         "_detokenizer",
@@ -63,9 +62,10 @@ class StreamOutput:
         include_stop: bool,
         unit_tokens: int = sys.maxsize,
     ) -> None:
-        """`detokenizer` None leaves the text empty. `stop_ids` holds every id that ends the stream,
-        `eos_ids` those of them that the request did not name itself; `unit_tokens` is how many
-        tokens may leave in one message."""
+        """`detokenizer` None leaves the text empty. `stop_ids` are all ids that end the stream,
+        `eos_ids` those among them that the request did not name itself. `unit_tokens` is the number
+        of tokens that fit into one message.
+        """
         self._detokenizer = detokenizer
         self._stops = stops
         self._stop_ids = stop_ids
@@ -75,18 +75,18 @@ class StreamOutput:
         self._include_stop = include_stop
         self._unit_tokens = unit_tokens
         self._held = ""  # text that may begin a stop string
-        self._num_chars = 0  # detokenised
-        self._num_emitted = 0  # released, without what is held
-        # of each unreleased token: the characters up to its text's end
+        self._num_chars = 0  # characters detokenised
+        self._num_emitted = 0  # characters released, without those held back
+        # for each unreleased token: characters up to the end of its text, …
         self._ends: deque[int] = deque()
-        self._starts: deque[int] = deque()  # … and those that were complete before it
-        self._num_unread = 0  # last tokens whose text is yet to come
-        self.num_tokens = 0  # taken in; more than `end.num_tokens` where a stop string cut some
+        self._starts: deque[int] = deque()  # … and characters before it
+        self._num_unread = 0  # last tokens with incomplete text
+        self.num_tokens = 0  # pushed; more than `end.num_tokens` if a stop string cut some
         self.log = TextLog()
         self.end: End | None = None
 
     def push(self, token_ids: Sequence[int]) -> bool:
-        """Take in the next tokens, up to the end they bring; whether the stream is ended."""
+        """Process the next tokens, up to the end they bring; returns whether there is an end."""
         for token_id in token_ids:
             if self.end is not None:
                 break
@@ -95,39 +95,39 @@ class StreamOutput:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is held back, and a whole token's text is its own."""
+        """Whether nothing is held back and the next whole token's text is its own."""
         if self._held or self._num_unread or self._ends:
             return False
         return self._detokenizer is None or self._detokenizer.is_settled
 
     def is_harmless(self, text: str) -> bool:
-        """Whether a whole token of this text, behind a settled output, leaves it settled."""
+        """Whether a whole token with this text leaves a settled output settled and running."""
         return self._stops is None or self._stops.is_harmless(text)
 
     def resume_at(self, cursor: TextCursor) -> None:
-        """Whole tokens, which end nothing, have been read elsewhere, up to `cursor`.
+        """Skip whole tokens up to `cursor` that were released elsewhere and end nothing.
 
-        The output must have been settled before them; its log begins there.
+        The output must have been settled before them; its log begins at `cursor`.
         """
         self.num_tokens = cursor.num_tokens
         self._num_chars = self._num_emitted = cursor.num_chars
         self.log = TextLog(cursor)
 
     def take_whole(self, texts: Sequence[str]) -> None:
-        """Take in whole tokens of these texts, which end nothing; each is released at once."""
+        """Append whole tokens with these texts, which end nothing; each is released at once."""
         self.log.append_each(texts, self.num_tokens)
         self.num_tokens += len(texts)
         self._num_chars = self._num_emitted = self.log.end.num_chars
 
     def finish(self, reason: FinishReason, fault: Fault | None = None) -> None:
-        """End for a reason that the tokens do not imply; all there is is released first."""
+        """End for a reason that the tokens do not imply, after releasing everything held back."""
         if self.end is None:
             tail = self._detokenizer.flush() if self._detokenizer is not None else ""
             self._release(self._held + tail, self.num_tokens)
             self.end = End(reason, self.num_tokens, fault=fault)
 
     def break_off(self, fault: Fault) -> None:
-        """End with an error of ours; what is held back is lost, the detokeniser is not asked."""
+        """End with an error; text held back is lost and the detokeniser is not called."""
         if self.end is None:
             self.log.append("", self.log.num_tokens)
             self.end = End("error", self.log.num_tokens, fault=fault)
@@ -149,7 +149,7 @@ class StreamOutput:
             self.end = end
 
     def _text_of(self, token_id: int, end: End | None) -> tuple[str, int]:
-        """The text that this token completes, and of how many tokens some is yet to come."""
+        """The text that this token completes, and the number of last tokens with text pending."""
         detokenizer = self._detokenizer
         if detokenizer is None:
             return "", 0
@@ -161,7 +161,7 @@ class StreamOutput:
         return text + detokenizer.flush(), 0
 
     def _push_text(self, text: str, num_pending: int, end: End | None) -> None:
-        """Pass new text through the stop strings; the stream may end by one of them."""
+        """Pass new text through the stop strings, which may end the stream."""
         assert self._stops is not None
         self._starts.append(self._num_chars)
         self._num_chars += len(text)
@@ -188,8 +188,9 @@ class StreamOutput:
                 self._release(emit, num_released)
 
     def _release(self, text: str, num_tokens: int) -> None:
-        """Release text and the tokens up to this one: one unit, or several, where that many tokens
-        would not fit into a message. The first has the text, as no token leaves before its own.
+        """Release text, and tokens up to `num_tokens`: as one unit, or as several if that many
+        tokens do not fit into a message. The first unit has all the text, as no token leaves before
+        its own.
         """
         num_released = self.log.num_tokens + self._unit_tokens
         while num_released < num_tokens:
@@ -198,7 +199,7 @@ class StreamOutput:
         self.log.append(text, num_tokens)
 
     def _num_kept(self, num_chars: int) -> int:
-        """Tokens that have a share in the first `num_chars` characters, or end there textless."""
+        """Tokens that contribute to the first `num_chars` characters, or end there without text."""
         num_whole = sum(end <= num_chars for end in self._ends)
         num_begun = sum(start < num_chars for start in self._starts)
         return self.log.num_tokens + max(num_whole, num_begun)

@@ -1,1 +1,1 @@
-"""A stream's state from its registration until it is forgotten, by row."""
+"""A stream's state in the worker, from its registration until it is forgotten."""

@@ -1,14 +1,11 @@
-"""Which tokens need not be looked at: whole ones that end no stream and begin no stop string.
+"""Tokens that need no check: whole tokens that end no stream and begin no stop string.
 
-Owns: of each entry of the vocabulary's table whether it is plain; which whole tokens are harmless
-for which set of stop strings. Does not know: streams, rows, what came before a token.
-
-Rules:
-- A token that ends some stream is plain for none.
-- Which whole tokens can begin a stop string is learnt: at first all that have the first character
-  of one, until a token has been looked at and found harmless for that set of stop strings.
-- There are so many sets and no more; the oldest gives its number to the newest, and who had that
-  learns no more.
+- A token that ends any open stream is plain for none.
+- Which whole tokens may begin a stop string is refined as tokens are seen: at first all that
+  contain the first character of one, until a token has been checked against that set of stop
+  strings and found harmless.
+- At most _MAX_SETS sets of stop strings are tracked. A new set then takes the number of the oldest,
+  whose streams fall back to the check by first characters.
 """
 
 from __future__ import annotations
@@ -23,35 +20,34 @@ from slipstream_worker.detokenizer.text_columns import TextColumns, VocabularyVi
 
 Bools = npt.NDArray[np.bool_]
 
-_MAX_SETS = 64  # of stop strings, for which it is known which tokens are harmless
+_MAX_SETS = 64  # sets of stop strings with a record of harmless tokens
 
 
 class PlainTokens:
-    """What is known of a vocabulary's tokens. `fast` None: of none."""
+    """The plain and harmless tokens of a vocabulary; none of them if `fast` is None."""
 
     def __init__(self, fast: TextColumns | None) -> None:
         self._fast = fast
-        self._num_stopping: dict[int, int] = {}  # streams that a token id ends, by id
+        self._num_stopping: dict[int, int] = {}  # token id -> number of streams that it ends
         self._set_of: dict[tuple[VocabularyView, tuple[str, ...]], int] = {}
-        # of each entry of `fast`: whole, and ends no stream
+        # for each entry of `fast`: whole, and ends no stream
         self.is_plain: Bools = fast.lens >= 0 if fast is not None else np.zeros(0, np.bool_)
         num_ids = fast.vocab_size + 1 if fast is not None else 0
-        self.harmless: Bools = np.zeros((1, num_ids), np.bool_)  # [set, token id]; set 0 is none
-        self.is_known = self.harmless.copy()  # whether it was looked at
+        self.harmless: Bools = np.zeros((1, num_ids), np.bool_)  # [set, token id]; set 0: none
+        self.is_known = self.harmless.copy()  # [set, token id]; whether it was checked
 
     def add_stops(self, token_ids: Iterable[int]) -> None:
-        """There is a stream that these end."""
+        """Count a stream that these tokens end."""
         for token_id in token_ids:
             self._count_stop(token_id, 1)
 
     def remove_stops(self, token_ids: Iterable[int]) -> None:
-        """There is one fewer."""
+        """Undo `add_stops` for one stream."""
         for token_id in token_ids:
             self._count_stop(token_id, -1)
 
     def set_of(self, view: VocabularyView, stops: tuple[str, ...]) -> tuple[int, bool]:
-        """The number under which it is kept what is learnt for these stop strings, 0 for none; and
-        whether another set had it until now."""
+        """The number of this set of stop strings, 0 for none; and whether another set lost it."""
         if not stops or self._fast is None:
             return 0, False
         number = self._set_of.get((view, stops), 0)
@@ -68,19 +64,19 @@ class PlainTokens:
         return number, True
 
     def learn(self, number: int, token_id: int, *, is_harmless: bool) -> None:
-        """A token was looked at for a set of stop strings."""
+        """Record whether a token is harmless for a set of stop strings."""
         self.is_known[number, token_id] = True
         self.harmless[number, token_id] = is_harmless
 
     @staticmethod
     def first_characters(stops: tuple[str, ...]) -> tuple[int, int]:
-        """The set of their first characters, in two words; see `text_columns`."""
+        """The set of their first characters, as two 64-bit words; see `text_columns`."""
         return _set_of_characters(frozenset(stop[0] for stop in stops)) if stops else (0, 0)
 
     def _count_stop(self, token_id: int, change: int) -> None:
         fast = self._fast
         if fast is None or token_id >= fast.vocab_size:
-            return  # never fast anyhow
+            return  # never on the fast path
         number = self._num_stopping.get(token_id, 0) + change
         if number:
             self._num_stopping[token_id] = number

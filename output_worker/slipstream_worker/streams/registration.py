@@ -1,7 +1,7 @@
-"""From a client's submission to the registration that every party works from, and its output side.
+"""Turns a client's submission into the registration that core and worker work from.
 
-Owns: what a request means (its seed, its stop ids, how many tokens it may have). Pure. Does not
-know: sockets, other streams, how far anything is.
+Decides what a request means: its seed, its stop ids, its token limit. Also opens the output side of
+a registered stream. Pure.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STREAM_ID_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class BadWords:
-    """What the bad words of a request are tokenised to, as columns of `Admit`."""
+    """The token sequences of a request's bad words, as columns of `Admit`."""
 
     ids: bytes = b""
     counts: bytes = b""
@@ -52,30 +52,31 @@ _NO_BAD_WORDS = BadWords()
 
 
 class Submission:
-    """A Submit that is read, checked and hashed once for all the answers that it asks for."""
+    """A Submit, decoded, checked and hashed once for all of its answers."""
 
     def __init__(self, submit: Submit) -> None:
-        """BadRequest for what can be seen to be wrong before the prompt is rendered."""
+        """Raises BadRequest for errors that are visible before the prompt is rendered."""
         self._submit = submit
         self._params = with_distinct_ids(_check_submit(submit))
-        self._digest = b""  # of what the answers share
+        self._digest = b""  # hash of what the answers share
 
     @property
     def bad_words(self) -> tuple[str, ...]:
-        """What its answers must not have in them."""
+        """Strings that its answers must not contain."""
         return self._params.bad_words or ()
 
     def params(self, answer: Submit) -> SamplingParams:
-        """Of one of its answers, with each allowed token id listed once."""
+        """The sampling params of one of its answers; each allowed token id is listed once."""
         if answer.seed is None:
             return self._params
         return structs.replace(self._params, seed=answer.seed)
 
     def fingerprint(self, answer: Submit) -> bytes:
-        """By which a late duplicate of an answer is told from other content under its id.
+        """Hash of an answer's content, 16 bytes; tells a duplicate from a conflict under the same
+        id.
 
-        Under which handle it comes, with which others, and how much of it its sender has, makes no
-        difference.
+        Independent of the client handle, of the other answers of the Submit, and of how much of the
+        answer its sender has.
         """
         submit = self._submit
         if not self._digest:
@@ -95,7 +96,7 @@ class Submission:
 
 
 def answers_of(submit: Submit) -> Iterator[Submit]:
-    """Each of the answers that it asks for, as if it were asked for alone."""
+    """Each answer of the submission, as a Submit for it alone."""
     yield structs.replace(submit, others=()) if submit.others else submit
     for other in submit.others:
         yield structs.replace(
@@ -104,12 +105,12 @@ def answers_of(submit: Submit) -> Iterator[Submit]:
 
 
 def tenant_of(submit: Submit, client: bytes) -> bytes:
-    """For whom a client asks: for itself, unless it says otherwise."""
+    """The tenant of a request: the client itself unless the Submit names one."""
     return submit.tenant or client
 
 
 def check_answer(answer: Submit) -> None:
-    """BadRequest for what is wrong with one of the answers that a Submit asks for."""
+    """Raise BadRequest for errors in one of the answers of a Submit."""
     if len(answer.stream_id) != _STREAM_ID_BYTES:
         raise BadRequest("stream_id", answer.stream_id, f"{_STREAM_ID_BYTES} bytes")
     if not 0 <= answer.handle < 2**32:
@@ -146,10 +147,10 @@ def register(
     params: SamplingParams,
     known_as: bytes,
 ) -> Admit:
-    """The registration of an answer whose prompt is known; BadRequest if it cannot run.
+    """The registration of an answer whose prompt is tokenised. Raises BadRequest if it cannot run.
 
-    `params` and `known_as`, its fingerprint, are the Submission's. No seed given means one that
-    follows from the stream's id.
+    `params` and `known_as`, the fingerprint, come from its Submission. Without a given seed, the
+    seed follows from the stream's id.
     """
     max_tokens = check_prompt(u32(prompt_ids), params, card)
     eos = () if params.ignore_eos else card.eos_token_ids
@@ -187,12 +188,12 @@ def register(
 def open_output(
     admit: Admit, detokenizers: DetokenizerFactory, outputs: UInt32s | None = None
 ) -> StreamOutput:
-    """The output side of a registration, with `outputs` taken in; by default those it holds."""
+    """The output side of a registered stream. outputs: tokens to push; None: the registration's."""
     params = admit.params
     stops = stop_strings(params)
     detokenizer = None
     if params.detokenize:
-        prompt = memoryview(admit.prompt_ids).cast("I")  # long ones are not copied
+        prompt = memoryview(admit.prompt_ids).cast("I")  # not a copy: prompts may be long
         detokenizer = detokenizers.create(prompt, params.skip_special_tokens)
     output = StreamOutput(
         detokenizer=detokenizer,
@@ -209,7 +210,7 @@ def open_output(
 
 
 def _unit_tokens(params: SamplingParams) -> int:
-    """How many tokens, with their log-probabilities, fit into a message."""
+    """Number of tokens that fit into a message with their log-probabilities."""
     width = 0 if params.logprobs is None else 1 + params.logprobs
     return max(1, MESSAGE_BUDGET_BYTES // (8 + LOGPROB_BYTES * width))
 

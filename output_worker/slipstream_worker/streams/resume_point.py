@@ -1,15 +1,11 @@
-"""Where in a stream a reader's copy ends.
+"""Finds the cursor in a stream at which a reader's copy ends.
 
-Owns: finding a cursor for a position that some life of a worker handed out. Does not know: readers,
-messages.
-
-Rules:
-- A position that the stream has not come to yet is no error: after an attach our own copy may be
-  behind the reader's. One that it has passed without having it never comes: two different texts
-  are never spliced.
-- Units are a pure function of the token history. So where the stream's own log does not reach back
-  to the position, its history is read once more, and the stream goes on with that output and log;
-  whoever reads it at the moment reads on in that.
+- A position that the stream has not reached yet is no error: after an attach the worker's copy may
+  be behind the reader's. A position that the stream has passed without having a unit boundary there
+  never appears: two different texts are never spliced.
+- Units are a pure function of the token history. If the stream's log does not reach back to the
+  position, the output is rebuilt from the whole history and replaces the stream's; the cursor of
+  the current reader is moved to the new log.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from slipstream_worker.streams.stream_columns import StreamColumns
 
 
 class Diverged(Exception):  # noqa: N818  (what the field, and the protocol, call it)
-    """The reader's copy is not one of this stream."""
+    """The reader's copy is not a prefix of this stream."""
 
 
 def locate(
@@ -32,10 +28,10 @@ def locate(
     position: ResumePoint,
     detokenizers: DetokenizerFactory,
 ) -> TextCursor | None:
-    """The cursor at a position of a registered stream; None where it may come yet.
+    """The cursor at a position of a registered stream; None if the stream may still reach it.
 
-    Unless the row is fast and has been sent up to just there, it is slow afterwards.
-    Raises Diverged.
+    Raises Diverged. The row is slow afterwards, unless it is fast and has been sent exactly up to
+    there.
     """
     if position.num_tokens <= columns.num_tokens(stream):
         if stream.logprobs_from > position.num_tokens:

@@ -1,15 +1,10 @@
-"""The slow way of a stream's tokens: through its output, those alone that have to be looked at.
+"""The slow path: a stream's tokens pass through its output one by one, where they have to.
 
-Owns: which of some tokens pass through the output one by one, and which are taken in by the texts
-of the vocabulary's table. Does not know: histories, readers, what an end leads to.
-
-Rules:
-- Behind a settled output a token that is plain for its row (see `stream_columns`) is what it is on
-  the fast way: whole, and nothing hangs on it. So of several that come together, as they do where
-  whoever reads them is behind, only those are looked at that hold text back, and what follows them
-  until the output is settled again. Otherwise a worker that is late would do more for each token
-  than one that is not, and be later still.
-- What was looked at behind a settled output may turn out to be harmless (`StreamColumns.learn`).
+- After a settled output, a token that is plain for its row (see `fast_path`) needs no check, as on
+  the fast path. When several tokens arrive together, only those that hold text back pass through
+  the output, and those that follow until it is settled again. Otherwise a worker that has fallen
+  behind would do more work per token than one that has not, and fall further behind.
+- A token that was checked after a settled output may prove harmless (`StreamColumns.learn`).
 """
 
 from __future__ import annotations
@@ -21,7 +16,9 @@ from slipstream_worker.streams.stream_columns import StreamColumns, is_settled
 
 
 def push_slow(columns: StreamColumns, stream: WorkerStream, token_ids: Sequence[int]) -> bool:
-    """Take in the last tokens of a stream's history; whether they end it. It is slow then."""
+    """Process the last tokens of a stream's history; returns whether they end it. The row ends up
+    slow.
+    """
     output, worker_row, fast = stream.output, stream.worker_row, columns.fast
     assert output is not None
     if columns.is_fast[worker_row]:
@@ -31,7 +28,7 @@ def push_slow(columns: StreamColumns, stream: WorkerStream, token_ids: Sequence[
     while at < num:
         begin = at
         if fast is not None and is_settled(output):
-            num_left = most_tokens - output.num_tokens - 1  # that do not end it by their number
+            num_left = most_tokens - output.num_tokens - 1  # before the length limit
             stop = min(num, begin + num_left)
             while at < stop and columns.is_plain_for(fast, worker_row, token_ids[at]):
                 at += 1

@@ -1,8 +1,7 @@
-"""The streams a worker serves, from submission until they are forgotten.
+"""The streams a worker serves, and the tables that find them by id and by the core's row.
 
-Owns: what is known of each stream: its registration, its output, how far it has come on its way,
-who reads it; and which stream has which of the core's rows. Its tokens lie in `stream_columns`,
-under its row. Does not know: sockets, what tokens mean.
+A `WorkerStream` holds a stream's registration, output, stage and reader. Its tokens are kept in
+`stream_columns`, under its worker row.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ _NOTHING = (np.zeros(0, np.uint32), NO_ROWS)
 
 
 class Stage(Enum):
-    """Where a stream is on its way."""
+    """The stages of a stream, in order."""
 
-    RENDERING = "rendering"  # its prompt is being turned into tokens
-    SUBMITTED = "submitted"  # the core has been asked
+    RENDERING = "rendering"  # its prompt is being tokenised
+    SUBMITTED = "submitted"  # sent to the core
     RUNNING = "running"  # the core has given it a row
-    ENDED = "ended"  # its end is known; kept for readers that come back
+    ENDED = "ended"  # its end is known; kept for readers that attach again
 
 
 class ResumePoint(NamedTuple):
-    """Where a reader's copy of a stream ends. digest, checksum: of its tokens, where it has one."""
+    """Where a reader's copy of a stream ends. digest, checksum: of the copy's tokens, if known."""
 
     num_chars: int
     num_tokens: int
@@ -48,11 +47,12 @@ class ResumePoint(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Reader:
-    """Who reads a stream, and how far it has been sent.
+    """The reader of a stream, and how far the stream has been sent to it.
 
-    cursor: of a slow row; a fast one's lies in the columns. is_waiting: it is sent nothing, as we
-    do not know where its copy ends, or have not come so far ourselves. awaited: in the second case,
-    where that is.
+    cursor: position sent so far, for a slow row; that of a fast row is in the columns.
+    is_waiting: nothing is sent, because the end of the reader's copy is unknown or lies ahead of
+    this worker's.
+    awaited: in the latter case, the position that has to be reached first.
     """
 
     client: bytes  # identity
@@ -83,47 +83,47 @@ class WorkerStream:
     interval: int = 1
     registration: Admit | None = None
     output: StreamOutput | None = None
-    worker_row: int = 0  # in the columns; 0: none
+    worker_row: int = 0  # in `StreamColumns`; 0: none
     core_row: int | None = None
     reader: Reader | None = None
     past_readers: deque[tuple[bytes, int]] = field(  # superseded, by identity and handle
         default_factory=lambda: deque(maxlen=_MAX_PAST_READERS)
     )
-    logprobs_from: int = 0  # tokens before have none, though they were asked for
-    pending_end: End | None = None  # a replayed end that its tokens do not imply; they come first
-    leaves_at: float = inf  # when it is to be ended and forgotten; inf while somebody reads it
-    held_bytes: int = 0  # what it costs to keep it, once it has ended
-    strikes: int = 0  # cores that died from within while they ran it, without progress between
-    struck_at: int = 0  # tokens it had at the last of them
-    arrived_at: float = 0.0  # when it was submitted; 0.0: to another worker, or its end has left
-    first_at: float = 0.0  # when its first tokens left; 0.0: they have not
-    is_counted: bool = False  # its end was named and counted by another worker
+    logprobs_from: int = 0  # first token with log-probabilities, if they were asked for
+    pending_end: End | None = None  # a replayed end, until its tokens have arrived
+    leaves_at: float = inf  # when it is to be ended and forgotten; inf while it is read
+    held_bytes: int = 0  # memory it takes, once it has ended
+    strikes: int = 0  # cores that crashed while running it, without progress in between
+    struck_at: int = 0  # number of tokens at the last of these crashes
+    arrived_at: float = 0.0  # when it was submitted; 0.0: to another worker, or its end was sent
+    first_at: float = 0.0  # when its first tokens were sent; 0.0: not yet
+    is_counted: bool = False  # its end was decided and counted by another worker
 
 
 class WorkerStreamTable:
-    """Streams by id and by the core's row."""
+    """Streams by id and by core row."""
 
     def __init__(self) -> None:
         self._by_id: dict[bytes, WorkerStream] = {}
         self._by_row: dict[int, WorkerStream] = {}
-        self._worker_rows: Int64s = np.zeros(64, np.int64)  # by row; 0: nobody's, or it has ended
-        self._last = _NOTHING  # rows asked for, and their rows
+        self._worker_rows: Int64s = np.zeros(64, np.int64)  # by core row; 0: none, or ended
+        self._last = _NOTHING  # core rows of the last lookup, and their worker rows
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def all(self) -> list[WorkerStream]:
-        """Every stream, oldest first."""
+        """All streams, oldest first."""
         return list(self._by_id.values())
 
     def get(self, stream_id: bytes) -> WorkerStream | None:
-        """The stream of this id, if it is known."""
+        """The stream of this id; None if it is unknown."""
         return self._by_id.get(stream_id)
 
     def worker_rows_of(self, core_rows: npt.NDArray[np.uint32]) -> RowSet:
-        """The rows of the streams that go on in these rows; 0 where none does.
+        """The worker rows of the running streams in these core rows, [n]; 0 if there is none.
 
-        The same set as long as the rows and their streams are the same.
+        Returns the same RowSet as long as the rows and their streams are the same.
         """
         known, worker_rows = self._last
         if len(known) == len(core_rows) and (known == core_rows).all():
@@ -137,17 +137,17 @@ class WorkerStreamTable:
             return RowSet(np.where(inside, self._worker_rows[np.where(inside, core_rows, 0)], 0))
 
     def few_worker_rows_of(self, core_rows: Sequence[int]) -> list[int]:
-        """As `worker_rows_of`, for a few rows, without numpy's fixed costs."""
+        """Like `worker_rows_of`, for a few rows: avoids numpy's fixed costs."""
         worker_rows, num = self._worker_rows, len(self._worker_rows)
         return [worker_rows.item(core_row) if core_row < num else 0 for core_row in core_rows]
 
     def add(self, stream: WorkerStream) -> None:
-        """Take in a new stream."""
+        """Add a new stream."""
         assert stream.stream_id not in self._by_id
         self._by_id[stream.stream_id] = stream
 
     def place(self, stream: WorkerStream, core_row: int) -> None:
-        """The core has given the stream this row; whoever had it is done with it."""
+        """Assign this core row to the stream; a stream that had the row before loses it."""
         self._vacate(stream)
         before = self._by_row.get(core_row)
         if before is not None:
@@ -161,19 +161,19 @@ class WorkerStreamTable:
         self._set_worker_row(core_row, stream.worker_row)
 
     def silence(self, stream: WorkerStream) -> None:
-        """A stream has ended: what the core still sends of it is nobody's."""
+        """Drop further tokens of a stream that has ended, which the core may still send."""
         if stream.core_row is not None and self._by_row.get(stream.core_row) is stream:
             self._set_worker_row(stream.core_row, 0)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all streams."""
         self._by_id.clear()
         self._by_row.clear()
         self._worker_rows[:] = 0
         self._last = _NOTHING
 
     def displace_all(self) -> None:
-        """No row means anything any more: the core will give them anew."""
+        """Invalidate all core rows: after an attach the core assigns new ones."""
         for stream in list(self._by_row.values()):
             self._vacate(stream)
 

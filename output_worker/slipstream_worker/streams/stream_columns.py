@@ -1,22 +1,21 @@
-"""The tokens of all streams of a worker as numpy columns, by row, and how far they were sent.
+"""The tokens of all streams of a worker as numpy columns, by row, and how far they have been sent.
 
-Keeps the histories of tokens and log-probabilities, which rows take the fast path, and the cursors
+Holds the histories of tokens and log-probabilities, which rows take the fast path, and the cursors
 of those rows. `Cells` are views of the same columns that read and write single items faster than
 numpy does.
 
-Rules:
-- A row is a small integer that a stream has until it is forgotten. Row 0 is nobody's, and takes
-  what comes for streams that are no more.
-- A fast row is one of a settled output (see `stream_output`): the text of its unsent tokens is
-  looked up when they are sent, and nothing is done with a token before but to append it to the
-  history, a thousand of them at once. A token that could end such a stream, that holds text back or
-  that is not whole makes the row slow: then its `StreamOutput` sees every token, until it is
-  settled again and everything released has been sent.
-- A row that wants very many log-probabilities to a token is never fast: how many of its tokens fit
-  a message has nothing to do with how many of the others' do.
-- A stream's units, and so the positions that readers know, are the same on both ways.
-- Columns are the truth for one row as for a thousand. Where there are but a few, the scalar way
-  reads and writes them one by one (`append_few`, `deltas_scalar`), and does the same.
+- A row is a small integer that a stream keeps until it is forgotten. Row 0 belongs to no stream,
+  and absorbs what arrives for streams that are gone.
+- A fast row is one whose output is settled (see `stream_output`): its tokens are only appended to
+  the history, a thousand at once, and their text is looked up when they are sent. A token that
+  could end the stream, that holds text back or that is not whole makes the row slow: its
+  `StreamOutput` then sees every token, until it is settled again and everything released has been
+  sent.
+- A row with more than MAX_NARROW log-probabilities per token is never fast, because the number of
+  its tokens that fit a message differs from the other rows'.
+- Both paths produce the same units, and so the same positions that readers know.
+- The columns hold the state of all rows. For a few rows the scalar path (`append_few`,
+  `deltas_scalar`) reads and writes single items of them, with the same result.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ NO_CELLS = memoryview(b"")
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Columns as Python numbers, by row: several times cheaper one by one than arrays are.
+    """Views of the columns by row, for access to single items: several times cheaper than arrays.
 
-    `stream_columns` makes new ones when it grows.
+    Recreated whenever the columns grow.
     """
 
     is_fast: memoryview
@@ -67,7 +66,7 @@ class Cells:
     stop_low: memoryview
     stop_high: memoryview
     sets: memoryview
-    # by entry of the vocabulary's table
+    # by entry of `TextColumns`
     is_plain: memoryview
     lows: memoryview
     highs: memoryview
@@ -86,26 +85,26 @@ _FEWEST_LINES = 64
 
 
 class StreamColumns(RowTable):
-    """Columns by row. Those without an underscore may be read by whoever sends."""
+    """Columns by row. Those without an underscore may be read from outside."""
 
     is_fast: Bools = column(np.bool_)
-    is_dirty: Bools = column(np.bool_)  # may have something its reader lacks
+    is_dirty: Bools = column(np.bool_)  # may have something new for its reader
     intervals: Int64s = column(np.int64, 1)
-    widths: Int64s = column(np.int64)  # log-probabilities to a token
-    handles: UInt32s = column(np.uint32)  # its reader's
+    widths: Int64s = column(np.int64)  # log-probabilities per token
+    handles: UInt32s = column(np.uint32)  # client handle of its reader
     sent_tokens: Int64s = column(np.int64)  # of fast rows
     sent_chars: Int64s = column(np.int64)
-    # when its reader was sent something last, 0.0 never (see `latency`, which keeps it)
+    # time of the last delivery, 0.0: none yet (maintained by `latency`)
     delivered_at: Float64s = column(np.float64)
     _prompt_lens: Int64s = column(np.int64)
     _max_tokens: Int64s = column(np.int64)
     _firsts: Int64s = column(np.int64)  # of the row's view in `fast`
     _stop_low: UInt64s = column(np.uint64)  # first characters of its stop strings
     _stop_high: UInt64s = column(np.uint64)
-    _sets: Int64s = column(np.int64)  # of its stop strings; 0: nothing is learnt
+    _sets: Int64s = column(np.int64)  # number of its set of stop strings; 0: not tracked
 
     def __init__(self, fast: TextColumns | None) -> None:
-        """`fast` None: no row is ever fast."""
+        """If `fast` is None, no row is ever fast."""
         super().__init__(_FEWEST_LINES)
         self.fast = fast
         self.tokens = TokenLog(np.uint32)
@@ -113,10 +112,10 @@ class StreamColumns(RowTable):
         self.prompts = PromptLogprobLog()
         self.streams: list[WorkerStream | None] = [None]
         self._free: list[int] = []
-        self.max_width = 0  # of any row so far that can be fast
-        self.has_logprobs = False  # any row so far
+        self.max_width = 0  # largest of all rows so far that can be fast
+        self.has_logprobs = False  # whether any row so far has had some
         self._latest = NO_ROWS  # rows of the last `append`, …
-        self._sorted: Int64s | None = None  # … the same in ascending order, once it was asked for
+        self._sorted: Int64s | None = None  # … the same in ascending order, computed on demand
         self._rules = self._rules_of(NO_ROWS.array)
         self._num_with_stops = 0
         self._plain = PlainTokens(fast)
@@ -125,7 +124,7 @@ class StreamColumns(RowTable):
     # ---- a row's life -------------------------------------------------------------------
 
     def open(self, stream: WorkerStream, admit: Admit) -> None:
-        """Give a stream a row, and take in the outputs that its registration holds."""
+        """Assign a row to a stream, and append the outputs that its registration brings."""
         if not self._free:
             self._free.append(len(self.streams))
             self.streams.append(None)
@@ -142,7 +141,7 @@ class StreamColumns(RowTable):
         width = 0
         if params.logprobs is not None:
             width = 1 + params.logprobs
-            # outputs that come without theirs were delivered by a server that is no more
+            # outputs without log-probabilities were delivered by a stack that is gone
             num_known = num_scored(admit)
             stream.logprobs_from = len(outputs) - num_known
             self.logprobs.open(worker_row, params.logprobs, stream.logprobs_from)
@@ -178,13 +177,13 @@ class StreamColumns(RowTable):
             self._firsts[worker_row] = self.fast.first(_view(admit))
 
     def close(self, stream: WorkerStream) -> None:
-        """Take a stream's row back. Idempotent."""
+        """Free the stream's row. Idempotent."""
         worker_row, stream.worker_row = stream.worker_row, _NOBODY
         if worker_row == _NOBODY:
             return
         assert stream.registration is not None
         self.streams[worker_row] = None
-        self._latest, self._sorted = NO_ROWS, None  # what is known of its rows is void
+        self._latest, self._sorted = NO_ROWS, None  # the row may go to another stream
         self._free.append(worker_row)
         self.tokens.drop(worker_row)
         self.logprobs.drop(worker_row)
@@ -196,18 +195,19 @@ class StreamColumns(RowTable):
     # ---- tokens --------------------------------------------------------------------------
 
     def num_tokens(self, stream: WorkerStream) -> int:
-        """Tokens of a stream's history, those that its end cut included."""
+        """Number of tokens in a stream's history, including those past its end."""
         return self.tokens.length(stream.worker_row)
 
     def token_ids(self, stream: WorkerStream) -> UInt32s:
-        """A stream's history."""
+        """A stream's history, u32 [num_tokens]."""
         ids: UInt32s = self.tokens.read(stream.worker_row, 0, self.tokens.length(stream.worker_row))
         return ids
 
     def append(self, worker_row_set: RowSet, counts: Int64s | None, token_ids: UInt32s) -> Bools:
-        """Take in `counts[i]` (None: one) new tokens of each of these rows, all different.
+        """Append `counts[i]` new tokens (None: one) to each of these distinct rows.
 
-        Says which rows have to be looked at token by token.
+        counts: i64 [n]. token_ids: u32 [sum of counts]. Returns bool [n]: rows whose new tokens
+        have to pass through their outputs.
         """
         worker_rows = worker_row_set.array
         before = self.tokens.lengths(worker_row_set)
@@ -243,9 +243,9 @@ class StreamColumns(RowTable):
         return needs_care
 
     def append_few(self, worker_rows: Sequence[int], token_ids: Sequence[int]) -> list[int]:
-        """As `append`, for one new token of each of a few rows: the scalar way.
+        """Scalar version of `append`, for one new token in each of a few rows.
 
-        The indices of those that have to be looked at.
+        Returns the indices of the rows whose token has to pass through their outputs.
         """
         lengths = self.tokens.append_few(worker_rows, token_ids)
         cells, fast = self.cells, self.fast
@@ -263,13 +263,14 @@ class StreamColumns(RowTable):
         return care
 
     def flush_deferred(self) -> None:
-        """Do now what `append` has put off: nobody waits for it any more."""
+        """Do the work that `append` has deferred; called once everything due has been sent."""
         self.tokens.flush_deferred()
         self.logprobs.flush_deferred()
 
     def in_order(self, worker_rows: RowSet) -> RowSet:
-        """These ascending rows, as `append` was given them last where they are the same: what was
-        appended together is found at once."""
+        """These ascending rows in the order of the last `append`, if they are the same rows: tokens
+        that were appended together are then found at once.
+        """
         latest = self._latest
         if len(worker_rows) != len(latest):
             return worker_rows
@@ -278,13 +279,13 @@ class StreamColumns(RowTable):
         return latest if (self._sorted == worker_rows.array).all() else worker_rows
 
     def ends(self, worker_rows: RowSet) -> Int64s:
-        """Where in their core histories, prompts included, these rows end."""
+        """Lengths of these rows' core histories, prompts included, i64 [n]."""
         return self._prompt_lens[worker_rows.array] + self.tokens.lengths(worker_rows)
 
     # ---- the two ways --------------------------------------------------------------------
 
     def slow_down(self, stream: WorkerStream, num_tokens: int) -> None:
-        """From here on the stream's output sees every token; it has seen `num_tokens` by now."""
+        """Make the row slow: its output catches up to `num_tokens`, and sees all further tokens."""
         worker_row, output = stream.worker_row, stream.output
         if not self.is_fast[worker_row]:
             return
@@ -301,7 +302,9 @@ class StreamColumns(RowTable):
             stream.reader.cursor = sent
 
     def learn(self, stream: WorkerStream, token_id: int) -> None:
-        """This token was looked at behind a settled output; perhaps it need not have been."""
+        """Record whether this token, after a settled output, is harmless for the row's stop
+        strings.
+        """
         fast, number = self.fast, self.cells.sets[stream.worker_row]
         if fast is None or not number or token_id >= fast.vocab_size:
             return
@@ -312,7 +315,7 @@ class StreamColumns(RowTable):
             self._plain.learn(number, token_id, is_harmless=is_harmless)
 
     def speed_up(self, stream: WorkerStream, sent: TextCursor) -> None:
-        """Make the row fast, if it can be: all that is released lies before `sent`, and read."""
+        """Make the row fast if its output is settled and everything released lies before `sent`."""
         worker_row, output = stream.worker_row, stream.output
         assert output is not None
         is_whole = output.end is None and sent.unit == output.log.num_units
@@ -326,7 +329,11 @@ class StreamColumns(RowTable):
     def texts(
         self, worker_rows: Int64s, counts: Int64s, token_ids: UInt32s
     ) -> tuple[list[str], Int64s]:
-        """The texts of `counts[i]` tokens of each of these fast rows, and their lengths."""
+        """The texts of `counts[i]` tokens of each of these fast rows, and their lengths in
+        characters.
+
+        worker_rows, counts: i64 [n]. token_ids: u32 [sum of counts].
+        """
         assert self.fast is not None
         each_one = len(token_ids) == len(worker_rows)
         at = token_ids + self._firsts[worker_rows if each_one else np.repeat(worker_rows, counts)]
@@ -353,7 +360,7 @@ class StreamColumns(RowTable):
     # ---- inside --------------------------------------------------------------------------
 
     def _rules_of(self, worker_rows: Int64s) -> tuple[Int64s, Int64s, UInt64s, UInt64s]:
-        """What a row has as long as it is the same stream's, for each of these."""
+        """Columns of these rows that stay constant while a stream has its row."""
         return (
             self._firsts.take(worker_rows),
             self._max_tokens.take(worker_rows),
@@ -401,8 +408,7 @@ class StreamColumns(RowTable):
 
 
 def is_settled(output: StreamOutput) -> bool:
-    """Whether it is, where its detokeniser can say so; else its next token will show what is wrong
-    with it."""
+    """Whether the output is settled; False if its detokeniser raises, as the next token will."""
     try:
         return output.is_settled
     except Exception:

@@ -1,23 +1,20 @@
-"""Which streams there have been, long after everything else of them was forgotten. Pure.
+"""A set of stream ids of fixed size that drops the oldest.
 
-Owns: a set of ids of fixed size, that forgets the oldest. Does not know: streams, why anybody asks.
-
-Rules:
-- Two tables of 64-bit hashes with open addressing: new ones go into one of them; when it is half
-  full, the other one is emptied and takes its place. So the last `least` ids are known always, up
-  to twice as many sometimes, and an id costs 16 to 32 bytes instead of the 150 of a dict.
-- The hash is Python's own of bytes, which is keyed by chance in each process: nobody outside can
-  make ids that meet. Two ids that share all 64 bits are not told apart.
+- Two tables of 64-bit hashes with open addressing: ids are added to one of them; when it is half
+  full, the other is emptied and takes its place. The last `least` ids are always known, up to twice
+  as many sometimes, and an id costs 16 to 32 bytes instead of the 150 of a dict.
+- The hash is Python's own hash of bytes, which is keyed at random per process, so clients cannot
+  construct ids that collide. Two ids whose 64 bits are equal are not told apart.
 """
 
 from __future__ import annotations
 
 _HASH_MASK = 2**64 - 1
-_ZEROS = memoryview(bytes(2**15)).cast("Q")  # a table is emptied piece by piece, where it lies
+_ZEROS = memoryview(bytes(2**15)).cast("Q")  # a table is emptied in place, piece by piece
 
 
 class Tombstones:
-    """The latest ids that were added. least: how many are known at least, a power of two."""
+    """The ids added last. least: number of ids known at least, a power of two."""
 
     def __init__(self, least: int) -> None:
         assert least & (least - 1) == 0
@@ -28,7 +25,7 @@ class Tombstones:
         self._num_new = 0
 
     def add(self, stream_id: bytes) -> None:
-        """It has been."""
+        """Add an id."""
         if self._num_new == self._least:
             self._old, self._new = self._new, self._old
             for begin in range(0, len(self._new), len(_ZEROS)):
@@ -45,16 +42,16 @@ class Tombstones:
         return any(table[self._find(table, key)] for table in (self._new, self._old))
 
     def _find(self, table: memoryview[int], key: int) -> int:
-        """Where the key is, or may be put."""
+        """The index of the key, or of the empty cell for it."""
         place = key & self._mask
         while table[place] and table[place] != key:
             place = (place + 1) & self._mask
         return place
 
     def _empty(self) -> memoryview[int]:
-        # repeated, not zeroed by its size: that would take its memory bit by bit, later
+        # `b"\0" * n`, not `bytearray(n)`: that would commit its memory page by page, later
         return memoryview(bytearray(b"\0") * (8 * (self._mask + 1))).cast("Q")
 
 
 def _key_of(stream_id: bytes) -> int:
-    return hash(stream_id) & _HASH_MASK or 1  # 0 is a place where nothing is
+    return hash(stream_id) & _HASH_MASK or 1  # 0 marks an empty cell

@@ -1,1 +1,1 @@
-"""Chat templates and tokenising, in a process of their own."""
+"""Chat templates and tokenising, in a separate process."""

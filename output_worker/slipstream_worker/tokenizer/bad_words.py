@@ -1,14 +1,11 @@
-"""What a bad word is in tokens.
+"""Token sequences of bad words.
 
-Owns: which token sequences a string stands for. Does not know: where they are forbidden.
-
-Rules:
-- As vLLM does: each word is tokenised without a leading blank and with one, for tokenizers have
-  tokens of their own for words that begin behind a blank. The second is left out where the first
-  is its end, as whoever forbids that has forbidden both. (vLLM leaves it out wherever it has
-  another number of tokens, and lets such a word through behind a blank.)
+- As in vLLM, each word is tokenised without a leading blank and with one, since tokenizers have
+  separate tokens for words that begin after a blank. The second sequence is left out if the first
+  is its end, as forbidding that forbids both. (vLLM leaves it out whenever its number of tokens
+  differs, and lets such a word through after a blank.)
 - A word of blanks alone stands for itself.
-- A word that the vocabulary cannot write is refused: its tokens would be another word's.
+- A word that the vocabulary cannot write is rejected: its tokens would be another word's.
 """
 
 from __future__ import annotations
@@ -21,9 +18,9 @@ from slipstream_ipc.validation.token_constraints import MAX_BAD_WORD_TOKENS
 
 
 def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
-    """The token sequences of `words`, each once; `tokenizer` is a transformers tokenizer.
+    """The distinct token sequences of `words`; `tokenizer` is a transformers tokenizer.
 
-    Raises: BadRequest.
+    Raises BadRequest.
     """
     found: dict[tuple[int, ...], None] = {}
     for word in words:

@@ -1,19 +1,16 @@
-"""The worker's side of its prompt process.
+"""The worker's side of the prompt process: the child, its socket, and the unanswered prompts.
 
-Owns: the child, the socket to it, the prompts it has yet to answer. Does not know: streams.
-
-Rules:
-- A child that dies is started again, and asked again what it had not answered once it is ready; a
-  prompt that was being rendered in two deaths is refused. What was being rendered the child's note
-  says (`render_note`): what only waited is not to blame. As a short one and a long one are under
-  way together (`long_prompts`), the long one is refused only where there was no such short one.
-- A child whose loop does not beat any more hangs, and is killed; so is a successor that takes
-  longer than LOAD_S to load. The first one may take as long as its tokenizer needs.
-- A child that says what is no answer is ended, and so replaced: its next answers could be wrong.
-  So is a successor that cannot load the tokenizer, or loads another one than the first had.
-- Between restarts are pauses (`slipstream_ipc.backoff`). Prompts wait meanwhile; where there has
-  been no child for WAIT_S, those that wait are refused, as are those that come until there is one.
-- Nothing blocks: what cannot be sent while there is no child is sent when there is one.
+- A child that dies is restarted, and once ready is sent again what it had not answered. A prompt
+  that was being rendered in two deaths is refused. The child's note (`render_note`) has the prompts
+  that were being rendered; prompts that only waited are not charged. As a short and a long prompt
+  may be rendered at once (`long_prompts`), the long one is refused only if no such short one was.
+- A child that sends no beats for `hang_timeout_s` is killed; so is a restarted one that takes
+  longer than LOAD_S to load. The first child may take as long as its tokenizer needs.
+- A child that sends an undecodable answer is killed and so replaced, since its next answers could
+  be wrong. So is a restarted one that cannot load the tokenizer, or loads a different one.
+- Restarts are spaced by `slipstream_ipc.backoff`; prompts wait meanwhile. After `wait_s` without a
+  ready child, waiting prompts are refused, as are new ones until a child is ready.
+- Nothing blocks: what cannot be sent without a child is sent once there is one.
 """
 
 from __future__ import annotations
@@ -53,26 +50,26 @@ _NO_PROCESS = "no prompt can be tokenised at the moment: the server's log says w
 
 
 class RenderSource(Protocol):
-    """Whoever turns prompts into token ids."""
+    """Renders prompts to token ids."""
 
     def ask(self, request: Render) -> int:
-        """Have a prompt rendered; the key under which its ids will come (`request.key` is void)."""
+        """Have a prompt rendered; returns the key of its answer (`request.key` is ignored)."""
 
     def withdraw(self, key: int) -> bool:
-        """An answer is wanted no more; whether none will come, as nobody has begun with it."""
+        """Give up an answer. Returns whether none will come, because rendering has not begun."""
 
     def is_among(self, arrived: Container[object]) -> bool:
-        """Whether a poller that has said this has something for `receive`."""
+        """Whether one of the sockets that a poller has reported is this source's."""
 
     def receive(self) -> Iterable[Rendered | PromptReady]:
-        """What has arrived."""
+        """The answers that have arrived."""
 
     def beat(self, now: float) -> Iterable[Rendered]:
-        """Look for signs of life; the prompts that will not be answered any more."""
+        """Check for signs of life; returns refusals of prompts that are given up."""
 
 
 class TokenizerClient:
-    """Sends prompts to be rendered, brings their ids back."""
+    """Sends prompts to the prompt process and receives their ids."""
 
     def __init__(
         self,
@@ -83,7 +80,7 @@ class TokenizerClient:
         hang_timeout_s: float = 10.0,
         wait_s: float = WAIT_S,
     ) -> None:
-        """`config`: the fields of a TokenizerConfig but address and note.
+        """`config`: the fields of a TokenizerConfig except address and note_fd.
 
         hang_timeout_s: silence after which the child is replaced. wait_s: how long prompts wait for
         a child that is ready.
@@ -99,28 +96,28 @@ class TokenizerClient:
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoder = msgspec.msgpack.Decoder[FromPromptProcess](FromPromptProcess)
         self._waiting: dict[int, Render] = {}  # oldest first
-        self._long = FairOrder()  # those of them that are long, one at a time
+        self._long = FairOrder()  # the long ones among them, one at a time
         self._strikes: dict[int, int] = {}
         self._next_key = 0
         self._note = RenderNote()
         self._pauses = RestartBackoff()
-        self._first: PromptReady | None = None  # what every successor has to say too
+        self._first: PromptReady | None = None  # which every restarted child has to match
         self._is_ready = False
         self._has_spoken = False  # since the last beat
-        self._heard_at: float | None = None  # None: not looked at since it was started
+        self._heard_at: float | None = None  # None: not checked since its start
         self._ready_at: float | None = None
-        self._lost_at: float | None = None  # since when there is none that is ready, but was one
-        self._start_at = 0.0  # where there is no child
+        self._lost_at: float | None = None  # since when no child is ready, after one was
+        self._start_at = 0.0  # when to start a child, if there is none
         self.num_failed = 0  # children in a row that ended before they were ready
         self._child: subprocess.Popen[bytes] | None = self._start()
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        """For the poller."""
+        """The socket, to register with a poller."""
         return self._socket
 
     def ask(self, request: Render) -> int:
-        """Have a prompt rendered; the key under which its ids will come (`request.key` is void)."""
+        """Have a prompt rendered; returns the key of its answer (`request.key` is ignored)."""
         self._next_key += 1
         request = msgspec.structs.replace(request, key=self._next_key)
         self._waiting[request.key] = request
@@ -132,7 +129,7 @@ class TokenizerClient:
         return request.key
 
     def withdraw(self, key: int) -> bool:
-        """An answer is wanted no more; whether none will come, as nobody has begun with it."""
+        """Give up an answer. Returns whether none will come, because rendering has not begun."""
         request = self._waiting.get(key)
         if request is None:
             return True
@@ -144,11 +141,11 @@ class TokenizerClient:
         return True
 
     def is_among(self, arrived: Container[object]) -> bool:
-        """Whether a poller that has said this has something for `receive`."""
+        """Whether this client's socket is one that a poller has reported."""
         return self._socket in arrived
 
     def receive(self) -> Iterator[Rendered | PromptReady]:
-        """What has arrived."""
+        """The answers that have arrived."""
         while self._socket.poll(0):
             data = self._socket.recv()
             try:
@@ -169,21 +166,19 @@ class TokenizerClient:
                 yield answer
             elif isinstance(answer, PromptReady):
                 if self._child is None or answer.pid != self._child.pid:
-                    continue  # one that is dead said it
+                    continue  # from an earlier child
                 self._ready(answer)
                 yield answer
 
     def beat(self, now: float) -> Iterator[Rendered]:
-        """Start a dead child again, end one that hangs; the prompts that it will not be asked any
-        more.
-        """
+        """Restart a dead child, kill one that hangs; yields refusals of prompts given up."""
         if self._child is None:
             if now >= self._start_at:
                 self._restart(now)
         elif self._child.poll() is not None:
             yield from self._died(now, f"the prompt process died (code {self._child.returncode})")
         elif self._heard_at is None or self._has_spoken or self._socket.poll(0):
-            self._heard_at = now  # what lies unread says that it lives, too
+            self._heard_at = now  # unread messages are signs of life, too
         else:
             most_s = self._hang_timeout_s if self._is_ready else LOAD_S
             if (self._is_ready or self._first is not None) and now >= self._heard_at + most_s:
@@ -199,7 +194,7 @@ class TokenizerClient:
                 yield from self._refuse_all()
 
     def condition(self, now: float) -> State:
-        """How the child is, in the words of `Condition`."""
+        """The state of the child, as in `Condition`."""
         if self._first is None:
             return "starting"
         if not self._is_ready:
@@ -208,7 +203,7 @@ class TokenizerClient:
         return "silent" if is_silent else "ready"
 
     def close(self) -> None:
-        """End the child and remove the socket."""
+        """Terminate the child and close the socket."""
         if self._child is not None:
             self._child.terminate()
             try:
@@ -220,7 +215,7 @@ class TokenizerClient:
         self._note.close()
 
     def _ready(self, ready: PromptReady) -> None:
-        """The child has loaded its tokenizer, or could not."""
+        """The child has loaded its tokenizer, or failed to."""
         said = msgspec.structs.replace(ready, pid=0, why_not="")
         if not ready.error and self._first is None:
             self._first = said
@@ -259,13 +254,13 @@ class TokenizerClient:
             logger.error("the prompt process cannot be started, again in %g s: %s", pause_s, error)
 
     def _kill(self) -> None:
-        """What it was sent is sent to the next one; its end is seen with the next beat."""
+        """What it was sent is sent to the next child; its exit is noticed by the next beat."""
         self._is_ready = False
         if self._child is not None:
             self._child.kill()
 
     def _strike(self) -> Iterator[Rendered]:
-        """After a death: the prompt that is refused for it, if any."""
+        """After a death: charge the prompts being rendered, and refuse one that has died twice."""
         suspects = [key for key in self._note.under_way() if key in self._waiting]
         self._note.clear()
         for key in suspects:
@@ -277,7 +272,7 @@ class TokenizerClient:
 
     def _refuse_all(self) -> Iterator[Rendered]:
         for key in list(self._waiting):
-            yield self._refuse(key, _NO_PROCESS, "overloaded")  # it may be asked for again
+            yield self._refuse(key, _NO_PROCESS, "overloaded")  # the client may retry
 
     def _refuse(self, key: int, why: str, code: ErrorCode = "engine") -> Rendered:
         del self._waiting[key]
@@ -286,18 +281,18 @@ class TokenizerClient:
         return Rendered(key, fault=Fault(code, why))
 
     def _send_long(self) -> None:
-        """Have the next long one rendered, where none is."""
+        """Send the next long prompt, if none is being rendered."""
         if self._is_ready and (key := self._long.next()) is not None:
             self._send(self._waiting[key])
 
     def _send(self, request: Render) -> None:
-        # where the child is gone unnoticed, the request is sent again to the next one
+        # if the child has died unnoticed, the request is sent again to the next one
         with contextlib.suppress(zmq.Again):
             self._socket.send(self._encode(request), zmq.NOBLOCK)
 
     def _start(self) -> subprocess.Popen[bytes]:
         environment = {k: v for k, v in os.environ.items() if k != STATUS_FD_VARIABLE}
-        environment[PARENT_PID_VARIABLE] = str(os.getpid())  # it dies with us, however early
+        environment[PARENT_PID_VARIABLE] = str(os.getpid())  # exits with us, even early
         child = subprocess.Popen(
             [sys.executable, "-m", "slipstream_worker.tokenizer.process"],
             stdin=subprocess.PIPE,
@@ -307,5 +302,5 @@ class TokenizerClient:
         assert child.stdin is not None
         config = msgspec.json.encode({**self._config, "note_fd": self._note.fd})
         with contextlib.suppress(BrokenPipeError), child.stdin as stdin:
-            stdin.write(config)  # a child that is gone already is noticed by its exit
+            stdin.write(config)  # a child that has died already is noticed by its exit
         return child

@@ -1,12 +1,12 @@
-"""The prompt process: chat templates and tokenising, away from the hot loop.
+"""The prompt process: chat templates and tokenising, away from the worker's loop.
 
-Owns: the tokenizer and everything heavy that comes with it; compiling its decoder into the table
-that the worker reads. Does not know: streams, clients. A bad prompt is an answer, not a death.
+Loads the tokenizer, and compiles its decoder to the table that the worker reads. A bad prompt
+results in an error answer; it does not end the process.
 
-Why a process: templates hold the interpreter's lock, and so does making Python's lists of what was
-tokenised; tokenising itself gives it up. On a thread of the worker's a text of 3.2 s stalled every
-stream for 98 ms at worst, a template for all the time that it takes. Here it stalls other prompts:
-therefore long ones have a thread of their own (`long_prompts`).
+It is a process because templates hold the interpreter's lock, and so does building Python lists of
+token ids; tokenising itself releases it. On a thread of the worker, a text that takes 3.2 s stalled
+every stream for up to 98 ms, and a template for as long as it ran. Here it stalls only other
+prompts, so long ones have their own thread (`long_prompts`).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from slipstream_worker.tokenizer.render_note import RenderNote
 
 logger = logging.getLogger(__name__)
 
-MAX_ANSWER_BYTES = 4 * 2**20  # of text to a client's question: it is to fit into a message
-_CONVERTERS = ("sentencepiece", "tiktoken")  # with which transformers reads other files
-_LAST_WORDS_MS = 1000  # to leave in
+MAX_ANSWER_BYTES = 4 * 2**20  # of text in the answer to a query; it has to fit a message
+_CONVERTERS = ("sentencepiece", "tiktoken")  # which transformers needs for other file formats
+_LAST_WORDS_MS = 1000  # linger for the error message
 
 
 class TokenizerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,12 +53,12 @@ class TokenizerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tokenizer: str  # a folder or a hub id
     address: str  # the worker's socket
     cache_dir: str
-    note_fd: int | None = None  # where it notes what it renders (`render_note`)
+    note_fd: int | None = None  # descriptor of its `RenderNote`
     trust_remote_code: bool = False
 
 
 def main() -> int:
-    """Answer until SIGTERM or the worker's death."""
+    """Answer until SIGTERM or the worker's death. Returns 1 if the tokenizer cannot be loaded."""
     config, stop = start_child("prompts", TokenizerConfig)
     if not config.trust_remote_code:
         _do_without_torch()
@@ -82,7 +82,7 @@ def main() -> int:
     def render_noted(request: Render, *, is_long: bool = True) -> Rendered:
         note.begin(request.key, is_long=is_long)
         answer = render(tokenizer, request)
-        note.end(is_long=is_long)  # not where it raises: that ends us, and it is to blame
+        note.end(is_long=is_long)  # not if it raises: the note then names the cause
         return answer
 
     long_ones = LongPromptThread(render_noted)
@@ -109,21 +109,22 @@ def main() -> int:
 
 
 def _do_without_torch() -> None:
-    """Transformers imports torch where it finds it; no tokenizer needs it, and it is most of the
-    time that this process takes to start. Code from a model's folder may need it, though.
+    """Keep transformers from importing torch, which takes most of this process's start-up time and
+    which no tokenizer needs. Not called with trust_remote_code: code from a model's folder may need
+    torch.
     """
-    sys.modules["torch"] = None  # type: ignore[assignment]  # what import takes for "not there"
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would warn that there is no torch
+    sys.modules["torch"] = None  # type: ignore[assignment]  # makes imports fail
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would warn about the missing torch
 
 
 def prepare(config: TokenizerConfig) -> tuple[Any, PromptReady]:
-    """The tokenizer and what the worker is told of it: where its table lies, or what is wrong."""
+    """The tokenizer, and the PromptReady for the worker: its table's path, or the error."""
     try:
         tokenizer = load_tokenizer(config)
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
-        # a broken tokenizer.json has the libraries raise a bare KeyError as well as a good sentence
+        # for a broken tokenizer.json the libraries may raise a bare KeyError
         kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
         said = brief(" ".join(str(error).split()))
         why = f"cannot load the tokenizer {config.tokenizer!r} ({kind}{said}); needed "
@@ -141,25 +142,28 @@ def prepare(config: TokenizerConfig) -> tuple[Any, PromptReady]:
 
 
 def load_tokenizer(config: TokenizerConfig) -> Any:
-    """A transformers tokenizer. Raises whatever the libraries raise where there is none."""
+    """A transformers tokenizer. Raises whatever the libraries raise if it cannot be loaded."""
     from transformers import AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    # it writes lines itself and hands them on to our log, which would say them twice
+    # it writes lines itself and propagates them to our log, which would repeat them
     logging.getLogger("huggingface_hub").handlers.clear()
     tokenizer = AutoTokenizer.from_pretrained(
         config.tokenizer, trust_remote_code=config.trust_remote_code
     )
     if tokenizer.is_fast:
-        # as its first call would: from then on nothing changes it, and two threads may call it
+        # as its first call would; nothing changes it afterwards, so two threads may call it
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 
 def prepare_table(tokenizer: Any, cache_dir: Path) -> PromptReady:
-    """Compile the decoder, or find it compiled; also leaves the tokenizer.json for the fallback."""
+    """Find the compiled decoder in the cache, or compile it.
+
+    If no table can represent it, writes tokenizer.json for the window. Raises OSError.
+    """
     if not tokenizer.is_fast:
         return _prepare_slow(tokenizer, cache_dir)
     backend: Tokenizer = tokenizer.backend_tokenizer
@@ -179,7 +183,7 @@ def prepare_table(tokenizer: Any, cache_dir: Path) -> PromptReady:
 
 
 def _prepare_slow(tokenizer: Any, cache_dir: Path) -> PromptReady:
-    """The same for one that transformers runs in Python: there is no fallback."""
+    """`prepare_table` for a tokenizer that transformers runs in Python, which has no fallback."""
     name = type(tokenizer).__name__
     try:
         pieces = slow_pieces(tokenizer)
@@ -195,9 +199,7 @@ def _prepare_slow(tokenizer: Any, cache_dir: Path) -> PromptReady:
 
 
 def render(tokenizer: Any, request: Render) -> Rendered:
-    """The ids of a prompt, or the text of ids; whatever goes wrong is the answer to this request
-    alone.
-    """
+    """The ids of a prompt, or the text of ids. Any error is the answer to this request alone."""
     try:
         if request.token_ids is not None:
             return _decoded(tokenizer, request, request.token_ids)
@@ -219,7 +221,7 @@ def render(tokenizer: Any, request: Render) -> Rendered:
         field = "messages" if request.messages else "prompt"
         if request.token_ids is not None:
             field = "token_ids"
-        # its caller is told more: the error may quote the prompt, which is in no log
+        # only the client gets the text: it may quote the prompt, which must not be logged
         logger.debug("a prompt could not be rendered: %s", type(error).__name__)
         why = brief(f"{field}: {error}")
         return Rendered(request.key, fault=Fault("bad_request", why, field))
@@ -233,7 +235,7 @@ def render(tokenizer: Any, request: Render) -> Rendered:
 
 
 def _prompt_ids(tokenizer: Any, request: Render) -> list[int]:
-    """Raises: BadRequest, and whatever the template raises."""
+    """Raises BadRequest, and whatever the template raises."""
     text, add_special_tokens = request.text, True
     if request.messages:
         template = request.template
@@ -268,14 +270,14 @@ def _prompt_ids(tokenizer: Any, request: Render) -> list[int]:
 
 
 def _too_long(request: Render, given: str) -> BadRequest:
-    """A stream's prompt leaves room for a token of the answer."""
+    """The error for a prompt that is too long. A stream's prompt leaves room for one token."""
     most = request.max_tokens if request.is_question else request.max_tokens - 1
     field = "with_strings" if request.with_strings else "prompt"
     return BadRequest(field, given, f"at most {most} tokens")
 
 
 def _decoded(tokenizer: Any, request: Render, column: bytes) -> Rendered:
-    ids = u32(column).tolist()  # which the worker has checked
+    ids = u32(column).tolist()  # checked by the worker
     text = tokenizer.decode(ids, skip_special_tokens=request.skip_special_tokens)
     _check_size("token_ids", text)
     return Rendered(request.key, text=text)
@@ -289,5 +291,5 @@ def _check_size(field: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    # tearing down all that the tokenizer library imports takes most of a second, for nothing
+    # a regular exit takes most of a second to tear down the tokenizer library's imports
     os._exit(main())

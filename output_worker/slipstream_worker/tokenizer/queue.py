@@ -1,15 +1,13 @@
-"""Prompts of streams on their way through the prompt process, and how many there may be.
+"""Streams' prompts on their way through the prompt process, and the limits on them.
 
-Owns: which streams wait for which prompt. Does not know: how prompts are rendered, streams' lives.
-
-Rules:
-- Streams with the same prompt, as the `n` answers of a request have, wait for one rendering of it.
-- Long prompts (see `long_prompts`) and short ones are bounded each by themselves: nobody's short
-  one is turned away for the sake of somebody's long ones.
-- A tenant may have as much as is left to all others, of twice what one alone may have: its prompts
-  turn away its own. A prompt that several share is that of the tenant which asked for it first.
-- What no stream waits for any more is withdrawn, and gives its place back at once. What is being
-  rendered by then keeps it until that is done: work that goes on counts.
+- Streams with the same prompt, such as the `n` answers of a request, wait for one rendering of it.
+- Long prompts (see `long_prompts`) and short ones have separate limits: long prompts never cause a
+  short one to be rejected.
+- The total is bounded by twice what a single tenant may have, and a tenant may have at most as much
+  as is left for all others: its prompts cause only its own to be rejected. A shared prompt is
+  charged to the tenant that asked for it first.
+- A prompt that no stream waits for is withdrawn and no longer counted. If it is being rendered, it
+  counts until that is done.
 """
 
 from __future__ import annotations
@@ -25,9 +23,9 @@ from slipstream_worker.tokenizer.long_prompts import is_long, size_of
 
 Waiter = TypeVar("Waiter", bound=Hashable)  # a stream
 
-# Of a tenant that is alone, and half of what all may have:
-MAX_RENDERING = 16384  # streams that wait for short prompts, or for long ones; more are turned away
-MAX_RENDERING_CHARS = 2**27  # of these prompts together
+# Limits of a tenant that is alone, and half of the total limits:
+MAX_RENDERING = 16384  # streams that wait, for short prompts or for long ones
+MAX_RENDERING_CHARS = 2**27  # total size of their prompts
 
 
 @dataclass(slots=True)
@@ -38,7 +36,7 @@ class _QueueLoad:
     chars: Counter[bytes] = field(default_factory=Counter)
 
     def count(self, tenant: bytes, num_streams: int, num_chars: int) -> None:
-        """So many more are a tenant's."""
+        """Add to the tenant's numbers, and to the total."""
         self.num_streams += num_streams
         self.num_chars += num_chars
         for counter, num in ((self.streams, num_streams), (self.chars, num_chars)):
@@ -50,25 +48,25 @@ class _QueueLoad:
 @dataclass(slots=True, eq=False)
 class _Rendering(Generic[Waiter]):
     render: Render
-    key: int  # the prompt process'
+    key: int  # in the prompt process
     size: int  # characters
-    load: _QueueLoad  # that it is a part of
-    tenant: bytes  # whose characters it has
-    streams: dict[Waiter, bytes] = field(default_factory=dict)  # oldest first, with their tenants
+    load: _QueueLoad  # the load it is counted in
+    tenant: bytes  # charged with its characters
+    streams: dict[Waiter, bytes] = field(default_factory=dict)  # with their tenants, oldest first
 
 
 class RenderQueue(Generic[Waiter]):
-    """Prompts that are to be rendered, and who waits for them."""
+    """Prompts that are to be rendered, and the streams that wait for each."""
 
     def __init__(self, prompts: RenderSource) -> None:
         self._prompts = prompts
         self._by_key: dict[int, _Rendering[Waiter]] = {}
         self._by_prompt: dict[Render, _Rendering[Waiter]] = {}
         self._by_stream: dict[Waiter, _Rendering[Waiter]] = {}
-        self._loads = {False: _QueueLoad(), True: _QueueLoad()}  # by whether prompts are long
+        self._loads = {False: _QueueLoad(), True: _QueueLoad()}  # keyed by `is_long`
 
     def why_full(self, render: Render, tenant: bytes = b"") -> str:
-        """Why no stream of this tenant may wait for this prompt; empty where one may."""
+        """Why a stream of this tenant has to be rejected; empty if it may wait for this prompt."""
         load = self._loads[is_long(render)]
         if load.streams[tenant] >= 2 * MAX_RENDERING - load.num_streams:
             return f"{load.streams[tenant]} prompts wait to be tokenised already"
@@ -91,19 +89,19 @@ class RenderQueue(Generic[Waiter]):
         self._by_stream[stream] = rendering
 
     def withdraw(self, stream: Waiter) -> None:
-        """A stream waits no more, if it did."""
+        """A stream no longer waits, if it did."""
         rendering = self._by_stream.get(stream)
         if rendering is None:
             return
         if len(rendering.streams) == 1 and not self._prompts.withdraw(rendering.key):
-            return  # it keeps its place until there is an answer
+            return  # it counts until it is answered
         del self._by_stream[stream]
         rendering.load.count(rendering.streams.pop(stream), -1, 0)
         if not rendering.streams:
             self._forget(rendering)
 
     def answered(self, key: int) -> list[Waiter]:
-        """The prompt process is done with a prompt; who has waited for it. Some may have left."""
+        """The streams that have waited for this answer; some may be gone."""
         rendering = self._by_key.get(key)
         if rendering is None:
             return []

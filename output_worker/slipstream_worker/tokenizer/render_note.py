@@ -1,8 +1,9 @@
-"""A note of which prompts a prompt process is rendering, for its worker to read when it has died.
+"""A note of the prompts being rendered by a prompt process, for its worker to read after it has
+died.
 
-It is memory that both have mapped: it outlives the process however that ends, and to write it takes
-no system call and no message. A key stands there from before its rendering begins until after it
-has ended, and no longer: a process that was idle leaves none.
+It is memory mapped by both: it outlives the process however that ends, and writing to it takes no
+system call or message. A key is present from before its rendering begins until after it has ended,
+and no longer, so an idle process leaves none.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 import mmap
 import os
 
-_NUM_BYTES = 16  # two keys: of the short prompt and of the long one, 0 where none is rendered
+_NUM_BYTES = 16  # two u64 keys: of the short prompt and of the long one, 0 if none is rendered
 
 
 class RenderNote:
-    """Either end of it; the worker makes it, the prompt process is given its descriptor `fd`."""
+    """Either end of the note. The worker creates it and passes its descriptor to the process."""
 
     def __init__(self, fd: int | None = None) -> None:
-        """fd: a note's that was made elsewhere; None makes one."""
+        """fd: the descriptor of an existing note; None creates one."""
         self.fd = os.memfd_create("slipstream-prompt-note") if fd is None else fd
         if fd is None:
             os.ftruncate(self.fd, _NUM_BYTES)
@@ -25,23 +26,23 @@ class RenderNote:
         self._keys = memoryview(self._map).cast("Q")
 
     def begin(self, key: int, *, is_long: bool) -> None:
-        """A prompt is rendered from now on."""
+        """Note a prompt whose rendering begins."""
         self._keys[is_long] = key
 
     def end(self, *, is_long: bool) -> None:
-        """It is no more."""
+        """Remove the note."""
         self._keys[is_long] = 0
 
     def under_way(self) -> list[int]:
-        """What is being rendered, or was when its process died: the short one first."""
+        """Keys of the prompts being rendered now, or when the process died; the short one first."""
         return [key for key in self._keys if key]
 
     def clear(self) -> None:
-        """A process begins anew."""
+        """Remove both keys, before another process starts."""
         self._keys[0] = self._keys[1] = 0
 
     def close(self) -> None:
-        """Let go of it."""
+        """Unmap the note and close its descriptor."""
         self._keys.release()
         self._map.close()
         os.close(self.fd)
