@@ -52,7 +52,7 @@ class AsyncStream(BaseStream, AsyncIterator[Delta]):
 
     The stream is aborted when the task that waits for it is cancelled, when its `async with` block
     exits, when it is closed, and when it is garbage collected. Only one task may read a stream at a
-    time.
+    time, else RequestError is raised.
     """
 
     def __init__(

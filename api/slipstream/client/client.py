@@ -51,7 +51,7 @@ class Stream(BaseStream, Iterator[Delta]):
 
     The stream is aborted when its `with` block exits, when it is closed, and when it is garbage
     collected, which includes leaving a `for` loop over it early. Only one thread may read a stream
-    at a time; `abort` and `close` may be called from any thread.
+    at a time, else RequestError is raised; `abort` and `close` may be called from any thread.
     """
 
     def __init__(self, client: Client, io: ThreadIO, state: StreamState, kind: OutputKind) -> None:
@@ -111,7 +111,7 @@ class Client:
 
     Unread deltas of a stream are held in memory, merged into fewer deltas.
 
-    Raises: BadRequestError for an invalid address, invalid keys, or a socket in a folder that is
+    Raises: BadRequestError for an invalid address, timeout or keys, or a socket in a folder that is
     open to other users; ConnectionLostError where no server answers; SlipstreamError where the
     server rejects the keys or speaks another version of the protocol.
     """

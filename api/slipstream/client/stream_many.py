@@ -104,7 +104,7 @@ class Streams(_Many, Iterable[tuple[int, Delta]]):
     """Running requests; iterating yields (answer index, delta). Made by `Client.stream_many`.
 
     The requests are aborted when the `with` block exits, by `close`, and on garbage collection. One
-    thread may read at a time.
+    thread may read at a time, else RequestError is raised.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ class RuntimeDirectory:
         _traceback: TracebackType | None,
     ) -> None:
         self._remove_traces()
-        (self.path / LOCK_NAME).unlink(missing_ok=True)  # before the lock goes: see _lock
+        (self.path / LOCK_NAME).unlink(missing_ok=True)  # before the lock is released: see _lock
         os.close(self._lock_fd)
         if self._is_ours:
             with contextlib.suppress(OSError):  # not empty: foreign files are left alone

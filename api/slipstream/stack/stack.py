@@ -104,7 +104,7 @@ class Stack:
         self.http_address: str | None = None  # start of a URL, or unix:PATH; None without a front
         self._pids: dict[str, int] = {}
         self._unread: deque[Event] = deque(maxlen=_MAX_UNREAD)
-        self._lock = threading.Lock()  # of the three above, and of reading events
+        self._lock = threading.Lock()  # guards http_address, _pids, _unread and reading events
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "slipstream.stack.supervisor"],
             stdin=subprocess.PIPE,
@@ -264,7 +264,7 @@ def _end(
     except (subprocess.TimeoutExpired, BrokenPipeError):
         pass
     finally:
-        process.kill()  # its children die with it
+        process.kill()  # its children die with it: see `Child`
         process.wait()
         events.close()
         if not is_given:

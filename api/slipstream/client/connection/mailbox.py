@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 
 class Mailbox:
-    """Callables without arguments, run in the order in which they were posted."""
+    """A queue of callables without arguments, run in the order of posting."""
 
     def __init__(self) -> None:
         self._queue: deque[Callable[[], None]] = deque()

@@ -222,7 +222,7 @@ class Child:
         return self.is_active and (self.state == "ready" or self.heard_at is not None)
 
     def terminate(self) -> None:
-        """Ask it to stop."""
+        """Ask it to stop, by SIGTERM."""
         if self.state != "gone":
             self._process.send_signal(signal.SIGTERM)
 
