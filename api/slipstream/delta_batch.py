@@ -197,7 +197,7 @@ class DeltaBatch:
 
 
 def columns_in_parts(columns: LogprobColumns) -> Iterator[list[TokenLogprobs]]:
-    """Each token's candidates, where all tokens have equally many, in parts of some _PART."""
+    """Each token's candidates, where all have equally many; about _PART candidates at a time."""
     width, num = columns.width, len(columns.ranks) // 4
     step = max(1, _PART // width)
     for at in range(0, num, step):

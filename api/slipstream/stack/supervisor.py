@@ -6,12 +6,13 @@ pauses and budgets, and `status_broadcast` for what the HTTP fronts are sent.
 
 - The stack is ready once every child has reported ready. The stack fails with exit code 1 when a
   child dies before it was first ready, when a child reports an error (its successor would fail the
-  same way), and when a child dies with its restart budget used up. Only the first failure decides.
+  same way), and when a child dies with its restart budget used up. Only the first failure is
+  reported, as others follow from it.
 - A child without heartbeats for `hang_timeout_s` counts as hung and is killed. A dead process is
   reaped before its successor is activated. Spares are started one at a time, and only while all
   processes serve.
 - On a signal the stack drains: running requests continue for `drain_s`, restarts included. Then
-  children that listen get SIGTERM and the others SIGKILL; after STOP_S all get SIGKILL. Each
+  children whose loop runs get SIGTERM and the others SIGKILL; after STOP_S all get SIGKILL. Each
   further signal skips to the next stage. No process, socket or folder made here is left behind.
 - The supervisor holds the sockets that fronts listen at (`listeners`) from before the first child
   starts until the stack stops. While it drains, fronts still accept connections, to report that.

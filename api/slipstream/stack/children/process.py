@@ -253,7 +253,7 @@ class Child:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def reap(self) -> ChildExit:
-        """Reap it after its end, and kill the rest of its process group. How it ended."""
+        """Reap it after its end, kill the rest of its process group, and return how it ended."""
         self.kill()
         code = self._process.wait()
         self.status.close()
