@@ -1,4 +1,4 @@
-"""Slipstream serves language models from several processes; this is its Python interface.
+"""The Python interface of Slipstream, a multi-process server for language models.
 
     from slipstream import Client
 
@@ -6,7 +6,7 @@
         for delta in client.stream("Once upon a time", max_tokens=100):
             print(delta.text, end="", flush=True)
 
-Each name's module is imported when the name is first used.
+A name's module is imported when the name is first used.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""One message of deltas, read lazily: nothing becomes a Python object before somebody looks.
+"""One Deltas message, read lazily: its columns become Python objects on first access.
 
-Owns: where in the columns an entry's ids and log-probabilities lie. Does not know: streams, their
-positions, sockets.
-
-Rules:
-- The columns were checked (`check_deltas`) before a Batch is made of them.
-- Looking at one entry converts the whole column, once: whoever looks at one usually looks at all,
-  and a list slice then costs a tenth of an array slice.
-- Every value here is a pure function of the message, so two threads that look at once do no harm.
+- The columns are checked (`check_deltas`) before a DeltaBatch is made of them.
+- Reading one entry converts the whole column, once: usually all entries are read, and a list slice
+  costs a tenth of an array slice.
+- Every value is a pure function of the message, so concurrent reads from two threads are safe.
 """
 
 from __future__ import annotations
@@ -26,8 +22,10 @@ from slipstream_ipc.messages import Deltas, End, LogprobColumns
 
 
 class Logprob(Struct, frozen=True, gc=False):
-    """One candidate of one position. `rank`: 1 is the most likely; of an id that was listed in
-    `logprob_token_ids` its place in that list.
+    """One candidate token of one position.
+
+    rank: 1 is the most likely token; for a token requested by `logprob_token_ids`, its place in
+    that list.
     """
 
     logprob: float
@@ -40,46 +38,46 @@ _PART = 1024  # candidates
 
 
 class EntryColumns(Struct, frozen=True, gc=False):
-    """The columns of one entry: for each token an id, and `width` values and ids and one rank."""
+    """The columns of one entry of n tokens, each with `width` candidates."""
 
-    token_ids: bytes  # u32
-    width: int = 0  # 0: it has no log-probabilities, or no tokens
-    values: bytes = b""  # f32
-    ids: bytes = b""  # u32
-    ranks: bytes = b""  # u32
+    token_ids: bytes  # u32 [n]
+    width: int = 0  # 0 where the entry has no log-probabilities, or no tokens
+    values: bytes = b""  # f32 [n, width]
+    ids: bytes = b""  # u32 [n, width]
+    ranks: bytes = b""  # u32 [n], of the tokens themselves
 
 
 class StreamPosition(NamedTuple):
-    """A place in a stream: what lies before it."""
+    """A position in a stream: how many characters and tokens precede it."""
 
     num_chars: int
     num_tokens: int
 
 
 class CandidateSpan(NamedTuple):
-    """Where in a message's columns the candidates of an entry's tokens lie, `width` to a token."""
+    """The range of an entry's candidates in a message's columns, `width` to a token."""
 
     begin: int
     end: int
     width: int
-    rank_begin: int  # a rank to a token
+    rank_begin: int  # ranks have one value to a token
 
 
 class _Layout(NamedTuple):
-    widths: list[int]  # of an entry
-    firsts: Sequence[int]  # of an entry's values and ids
-    rank_firsts: Sequence[int]
+    widths: list[int]  # [entries]
+    firsts: Sequence[int]  # [entries + 1], offsets into values and ids
+    rank_firsts: Sequence[int]  # [entries + 1], offsets into ranks
 
 
 class DeltaBatch:
-    """The columns of one Deltas message. `ends` holds the End of each entry that has one."""
+    """The columns of one Deltas message. ends: the End of each entry that has one, by entry."""
 
     def __init__(self, message: Deltas, ends: Mapping[int, End]) -> None:
         self.message = message
         self.ends = ends
-        self.has_one_each = not message.counts  # token id to an entry
+        self.has_one_each = not message.counts  # each entry has one token id
         logprobs = message.logprobs
-        self.has_one_wide_each = (  # and as many candidates
+        self.has_one_wide_each = (  # and all of them have equally many candidates
             logprobs is not None
             and self.has_one_each
             and logprobs.width > 0
@@ -88,28 +86,28 @@ class DeltaBatch:
 
     @cached_property
     def counts(self) -> list[int] | None:
-        """Token ids to an entry; None where each has one."""
+        """The number of token ids of each entry; None where each has one."""
         counts = self.message.counts
         return u32(counts).tolist() if counts else None
 
     def num_tokens(self, entry: int) -> int:
-        """How many token ids an entry has."""
+        """The number of an entry's token ids."""
         return 1 if self.counts is None else self.counts[entry]
 
     def end_of(self, entry: int) -> StreamPosition:
-        """Where in its stream an entry ends."""
+        """The position in its stream at which an entry ends."""
         message, at = self.message, 4 * entry
         chars = int.from_bytes(message.chars[at : at + 4], "little")
         tokens = int.from_bytes(message.tokens[at : at + 4], "little")
         return StreamPosition(chars + len(message.texts[entry]), tokens + self.num_tokens(entry))
 
     def token_ids(self, entry: int, skip: int) -> list[int]:
-        """An entry's token ids less the first `skip`."""
+        """An entry's token ids without the first `skip`."""
         firsts = self._firsts
         return self.ids[firsts[entry] + skip : firsts[entry + 1]]
 
     def logprobs(self, entry: int, skip: int) -> list[TokenLogprobs] | None:
-        """An entry's log-probabilities less those of its first `skip` tokens, if it has any."""
+        """An entry's log-probabilities without its first `skip` tokens; None if it has none."""
         if self.message.logprobs is None:
             return None
         widths, firsts, _ = self._layout
@@ -124,7 +122,7 @@ class DeltaBatch:
         ]
 
     def span(self, entry: int, skip: int) -> CandidateSpan | None:
-        """Of an entry's log-probabilities less those of its first `skip` tokens, if it has any."""
+        """The range of an entry's candidates without its first `skip` tokens; None if empty."""
         if self.message.logprobs is None:
             return None
         widths, firsts, rank_firsts = self._layout
@@ -133,12 +131,12 @@ class DeltaBatch:
         return CandidateSpan(begin, end, width, rank_firsts[entry] + skip) if begin < end else None
 
     def id_column(self, entry: int, skip: int) -> bytes:
-        """An entry's token ids less the first `skip`, as a u32 column."""
+        """An entry's token ids without the first `skip`, as a u32 column."""
         firsts = self._firsts
         return self.message.token_ids[4 * (firsts[entry] + skip) : 4 * firsts[entry + 1]]
 
     def cut(self, entry: int, skip: int) -> EntryColumns:
-        """The columns of an entry less its first `skip` tokens."""
+        """The columns of an entry without its first `skip` tokens."""
         token_ids = self.id_column(entry, skip)
         columns = self.message.logprobs
         if columns is None or not token_ids:
@@ -159,7 +157,7 @@ class DeltaBatch:
 
     @cached_property
     def ids(self) -> list[int]:
-        """All entries' token ids."""
+        """The token ids of all entries."""
         ids: list[int] = u32(self.message.token_ids).tolist()
         return ids
 
@@ -181,7 +179,7 @@ class DeltaBatch:
 
     @property
     def token_widths(self) -> npt.NDArray[np.int64]:
-        """How many candidates each token has that has any, over all entries."""
+        """The number of candidates of each token that has any, over all entries; int64."""
         num_tokens = self.counts or [1] * len(self._layout.widths)
         widths = np.repeat(np.array(self._layout.widths, np.int64), num_tokens)
         return widths[widths > 0]
@@ -191,15 +189,15 @@ class DeltaBatch:
         columns = self.message.logprobs
         assert columns is not None
         widths = self.token_widths
-        own = np.cumsum(widths) - widths  # where each token's own candidate lies
+        own = np.cumsum(widths) - widths  # the offset of each token's own candidate
         ids = u32(columns.ids)
-        ranks = np.arange(len(ids)) - np.repeat(own, widths)  # behind it the likeliest, in order
+        ranks = np.arange(len(ids)) - np.repeat(own, widths)  # the likeliest follow it, in order
         ranks[own] = u32(columns.ranks)
         return list(map(Logprob, f32(columns.values).tolist(), ranks.tolist(), ids.tolist()))
 
 
 def columns_in_parts(columns: LogprobColumns) -> Iterator[list[TokenLogprobs]]:
-    """Each token's candidates, of tokens that have equally many; some at a time."""
+    """Each token's candidates, where all have equally many; about _PART candidates at a time."""
     width, num = columns.width, len(columns.ranks) // 4
     step = max(1, _PART // width)
     for at in range(0, num, step):

@@ -1,4 +1,4 @@
-"""The bundled demo model: where its files are, and its name."""
+"""The name and the folder of the bundled demo model."""
 
 from __future__ import annotations
 

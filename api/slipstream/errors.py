@@ -1,18 +1,16 @@
-"""What can go wrong, by whose fault it is.
+"""The exceptions of the Python interface.
 
 SlipstreamError
-├── RequestError             the caller's fault
-│   ├── BadRequestError      a field is wrong (`field` names it); a ValueError too
-│   ├── ConflictError        the stream id is taken by another request
-│   └── UnknownStreamError   no stream of this id runs, or is still kept
-├── OverloadedError          nobody's fault: try again later
-├── SupersededError          nobody's fault: another reader has taken the stream over
-├── EngineError              ours: the stream cannot go on
-│   └── StreamLostError      the server does not have this stream any more
-├── ConnectionLostError      no server there, or it went away; a ConnectionError too
+├── RequestError             the request is at fault
+│   ├── BadRequestError      a field is invalid (`field` names it); also a ValueError
+│   ├── ConflictError        the stream id belongs to a different request
+│   └── UnknownStreamError   no stream of this id runs or is still kept
+├── OverloadedError          the server is overloaded: try again later
+├── SupersededError          another reader has taken the stream over
+├── EngineError              the server is at fault: the stream cannot continue
+│   └── StreamLostError      the server no longer has this stream
+├── ConnectionLostError      no server answers, or it went away; also a ConnectionError
 └── ClosedError              the client was closed while the call waited
-
-Owns: these classes, and which one a fault from the wire becomes. Does not know: HTTP.
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ _SECRETS = ("api_key",)  # options whose values are never shown
 
 
 class SlipstreamError(Exception):
-    """Everything this package raises on purpose.
+    """The base class of all errors that this package raises.
 
-    fault: what was told to us, as it travels. text: what the stream had delivered before it
-    failed; empty where nothing had.
+    fault: the `Fault` with its code, message and field, as sent over the wire. text: the text that
+    the stream had delivered before it failed; empty if there was none.
     """
 
     def __init__(self, fault: Fault) -> None:
@@ -40,40 +38,40 @@ class SlipstreamError(Exception):
 
 
 class RequestError(SlipstreamError):
-    """The request cannot be done as it was asked for."""
+    """The request cannot be carried out as given."""
 
 
 class BadRequestError(RequestError, ValueError):
-    """A field of the request is wrong; the message says what was given and what is allowed."""
+    """A field of the request is invalid; the message says what was given and what is allowed."""
 
     @property
     def field(self) -> str | None:
-        """The field's name, where one is to blame."""
+        """The name of the invalid field; None where the error concerns no single field."""
         return self.fault.field
 
 
 class ConflictError(RequestError):
-    """The stream id belongs to a request of other content."""
+    """The stream id belongs to a request with different content."""
 
 
 class UnknownStreamError(RequestError):
-    """The server knows no stream of this id: it never did, or has forgotten it since it ended."""
+    """The server knows no stream of this id: it never existed, or has ended and is not kept."""
 
 
 class OverloadedError(SlipstreamError):
-    """The server has too much to do at the moment."""
+    """The server is overloaded at the moment; the request may be tried again later."""
 
 
 class SupersededError(SlipstreamError):
-    """Another reader has taken this stream over; `text` holds what had come before."""
+    """Another reader has taken this stream over; `text` holds what was delivered before."""
 
 
 class EngineError(SlipstreamError):
-    """The engine failed this stream; `text` holds what it had delivered."""
+    """The engine failed this stream; `text` holds what was delivered before."""
 
 
 class StreamLostError(EngineError):
-    """The server does not have this stream any more, or has another one in its place."""
+    """The server no longer has this stream, or computed a different one in its place."""
 
 
 class ConnectionLostError(SlipstreamError, ConnectionError):
@@ -96,16 +94,16 @@ _CLASSES: dict[str, type[SlipstreamError]] = {
 
 
 def error_from(fault: Fault) -> SlipstreamError:
-    """The error that a fault from the wire is."""
+    """The exception for a fault from the wire."""
     return _CLASSES[fault.code](fault)
 
 
 def bad_request(error: BadRequest) -> BadRequestError:
-    """The public form of an early check's refusal."""
+    """The public exception for an internal BadRequest."""
     return BadRequestError(error.fault)
 
 
 def wrong_option(name: str, given: object, allowed: str) -> BadRequestError:
-    """The error for an option's value that is not allowed."""
+    """The error for an option with an invalid value."""
     shown = "(not shown)" if name in _SECRETS else given
     return bad_request(BadRequest(name, shown, allowed))

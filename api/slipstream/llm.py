@@ -1,12 +1,8 @@
-"""Offline batches: `LLM` starts a stack of its own and answers lists of prompts.
+"""Offline inference: `LLM` starts a stack and answers lists of prompts, with vLLM's interface.
 
-Owns: what a batch is, its outputs and its progress. Shapes and names are vLLM's, so that people
-can switch. Does not know: how streams work, how a stack is kept.
-
-Rules:
-- Results are in the prompts' order, whatever order they end in.
-- The first prompt that cannot be taken or fails raises its error, and the others are aborted, as
-  in vLLM. What can be checked here is checked for all of them before any is sent.
+- Outputs are in the order of the prompts.
+- The first prompt that is rejected or fails raises its error and aborts the others, as in vLLM.
+  All prompts are checked before any is sent.
 """
 
 from __future__ import annotations
@@ -32,13 +28,15 @@ from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import ChatMessage, SamplingParams
 
 _CONVERSATIONS = "a list of messages with role and content, or a list of such lists"
-_STREAM_INTERVAL = 64  # nobody reads along, so the answers travel in large pieces
+_STREAM_INTERVAL = 64  # tokens: partial output is not shown, so large deltas are cheaper
 
 
 class LLM:
     """A model that answers batches of prompts. Use it as a context manager, or `close` it.
 
-    model, settings: see `Stack`; but no spare processes unless they are asked for.
+    model, settings: as in `Stack`, except that spare processes are off by default.
+
+    Raises: the errors of `Stack`.
     """
 
     def __init__(
@@ -51,7 +49,7 @@ class LLM:
         except BaseException:
             self._stack.stop()
             raise
-        self._stack.when_ended(self._client.close)  # so nothing waits for an answer from it
+        self._stack.when_ended(self._client.close)  # so that no call waits for a dead stack
         self._ids = count()
         self._is_closed = False
 
@@ -63,14 +61,15 @@ class LLM:
         *,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Go on with each prompt: a text or a sequence of token ids, or a list of these.
+        """Generate a completion for each prompt; outputs are in the order of the prompts.
 
-        A prompt may also be `{"prompt": TEXT}` or `{"prompt_token_ids": IDS}`, as in vLLM.
+        prompts: a text, a sequence of token ids, or a list of these; a prompt may also be
+            `{"prompt": TEXT}` or `{"prompt_token_ids": IDS}`, as in vLLM.
+        sampling_params: one for all prompts, or one for each; None means `SamplingParams()`.
+        use_tqdm: show a progress bar on standard error.
+        params: the former name of sampling_params, deprecated.
 
-        sampling_params: one for all, or one for each prompt; None is `SamplingParams()`. use_tqdm:
-        show a progress bar on standard error. params: the former name of sampling_params.
-
-        Raises: as `Client.generate_many`; StackError where the stack ends in the meantime.
+        Raises: the errors of `Client.generate_many`; StackError where the stack ends meanwhile.
         """
         given = _renamed(sampling_params, params)
         return self._answer([prompts] if _is_one_prompt(prompts) else prompts, given, use_tqdm)
@@ -83,12 +82,12 @@ class LLM:
         *,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or each of a list of them. The rest is as in `generate`."""
+        """Answer a conversation or each of a list of conversations. Otherwise as `generate`."""
         given = _renamed(sampling_params, params)
         return self._answer(_conversations(messages), given, use_tqdm)
 
     def close(self) -> None:
-        """End the stack. Idempotent."""
+        """Stop the stack. Idempotent."""
         self._is_closed = True
         self._client.close()
         self._stack.stop()
@@ -106,7 +105,7 @@ class LLM:
 
     def _answer(
         self,
-        prompts: Any,  # of kinds that the client checks
+        prompts: Any,  # checked by the client
         params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
@@ -139,7 +138,7 @@ class LLM:
 
 
 def _renamed(sampling_params: Any, params: Any) -> Any:
-    """What was given under either name. Raises: BadRequestError where it was under both."""
+    """The argument given under either name. Raises: BadRequestError for both."""
     if params is None:
         return sampling_params
     if sampling_params is not None:
@@ -153,14 +152,14 @@ def _renamed(sampling_params: Any, params: Any) -> Any:
 
 
 def _num_answers(num_prompts: int, params: Any) -> int:
-    """How many are to come; whatever is no params is the client's to refuse."""
+    """The number of answers to expect. The client rejects invalid params later."""
     if isinstance(params, Sequence):
         return sum(getattr(each, "n", 1) for each in params)
     return num_prompts * getattr(params, "n", 1)
 
 
 def _is_one_prompt(prompts: Any) -> bool:
-    """Raises: BadRequestError for what is neither a prompt nor a list."""
+    """Whether this is a single prompt. Raises: BadRequestError if neither a prompt nor a list."""
     if isinstance(prompts, str | np.ndarray | Mapping):
         return True
     if not _is_list(prompts):
@@ -171,7 +170,7 @@ def _is_one_prompt(prompts: Any) -> bool:
 
 
 def _conversations(given: Any) -> list[Any]:
-    """One conversation or several as a list of them. Raises: BadRequestError."""
+    """One conversation or several, as a list of conversations. Raises: BadRequestError."""
     is_one = isinstance(given, Sequence) and len(given) > 0 and _is_turn(given[0])
     several = [given] if is_one else given
     for each in several if _is_list(several) else [several]:
@@ -189,7 +188,7 @@ def _is_turn(given: object) -> bool:
 
 
 def _coarse(params: Any) -> Any:
-    """The same, with a wider stream interval; whatever is no params is the client's to refuse."""
+    """Params with a larger stream interval. The client rejects invalid params later."""
     if isinstance(params, Sequence):
         return [_coarse(each) for each in params]
     if not isinstance(params, SamplingParams) or not isinstance(params.stream_interval, int):

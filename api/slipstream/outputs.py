@@ -1,9 +1,6 @@
-"""What a caller gets: deltas of a stream, and whole answers.
+"""The public output types: deltas of a stream and complete outputs.
 
-Owns: the public output types, and joining several deltas into one. Does not know: streams,
-threads, sockets.
-
-Token ids and log-probabilities stay in the columns they came in until somebody looks at them.
+Token ids and log-probabilities stay in the columns of their message until they are accessed.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ __all__ = [
 
 
 class Delta(Struct, frozen=True, gc=False, eq=False, repr_omit_defaults=True):
-    """What a stream says at once: new text and the tokens it comes from. Slipstream makes these.
+    """A piece of a stream's output: new text and the tokens that it comes from.
 
     text: may be empty, where a token completes no character or may begin a stop string.
     """
@@ -53,11 +50,11 @@ class Delta(Struct, frozen=True, gc=False, eq=False, repr_omit_defaults=True):
     text: str
     _batch: DeltaBatch
     _entry: int
-    _skip: int = 0  # tokens of the entry that the reader had already
+    _skip: int = 0  # tokens of the entry that the reader has received before
 
     @property
     def num_tokens(self) -> int:
-        """How many token ids there are; cheaper than looking at them."""
+        """The number of new tokens; cheaper than `len(token_ids)`."""
         batch = self._batch
         return (1 if batch.has_one_each else batch.num_tokens(self._entry)) - self._skip
 
@@ -71,12 +68,14 @@ class Delta(Struct, frozen=True, gc=False, eq=False, repr_omit_defaults=True):
 
     @property
     def logprobs(self) -> list[TokenLogprobs] | None:
-        """Each new token's candidates by id, the token itself first; None if not asked for."""
+        """For each new token, its candidates by token id, the token itself first; None if they
+        were not requested.
+        """
         return self._batch.logprobs(self._entry, self._skip)
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the stream ended with this delta; None where it goes on."""
+        """Why the stream ended with this delta; None where it continues."""
         end = self._batch.ends.get(self._entry)
         return end.reason if end is not None else None
 
@@ -97,7 +96,7 @@ class Delta(Struct, frozen=True, gc=False, eq=False, repr_omit_defaults=True):
 
 
 class CompletionOutput(Struct, frozen=True, eq=False):
-    """One answer to a prompt. `index`: which of the `n` that were asked for."""
+    """One answer to a prompt. index: its number among the `n` answers, from 0."""
 
     index: int
     text: str
@@ -105,7 +104,7 @@ class CompletionOutput(Struct, frozen=True, eq=False):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the answer has; cheaper than looking at them."""
+        """The number of the answer's tokens; cheaper than `len(token_ids)`."""
         return self._whole.num_tokens
 
     @property
@@ -115,7 +114,9 @@ class CompletionOutput(Struct, frozen=True, eq=False):
 
     @property
     def logprobs(self) -> list[TokenLogprobs] | None:
-        """Each token's candidates by id, the token itself first; None if not asked for."""
+        """For each token, its candidates by token id, the token itself first; None if they were
+        not requested.
+        """
         return self._whole.logprobs
 
     @property
@@ -125,7 +126,7 @@ class CompletionOutput(Struct, frozen=True, eq=False):
 
     @property
     def stop_reason(self) -> int | str | None:
-        """The stop token id or stop string that ended it; None for any other end."""
+        """The stop token id or stop string that ended the answer; None for any other end."""
         return self._whole.stop_reason
 
     def __eq__(self, other: object) -> bool:
@@ -144,11 +145,13 @@ class CompletionOutput(Struct, frozen=True, eq=False):
 
 
 class RequestOutput(Struct, frozen=True, eq=False):
-    """A prompt and its answers, with vLLM's names. Slipstream makes these.
+    """A prompt and its answers, with vLLM's names.
 
-    request_id: the stream's id, 32 hexadecimal digits; of an `LLM`'s, their number. label: the
-    caller's own name for the request. prompt: its text; None where it was not given as text. `text`
-    and what is said of tokens and the end are the first answer's.
+    `text`, the tokens and the finish reason are those of the first answer.
+
+    request_id: the stream's id, 32 hexadecimal digits; from an `LLM`, a running number.
+    label: the label given with the request.
+    prompt: the prompt's text; None where it was not given as text.
     """
 
     request_id: str
@@ -170,7 +173,7 @@ class RequestOutput(Struct, frozen=True, eq=False):
 
     @property
     def finished(self) -> bool:
-        """True: what is under way is a `Stream`."""
+        """Always True, for compatibility with vLLM: unfinished requests are `Stream`s."""
         return True
 
     @property
@@ -180,12 +183,12 @@ class RequestOutput(Struct, frozen=True, eq=False):
 
     @property
     def choices(self) -> tuple[RequestOutput, ...]:
-        """All `n` answers to the prompt, this one first; each has its stream's id."""
+        """All `n` answers to the prompt, this one first, each with its stream's id."""
         return (self, *self._others)
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the answer has; cheaper than looking at them."""
+        """The number of the answer's tokens; cheaper than `len(token_ids)`."""
         return self._whole.num_tokens
 
     @property
@@ -195,13 +198,17 @@ class RequestOutput(Struct, frozen=True, eq=False):
 
     @property
     def logprobs(self) -> list[TokenLogprobs] | None:
-        """Each token's candidates by id, the token itself first; None if not asked for."""
+        """For each token, its candidates by token id, the token itself first; None if they were
+        not requested.
+        """
         return self._whole.logprobs
 
     @property
     def prompt_logprobs(self) -> PromptTokenLogprobs | None:
-        """Each prompt token's candidates by id, the token itself first; None for the first token,
-        which has none. None where they were not asked for. Several answers to a prompt share them.
+        """For each prompt token, its candidates by token id, the token itself first; None for the
+        first token, which has no log-probability. Shared by all answers to the prompt.
+
+        None where they were not requested.
         """
         return prompt_logprobs_of(self._prompt)
 
@@ -212,12 +219,12 @@ class RequestOutput(Struct, frozen=True, eq=False):
 
     @property
     def stop_reason(self) -> int | str | None:
-        """The stop token id or stop string that ended it; None for any other end."""
+        """The stop token id or stop string that ended the answer; None for any other end."""
         return self._whole.stop_reason
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """The prompt as the model saw it."""
+        """The prompt's token ids as the model saw them."""
         ids: list[int] = u32(self._prompt_ids).tolist()
         return ids
 
@@ -229,34 +236,34 @@ class RequestOutput(Struct, frozen=True, eq=False):
         )
 
 
-Completion = RequestOutput  # its former name, for one release
+Completion = RequestOutput  # the former name, kept for one release
 
 
 def id_column_of(delta: Delta) -> bytes:
-    """A delta's token ids, a u32 column."""
+    """A delta's token ids as a u32 column."""
     return delta._batch.id_column(delta._entry, delta._skip)
 
 
 def begin_of(delta: Delta) -> StreamPosition:
-    """Where in its stream a delta begins."""
+    """The position in its stream at which a delta begins."""
     num_chars, num_tokens = end_of(delta)
     return StreamPosition(num_chars - len(delta.text), num_tokens - delta.num_tokens)
 
 
 def end_of(delta: Delta) -> StreamPosition:
-    """Where in its stream a delta ends."""
+    """The position in its stream at which a delta ends."""
     return delta._batch.end_of(delta._entry)
 
 
 def candidates_of(delta: Delta) -> tuple[DeltaBatch, CandidateSpan] | None:
-    """Where a delta's log-probabilities lie, as columns; None where it has none."""
+    """The message and the range that hold a delta's log-probabilities; None where it has none."""
     span = delta._batch.span(delta._entry, delta._skip)
     return None if span is None else (delta._batch, span)
 
 
 def single_of(delta: Delta) -> tuple[DeltaBatch, int] | None:
-    """Which of the message's tokens a delta has, where each entry has one with as many candidates;
-    None otherwise.
+    """The message and the entry of a delta, where each entry of the message has one token and all
+    have equally many candidates; None otherwise.
     """
     batch = delta._batch
     if batch.has_one_wide_each and not delta._skip:
@@ -265,21 +272,21 @@ def single_of(delta: Delta) -> tuple[DeltaBatch, int] | None:
 
 
 def logprobs_in_parts(delta: Delta) -> Iterator[list[TokenLogprobs]]:
-    """The log-probabilities of a delta, some tokens' at a time; none where it has none."""
+    """The log-probabilities of a delta, some tokens at a time; empty where it has none."""
     cut = delta._batch.cut(delta._entry, delta._skip)
     columns = _joined([cut] if cut.width else [])
     return iter(()) if columns is None else columns_in_parts(columns)
 
 
 def is_alone(delta: Delta) -> bool:
-    """Whether it holds nothing but its own: no columns of other entries."""
+    """Whether the delta's message has no other entries, so that it keeps no other columns alive."""
     return len(delta._batch.message.texts) == 1
 
 
 def join(deltas: Sequence[Delta], end: End | None = None) -> Delta:
-    """One delta that says what `deltas`, consecutive ones of a stream, say together.
+    """Join consecutive deltas of a stream into one.
 
-    end: the stream's, where the deltas do not hold it themselves.
+    end: the stream's End, used where the deltas do not hold it themselves.
     """
     cuts = [delta._batch.cut(delta._entry, delta._skip) for delta in deltas]
     token_ids = b"".join([cut.token_ids for cut in cuts])
@@ -303,7 +310,7 @@ def join(deltas: Sequence[Delta], end: End | None = None) -> Delta:
 def _joined(cuts: Sequence[EntryColumns]) -> LogprobColumns | None:
     if not cuts:
         return None
-    width = cuts[0].width  # a stream's: it asked for one number of candidates
+    width = cuts[0].width  # the same for all deltas of a stream
     assert all(cut.width == width for cut in cuts)
     return LogprobColumns(
         width,

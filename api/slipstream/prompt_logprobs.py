@@ -1,13 +1,10 @@
-"""Log-probabilities of a prompt, as they come to a client, and as its caller sees them.
+"""The log-probabilities of a prompt: collected from pieces, and converted for the caller.
 
-Owns: one stream's pieces until they are whole. Does not know: streams, the wire's order beyond
-this.
-
-Rules:
-- Positions count from 0, which is the prompt's second token: the first has none.
-- A piece that begins at 0 begins anew, for the server says all of them again after an attach; what
-  is whole stays as it is. So nothing is doubled, and no two computations are mixed.
-- They stay in the columns they came in until somebody looks at them.
+- Positions count from 0, the prompt's second token; the first has no log-probability.
+- A piece that starts at 0 discards the pieces before it, as the server sends all of them again
+  after an attach. A complete set is not replaced. So nothing is duplicated, and two computations
+  are never mixed.
+- The values stay in the columns of their messages until they are accessed.
 """
 
 from __future__ import annotations
@@ -18,11 +15,11 @@ from slipstream.delta_batch import TokenLogprobs, columns_in_parts
 from slipstream_ipc.columns import check_entry
 from slipstream_ipc.messages import LogprobColumns
 
-PromptTokenLogprobs = list[TokenLogprobs | None]  # a prompt's, None for its first token
+PromptTokenLogprobs = list[TokenLogprobs | None]  # an entry to a prompt token, None for the first
 
 
 class PromptPieces:
-    """The pieces of one prompt."""
+    """The log-probabilities of one prompt, in the pieces in which they arrive."""
 
     def __init__(self) -> None:
         self._pieces: list[LogprobColumns] = []
@@ -30,9 +27,9 @@ class PromptPieces:
         self._is_whole = False
 
     def add_piece(self, start: int, columns: LogprobColumns, num_tokens: int) -> bool:
-        """A piece of the log-probabilities of `num_tokens`; False where something is missing.
+        """Add the piece that starts at position `start`, of `num_tokens` positions in all.
 
-        Raises: ProtocolError.
+        Returns False where the piece leaves a gap or exceeds `num_tokens`. Raises: ProtocolError.
         """
         num = len(columns.ranks) // 4
         check_entry(columns, num, columns.width)
@@ -48,7 +45,7 @@ class PromptPieces:
         return True
 
     def read_in_parts(self) -> Iterator[PromptTokenLogprobs]:
-        """Of all tokens of the prompt, some at a time."""
+        """The log-probabilities of all prompt tokens, some tokens at a time."""
         yield [None]
         for columns in self._pieces:
             for part in columns_in_parts(columns):
@@ -56,12 +53,12 @@ class PromptPieces:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is to come any more."""
+        """Whether all pieces have arrived."""
         return self._is_whole
 
 
 def prompt_logprobs_of(pieces: PromptPieces | None) -> PromptTokenLogprobs | None:
-    """Of all tokens of the prompt, None for the first; None where they are not all here."""
+    """The log-probabilities of all prompt tokens, None for the first; None until all are here."""
     if pieces is None or not pieces.is_whole:
         return None
     return [entry for part in pieces.read_in_parts() for entry in part]

@@ -1,12 +1,8 @@
-"""From what a caller writes to a Submit, or to an error that names the field.
+"""Turns prompts and options given by a caller into a Submit or a Resume.
 
-Owns: the kinds of prompts, how a stream is named that is to be resumed, and every check that can be
-made before anything is sent. Does not know: sockets, streams, tokenizers (the worker renders and
-tokenises).
-
-Rules:
-- A Submit made here can be encoded and is no larger than a message may be, so that the I/O thread
-  never meets a request it cannot send.
+All checks that need no server are made here; an error names the invalid field. The worker renders
+chat templates and tokenizes. A Submit made here can be encoded and fits into a message, so the I/O
+thread never meets a request that it cannot send.
 """
 
 from __future__ import annotations
@@ -53,13 +49,13 @@ from slipstream_ipc.validation.structured_output import json_as_text
 
 
 class TextPrompt(TypedDict):
-    """A prompt as vLLM's users write it: `{"prompt": "..."}`."""
+    """A text prompt in vLLM's form: `{"prompt": "..."}`."""
 
     prompt: str
 
 
 class TokensPrompt(TypedDict):
-    """The same of token ids: `{"prompt_token_ids": [...]}`."""
+    """A prompt of token ids in vLLM's form: `{"prompt_token_ids": [...]}`."""
 
     prompt_token_ids: Sequence[int]
 
@@ -73,14 +69,14 @@ _KINDS = (
     "a string, a sequence of token ids, a list of chat messages with role and content, "
     '{"prompt": TEXT} or {"prompt_token_ids": IDS}'
 )
-_OTHER_BYTES = 64  # of an answer besides the first, at most
+_OTHER_BYTES = 64  # at most, for each answer after the first
 _codec = client_codec()
 
 
 def checked_params(params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
-    """The sampling parameters of a request, given whole or as keyword options.
+    """The checked sampling parameters of a request, given as an object or as keyword options.
 
-    Raises: BadRequestError for both at once, an unknown name, a wrong type or value.
+    Raises: BadRequestError for both at once, an unknown name, or an invalid type or value.
     """
     try:
         if params is None:
@@ -102,7 +98,7 @@ def checked_params(params: SamplingParams | None, options: Mapping[str, Any]) ->
 
 
 def params_of_answers(params: SamplingParams) -> list[SamplingParams]:
-    """Of each of a prompt's `n` answers. `params`: checked ones."""
+    """The parameters of each of a prompt's `n` answers, with consecutive seeds. params: checked."""
     if params.n == 1:
         return [params]
     one = msgspec.structs.replace(params, n=1)
@@ -110,7 +106,7 @@ def params_of_answers(params: SamplingParams) -> list[SamplingParams]:
     if params.seed is not None:
         seeds = [(params.seed + index + 2**63) % 2**64 - 2**63 for index in range(params.n)]
         answers = [msgspec.structs.replace(one, seed=seed) for seed in seeds]
-    # of one prompt, which the first answer has for all
+    # the first answer brings the prompt's log-probabilities for all of them
     others = [msgspec.structs.replace(each, prompt_logprobs=None) for each in answers[1:]]
     return [answers[0], *others]
 
@@ -126,10 +122,10 @@ def new_submit(
     cache_salt: str | None = None,
     template: TemplateOptions | None = None,
 ) -> Submit:
-    """A Submit, its handle for the I/O thread to set.
+    """A Submit; the I/O thread sets its handle.
 
-    params, template: checked ones. model: what the prompt's ids and length are checked against, if
-    known. stream_id: 32 hexadecimal digits; None draws one.
+    params, template: checked. model: checks the prompt's token ids and length, if known. stream_id:
+    32 hexadecimal digits; None draws one.
 
     Raises: BadRequestError.
     """
@@ -157,9 +153,10 @@ def new_submits(
     cache_salt: str | None = None,
     template: TemplateOptions | None = None,
 ) -> list[Submit]:
-    """The same for each of a prompt's answers: it is looked at once, however long it is.
+    """A Submit for each of a prompt's answers. The prompt is checked and encoded only once.
 
-    What answers have in common is the same objects in each Submit, by which `joined` knows it.
+    The Submits share the objects of the prompt and the parameters, by which `can_join` recognises
+    them.
 
     Raises: BadRequestError.
     """
@@ -187,7 +184,7 @@ def new_submits(
         )
         num_plain_bytes = _num_bytes(plain) + _OTHER_BYTES * (len(answers) - 1)
         submits: list[Submit] = []
-        shared = None  # params of the answer before, without their seed
+        shared = None  # the previous answer's params, without their seed
         for params, stream_id in zip(answers, stream_ids, strict=True):
             seed = params.seed
             if len(answers) > 1:
@@ -212,7 +209,7 @@ def new_submits(
 def new_resume(
     stream_id: str, num_chars: int, num_tokens: int, checksum: int | None = None
 ) -> Resume:
-    """A Resume, its handle for the I/O thread to set. checksum: `history_checksum` of the tokens.
+    """A Resume; the I/O thread sets its handle. checksum: `history_checksum` of the tokens.
 
     Raises: BadRequestError.
     """
@@ -230,13 +227,13 @@ def new_resume(
 
 
 def joined(submit: Submit, others: Iterable[Submit]) -> Submit:
-    """One Submit that asks for all of these: answers that `can_join`."""
+    """One Submit for all of these answers, which have to satisfy `can_join`."""
     own = tuple(OtherAnswer(other.handle, other.stream_id, other.seed) for other in others)
     return msgspec.structs.replace(submit, others=own)
 
 
 def can_join(submit: Submit, other: Submit) -> bool:
-    """Whether both are answers to one prompt that `new_submits` has made, alike but for seeds."""
+    """Whether both come from one call of `new_submits` and differ at most in their seeds."""
     return (
         submit.params is other.params
         and submit.text is other.text
@@ -246,7 +243,7 @@ def can_join(submit: Submit, other: Submit) -> bool:
 
 
 def fits_message(body: ClientToWorker) -> bool:
-    """Whether it is no larger than a message may be."""
+    """Whether a message is within MAX_MESSAGE_BYTES."""
     return _num_bytes(body) <= MAX_MESSAGE_BYTES
 
 
@@ -272,7 +269,7 @@ def _stream_id(given: str) -> bytes:
 
 
 def checked_prompt(prompt: Prompt) -> tuple[str | None, bytes, tuple[ChatMessage, ...]]:
-    """A prompt as text, as a column of token ids or as messages; all but one are empty.
+    """A prompt as text, as a u32 column of token ids or as messages; all but one are empty.
 
     Raises: BadRequest.
     """
@@ -291,12 +288,12 @@ def checked_prompt(prompt: Prompt) -> tuple[str | None, bytes, tuple[ChatMessage
 
 
 def is_prompt_mapping(given: object) -> bool:
-    """Whether it is a TextPrompt or a TokensPrompt, right or wrong, and not a chat message."""
+    """Whether this is meant as a TextPrompt or TokensPrompt, valid or not, and no chat message."""
     return isinstance(given, Mapping) and ("prompt" in given or "prompt_token_ids" in given)
 
 
 def _unwrapped(given: Mapping[str, object]) -> Any:
-    """What a TextPrompt or a TokensPrompt holds. Raises: BadRequest."""
+    """The text or token ids in a TextPrompt or a TokensPrompt. Raises: BadRequest."""
     if len(given) == 1:
         [(name, value)] = given.items()
         if name == "prompt" and isinstance(value, str):
@@ -312,9 +309,9 @@ def _message(index: int, given: object) -> ChatMessage:
     field = f"messages[{index}]"
     try:
         if isinstance(given, ChatMessage):
-            given = msgspec.to_builtins(given)  # its constructor checks no types
+            given = msgspec.to_builtins(given)  # a Struct's constructor checks no types
         elif isinstance(given, Mapping) and given.get("tool_calls") and "content" in given:
-            given = {**given, "content": given["content"] or ""}  # null beside calls alone
+            given = {**given, "content": given["content"] or ""}  # may be null beside tool calls
         message = msgspec.convert(given, ChatMessage)
     except msgspec.ValidationError as error:
         raise BadRequest(field, given, f"role and content, both strings ({error})") from None
@@ -337,7 +334,7 @@ def _converted(params: SamplingParams) -> SamplingParams:
     try:
         return msgspec.convert(fields, SamplingParams)
     except msgspec.ValidationError:
-        return params_from(fields)  # finds the field
+        return params_from(fields)  # raises an error that names the field
 
 
 def _encoded(params: SamplingParams) -> Raw:
@@ -350,7 +347,7 @@ def _encoded(params: SamplingParams) -> Raw:
 
 
 def _utf8(field: str, text: str) -> str:
-    """The text, which may come with half a surrogate pair in it: no message can hold that."""
+    """Check that the text has no lone surrogates, which no message can hold. Raises: BadRequest."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""Certificates of the HTTP server."""
+"""The TLS context of the HTTP server."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import ssl
 
 
 def tls_context(certfile: str, keyfile: str | None) -> ssl.SSLContext:
-    """TLS 1.2 and later, for HTTP/1.1. keyfile: None where the certificate's file has the key.
+    """A server context for HTTP/1.1 over TLS 1.2 or later.
 
-    Raises: OSError, of which ssl.SSLError is one, for files that cannot be read or do not match.
+    certfile, keyfile: PEM files; keyfile is None where certfile contains the key.
+
+    Raises: OSError, or its subclass ssl.SSLError, for files that cannot be read or do not match,
+    and for an encrypted key.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

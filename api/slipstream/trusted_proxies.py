@@ -1,4 +1,4 @@
-"""Which proxies are believed about the clients that they stand for."""
+"""The proxies whose forwarding headers are trusted."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import ipaddress
 from collections.abc import Sequence
 from functools import lru_cache
 
-UNIX = "unix"  # a client at a unix socket, which has no address
+UNIX = "unix"  # a peer at a unix socket, which has no address
 _ANY = "*"
-_MAX_FORWARDED = 50  # addresses, of which the last are looked at
+_MAX_FORWARDED = 50  # addresses read from the end of the header
 
 
 class Trusted:
-    """Whose word on the client is taken: addresses, networks, `unix`, or `*` for any."""
+    """The trusted proxies: addresses, networks, `unix`, or `*` for any."""
 
     def __init__(self, given: Sequence[str]) -> None:
-        """Raises: ValueError for what is none of them."""
+        """Raises: ValueError for an entry of any other form."""
         self._names = frozenset(each for each in given if each in (_ANY, UNIX))
         self._networks = tuple(
             ipaddress.ip_network(each, strict=False) for each in given if each not in self._names
@@ -23,13 +23,16 @@ class Trusted:
         self.has = lru_cache(maxsize=256)(self._has)
 
     def client(self, peer: str, forwarded: Sequence[str]) -> str:
-        """The client behind a peer, which says whom it stands for: the last one not trusted."""
+        """The client behind a peer: the last address in `forwarded` that is not trusted.
+
+        peer: the address of the connection. forwarded: values of X-Forwarded-For, in order.
+        """
         if not self.has(peer):
             return peer
         named = [each.strip() for one in forwarded for each in one.split(",")][-_MAX_FORWARDED:]
         for each in reversed(named):
             if not _is_address(each):
-                break  # nothing before it can be believed
+                break  # addresses before it cannot be trusted
             peer = each
             if not self.has(each):
                 break

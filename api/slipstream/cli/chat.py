@@ -1,9 +1,8 @@
-"""`slipstream chat`: a conversation in the terminal, or a line of standard input for each turn.
+"""`slipstream chat`: a conversation in the terminal, or with one line of standard input for a turn.
 
-Owns: the conversation's history. Rules:
-- Ctrl-C ends an answer, what has been said of it stands; Ctrl-D ends the conversation.
-- Where the conversation outgrows the model, its oldest turns are forgotten.
-- Only answers go to standard output, except that a terminal is shown where to type.
+- Ctrl-C ends an answer, whose text so far stays in the conversation; Ctrl-D ends the conversation.
+- Where the conversation outgrows the model's length, its oldest turns are dropped.
+- Only answers go to standard output, and on a terminal the prompt.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from slipstream_ipc.messages import ChatMessage, SamplingParams
 
 
 def add_chat(parser: Parser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     add_settings(parser)
     parser.add_argument("--system", metavar="TEXT", help="what the model is told beforehand")
     add_sampling(parser, max_tokens=None)
@@ -35,7 +34,7 @@ def add_chat(parser: Parser) -> None:
 
 
 def chat(arguments: argparse.Namespace) -> int:
-    """Answer line after line until the input ends."""
+    """Answer each line of input until its end."""
     params = sampling_params_of(arguments)
     is_terminal = sys.stdin.isatty()
     if is_terminal:
@@ -61,7 +60,7 @@ def chat(arguments: argparse.Namespace) -> int:
 
 
 class Conversation:
-    """The turns so far."""
+    """The turns of a conversation, and the client that answers them."""
 
     def __init__(self, client: Client, params: SamplingParams, system: str | None) -> None:
         self._client = client
@@ -70,7 +69,7 @@ class Conversation:
         self._turns: list[ChatMessage] = []  # user, assistant, user, assistant, …
 
     def answer(self, line: str) -> None:
-        """Stream the answer to standard output."""
+        """Stream the answer to `line` to standard output."""
         self._turns.append(ChatMessage("user", line))
         while True:
             try:

@@ -1,4 +1,4 @@
-"""`slipstream demo`: which demonstrations there are."""
+"""`slipstream demo`: the list of demonstrations."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ _DEMOS = {
 
 
 def add_demo(parser: Parser) -> None:
-    """The demonstrations."""
+    """Add the demonstrations as commands."""
     add_commands(parser, "demo", _DEMOS)

@@ -1,4 +1,4 @@
-"""`slipstream generate`: one prompt, its text on standard output as it comes, and nothing else."""
+"""`slipstream generate`: streams the answer to one prompt, and nothing else, to standard output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_TOKENS = 256
 
 
 def add_generate(parser: Parser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     add_settings(parser)
     parser.add_argument(
         "--prompt", required=True, metavar="TEXT", help="what to go on with; - reads standard input"
@@ -75,7 +75,7 @@ def generate(arguments: argparse.Namespace) -> int:
                 last = delta.text[-1:] or last
         finally:
             if last != "\n" and sys.stdout.isatty() and not arguments.json:
-                # for an error, or the shell's prompt; a file gets the text as it is
+                # so that an error or the shell prompt starts a line; a file gets the exact text
                 write("\n")
                 sys.stdout.flush()
     return 0

@@ -1,11 +1,9 @@
-"""`slipstream keys`: CURVE key pairs for tcp:// addresses.
+"""`slipstream keys`: makes CURVE key pairs for tcp:// addresses.
 
-Owns: how key files are made and named, and what is said of them. Does not know: how they are used
-(`slipstream_ipc.transport.curve`, which says what each file is for, too).
+`slipstream_ipc.transport.curve` reads the files, and explains their purposes.
 
-Rules:
-- Nothing is overwritten: whoever has the old key would be shut out without a word.
-- A secret goes into a file of mode 0600 that is new, and nowhere else.
+- Nothing is overwritten: holders of the old key would be locked out without notice.
+- A secret is written only to a new file of mode 0600.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def add_keys(parser: Parser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument("folder", metavar="DIR", help="where the keys go; made where it is missing")
     parser.add_argument(
         "--client",
@@ -38,7 +36,7 @@ def add_keys(parser: Parser) -> None:
 
 
 def keys(arguments: argparse.Namespace) -> int:
-    """Make key pairs and say which file is for whom."""
+    """Make key pairs and print the purpose of each file."""
     folder = Path(arguments.folder).expanduser()
     made = add_client(folder, arguments.client) if arguments.client else make_folder(folder)
     client = made[-1].name.removesuffix(SECRET_SUFFIX)
@@ -56,18 +54,19 @@ def keys(arguments: argparse.Namespace) -> int:
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Make a server's key pair and a first client's; the files, the client's secret last.
+    """Make the key pairs of a server and a first client.
 
-    Raises: BadRequestError where some are there already; OSError.
+    Returns the files, the client's secret last. Raises: BadRequestError where one of them exists;
+    OSError.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return _make_pairs(folder, SERVER, DEFAULT_CLIENT)
 
 
 def add_client(folder: Path, name: str) -> list[Path]:
-    """Make one more client's key pair; the files, the secret last.
+    """Make the key pair of one more client. Returns the files, the secret last.
 
-    Raises: BadRequestError for a name that cannot be, or where there is no server's key; OSError.
+    Raises: BadRequestError for an invalid name, or where the folder has no server key; OSError.
     """
     if not _NAME.fullmatch(name) or name == SERVER:
         allowed = f"a file's name: letters, digits, '.', '_' and '-', not {SERVER!r}"
@@ -102,10 +101,10 @@ def _make_pairs(folder: Path, *names: str) -> list[Path]:
 
 
 def _write(path: Path, mode: int, about: str, keys: str) -> None:
-    """A new file, a ZeroMQ certificate (ZPL)."""
+    """Write a new file with a ZeroMQ certificate (ZPL). Raises: OSError where it exists."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(fd, "w", encoding="ascii") as file:
-        os.fchmod(fd, mode)  # whatever the umask is
+        os.fchmod(fd, mode)  # regardless of the umask
         file.write(
             f"# Slipstream: {about}\n# A ZeroMQ CURVE certificate.\n\nmetadata\ncurve\n{keys}"
         )

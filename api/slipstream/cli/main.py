@@ -1,7 +1,7 @@
 """`slipstream`: the command line.
 
-Exit codes: 0 done; 1 failed, or interrupted; 2 the command line asks for something impossible. The
-last two come with one line on standard error.
+Exit codes: 0 success; 1 failure or interrupt; 2 an invalid command line. 1 and 2 come with one line
+on standard error.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code."""
+    """Run one command and return its exit code."""
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
-        if sys.stdout is not None:  # `>&-` closed it
+        if sys.stdout is not None:  # None after `>&-`
             sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # the reader of our output has gone; Python would complain when it flushes the rest
+        # the reader of our output is gone, and Python would report an error at its final flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -51,7 +51,7 @@ def _parser() -> Parser:
 
 
 def _told(error: Exception) -> tuple[str, int]:
-    """What is said of it, and the exit code. Raises a fault of our own where logs are at debug."""
+    """The message for an error, and the exit code. At log level DEBUG, raises unexpected errors."""
     from slipstream.errors import BadRequestError, SlipstreamError
     from slipstream.stack.stack import LOG_LEVEL_VARIABLE
 
@@ -71,7 +71,7 @@ def _failed(command: str, message: str, code: int) -> int:
 
 
 class _Version(argparse.Action):
-    """Looks the version up when it is asked for."""
+    """Shows the version, which is looked up only on use."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_given: Any) -> None:
         from importlib.metadata import version

@@ -1,7 +1,5 @@
-"""Command-line options that several commands share, and what they mean.
-
-Owns: from argparse's strings to settings, sampling parameters and a connected client. The stack's
-options come from `StackSettings`, so that there is one list of them.
+"""Command-line options shared by several commands, and their conversion to settings, sampling
+parameters and a connected client. The options of a stack are generated from `StackSettings`.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ from slipstream.stack.stack import Stack
 from slipstream.tracing.parts import checked_trace
 from slipstream_ipc.messages import SamplingParams
 
-_ACCESS = ("keys", "insecure")  # a stack's settings beside `listen`, a client's beside --address
+_ACCESS = ("keys", "insecure")  # the stack's with --listen, the client's with --address
 _SAMPLING = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """MODEL, and an option for each of a stack's settings."""
+    """Add MODEL, and an option for each of a stack's settings."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help=description("model"))
     group = parser.add_argument_group("stack")
     for field in msgspec.structs.fields(StackSettings):
@@ -70,7 +68,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings that the command line names. Raises: BadRequestError."""
+    """The settings given on the command line. Raises: BadRequestError."""
     names = StackSettings.__struct_fields__
     given = {name: value for name, value in vars(arguments).items() if name in names}
     settings = settings_from(given, from_text=True)
@@ -78,7 +76,7 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
-    """Which stack a command talks to."""
+    """Add the options that select the stack of a command."""
     parser.add_argument(
         "--address",
         help="a running stack's (ipc://..., or tcp://... with --keys or --insecure); "
@@ -89,7 +87,10 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def address_of(arguments: argparse.Namespace) -> Iterator[str]:
-    """The address of the stack that is asked for; one that was started for it ends here."""
+    """The address of the selected stack; a stack started for the command ends on exit.
+
+    Raises: BadRequestError, StackError.
+    """
     settings = given_settings(arguments)
     if arguments.address is None:
         with Stack(verbose=arguments.verbose, **{**SHORT_LIVED, **settings}) as stack:
@@ -97,26 +98,26 @@ def address_of(arguments: argparse.Namespace) -> Iterator[str]:
         return
     for name, value in settings.items():
         if name in _ACCESS:
-            continue  # the client's, then
+            continue  # options of the client here
         raise wrong_option(name, value, "nothing where --address is given: that stack runs already")
     yield arguments.address
 
 
 def access_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The client's options that say how a running stack is reached."""
+    """The keyword arguments of `Client` for access to a running stack."""
     if arguments.address is None:
         return {}
     return {name: value for name, value in vars(arguments).items() if name in _ACCESS}
 
 
 def trace_of(arguments: argparse.Namespace) -> str | None:
-    """The stack's timeline, for a client that is to have a track in it. Raises: BadRequestError."""
+    """The stack's trace file, for a client that adds its own track. Raises: BadRequestError."""
     return checked_trace(getattr(arguments, "trace", None))
 
 
 @contextmanager
 def connected(arguments: argparse.Namespace) -> Iterator[Client]:
-    """A client of the stack that is asked for."""
+    """A client of the selected stack."""
     trace = trace_of(arguments)
     access = access_of(arguments)
     with address_of(arguments) as address, Client(address, trace=trace, **access) as client:
@@ -124,7 +125,7 @@ def connected(arguments: argparse.Namespace) -> Iterator[Client]:
 
 
 def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int | None) -> None:
-    """Options for the sampling parameters."""
+    """Add options for the sampling parameters."""
     group = parser.add_argument_group("sampling")
     shown = "what the model's length allows" if max_tokens is None else max_tokens
     group.add_argument("--max-tokens", metavar="N", default=max_tokens, help=f"default: {shown}")
@@ -155,7 +156,7 @@ def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int | None) -> 
 
 
 def sampling_params_of(arguments: argparse.Namespace) -> SamplingParams:
-    """The sampling parameters that the command line names. Raises: BadRequestError."""
+    """The sampling parameters given on the command line. Raises: BadRequestError."""
     given = {name: value for name, value in vars(arguments).items() if name in _SAMPLING}
     options: dict[str, Any] = {}
     for name, value in given.items():

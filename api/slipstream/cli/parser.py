@@ -1,7 +1,7 @@
-"""The parser of the command line. A command's code is imported when that command is parsed.
+"""The command-line parser. A command's code is imported only when that command is parsed.
 
-Commands of other packages come by entry points of the group `slipstream.commands`: the name is the
-command's, the object a `Command`.
+Other packages add commands by entry points of the group `slipstream.commands`: the entry point's
+name is the command's name, its object a `Command`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _GROUP = "slipstream.commands"
 
 
 class Command(NamedTuple):
-    """A command, and where its code is.
+    """A command of the command line.
 
-    purpose: one line of help. target: `module:function`, which is given the command's `Parser`, and
-    adds its options and the default of `run`.
+    purpose: one line of help. target: `module:function`; the function takes the command's `Parser`,
+    adds its options and sets the default of `run`.
     """
 
     purpose: str
@@ -26,7 +26,10 @@ class Command(NamedTuple):
 
 
 class Parser(argparse.ArgumentParser):
-    """Usage errors take one line, exit code 2. target: see `Command`."""
+    """A parser that loads its target on use, and reports usage errors in one line with exit code 2.
+
+    target: see `Command`.
+    """
 
     def __init__(self, *, target: str = "", **options: Any) -> None:
         super().__init__(**options)
@@ -40,17 +43,17 @@ class Parser(argparse.ArgumentParser):
             getattr(import_module(module), function)(self)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse has it; called for a command when its name was read."""
+        """As in argparse, which calls this for a command once its name is parsed."""
         self.load()
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """End the program."""
+        """Print one line and exit with code 2."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def add_commands(parser: Parser, dest: str, commands: Mapping[str, Command]) -> None:
-    """Let `parser` take one of the commands, whose name goes to `dest`."""
+    """Add commands to a parser; the name of the one given is stored in `dest`."""
     parsers = parser.add_subparsers(dest=dest, required=True, metavar=dest.upper())
     for name, (purpose, target) in commands.items():
         about = f"{purpose[0].upper()}{purpose[1:]}."
@@ -58,12 +61,12 @@ def add_commands(parser: Parser, dest: str, commands: Mapping[str, Command]) -> 
 
 
 def installed_commands() -> dict[str, Command]:
-    """The commands of other packages, by name."""
+    """The commands of other installed packages, by name."""
     from importlib.metadata import entry_points
 
     return {entry.name: entry.load() for entry in entry_points(group=_GROUP)}
 
 
 def one_line(error: Exception) -> str:
-    """An error as a terminal shows it."""
+    """An error's message in one line."""
     return " ".join(str(error).split()) or type(error).__name__

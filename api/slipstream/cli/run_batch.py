@@ -1,17 +1,14 @@
-"""`slipstream run-batch`: a file of requests to a file of answers, in OpenAI's batch format.
+"""`slipstream run-batch`: answers a file of requests, in OpenAI's batch format.
 
-Owns: the two files, what was done already, how many run at a time. Does not know: what a request
-may say or what an answer looks like: both are the HTTP front's (`http.openai`), called without a
+Requests are parsed and answered by the endpoints of the HTTP front (`http.openai`), without a
 server.
 
-Rules:
-- An answer is one line, written at once and behind all others, in the order in which they end. So a
-  run that was killed has whole lines and perhaps a part of one, which the next run takes away; what
-  has a line is not done again.
-- A request that is refused, or fails, has its answer too: with the status that a server would give.
-- A line that finds no room (a full disk) is taken back whole, and the run ends with the error.
-- One run at a time writes to a file of answers: it holds a lock on it.
-- Where the engine is overloaded, or being replaced, a request waits and is asked for again.
+- Answers are appended one line at a time, in the order of completion. A killed run leaves complete
+  lines and at most one partial line, which the next run removes; requests with a line are skipped.
+- A rejected or failed request gets an answer, too, with the status that a server would send.
+- A line that cannot be written completely (full disk) is removed, and the run ends with the error.
+- A run locks its output file.
+- Where the engine is overloaded or restarting, a request waits and is tried again.
 """
 
 from __future__ import annotations
@@ -46,14 +43,14 @@ from slipstream_ipc.messages import Fault
 URLS = ("/v1/completions", "/v1/chat/completions")
 
 _CONCURRENCY = 256
-_START_S = 60.0  # until the engine answers at first, and after it was lost
-_PAUSE_S = 0.5  # before a request that found no room is asked for again
+_START_S = 60.0  # how long to wait for the engine, at the start and when it is lost
+_PAUSE_S = 0.5  # before a rejected request is tried again
 _MOST_PAUSES = 1200
 _UNAVAILABLE = 503
 
 
 class BatchLine(Struct, frozen=True):
-    """A request, as its file has it."""
+    """One line of the input file: a request."""
 
     custom_id: str
     method: Literal["POST"]
@@ -62,7 +59,7 @@ class BatchLine(Struct, frozen=True):
 
 
 class _BatchStreams(Struct, frozen=True):
-    """What of a body is looked at here."""
+    """The field of a request body that is checked here."""
 
     stream: Any = None
 
@@ -74,7 +71,7 @@ class _Answer(Struct, frozen=True):
 
 
 class _Done(Struct, frozen=True):
-    """An answer's line."""
+    """One line of the output file: an answer."""
 
     id: str
     custom_id: str
@@ -87,7 +84,7 @@ class _Id(Struct, frozen=True):
 
 
 def add_run_batch(parser: Parser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument("input", metavar="IN", help="requests, a line of JSON each")
     parser.add_argument(
         "output", metavar="OUT", help="their answers; what it has already is not done again"
@@ -105,7 +102,7 @@ def add_run_batch(parser: Parser) -> None:
 
 
 def run_batch(arguments: argparse.Namespace) -> int:
-    """Answer what has no answer yet. Raises: BadRequestError, SlipstreamError, OSError."""
+    """Answer the requests without an answer. Raises: BadRequestError, SlipstreamError, OSError."""
     if arguments.concurrency < 1:
         raise wrong_option("concurrency", arguments.concurrency, "an integer >= 1")
     ids = _checked_ids(Path(arguments.input))
@@ -124,7 +121,7 @@ def run_batch(arguments: argparse.Namespace) -> int:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, BatchLine]]:
-    """The requests and the numbers of their lines. Raises: BadRequestError."""
+    """The requests of a file with their line numbers. Raises: BadRequestError."""
     decoder = msgspec.json.Decoder(BatchLine)
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -138,7 +135,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, BatchLine]]:
 
 
 def _checked_ids(path: Path) -> set[str]:
-    """Those of all requests, before any is begun. Raises: BadRequestError."""
+    """The ids of all requests; checks the whole file. Raises: BadRequestError."""
     seen: set[str] = set()
     for number, line in read_lines(path):
         if line.custom_id in seen:
@@ -149,7 +146,7 @@ def _checked_ids(path: Path) -> set[str]:
 
 
 def _lock(output: IO[bytes]) -> None:
-    """For as long as the file is open. Raises: BadRequestError."""
+    """Lock the file for as long as it is open. Raises: BadRequestError."""
     try:
         fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -157,9 +154,9 @@ def _lock(output: IO[bytes]) -> None:
 
 
 def append_line(output: IO[bytes], line: bytes) -> None:
-    """All of it, or nothing. `output`: unbuffered, and this process alone writes to it.
+    """Append a line completely or not at all.
 
-    Raises: OSError.
+    output: an unbuffered file to which only this process writes. Raises: OSError.
     """
     end = output.seek(0, os.SEEK_END)
     rest = memoryview(line)
@@ -172,7 +169,7 @@ def append_line(output: IO[bytes], line: bytes) -> None:
 
 
 def _ids_done(output: IO[bytes]) -> set[str]:
-    """Those that have an answer; half a line at the end is taken away. Raises: BadRequestError."""
+    """The ids that have an answer; removes a partial last line. Raises: BadRequestError."""
     decoder = msgspec.json.Decoder(_Id)
     done: set[str] = set()
     end = 0
@@ -229,7 +226,7 @@ async def _answer_all(
 
 
 async def _answer(endpoints: Endpoints, line: BatchLine) -> Response:
-    """Raises: EngineError where there is no engine for too long."""
+    """Answer one request. Raises: EngineError where the engine is unavailable for too long."""
     if line.url not in URLS:
         message = f"url: got {line.url[:100]!r}, allowed: {', '.join(URLS)}"
         return bad_field("url", message).response()
@@ -238,7 +235,7 @@ async def _answer(endpoints: Endpoints, line: BatchLine) -> Response:
             message = "stream: got true, allowed: false or null: a batch has whole answers"
             return bad_field("stream", message).response()
     except msgspec.DecodeError:
-        pass  # the endpoint says what is wrong with it
+        pass  # the endpoint reports the error
     for _ in range(_MOST_PAUSES):
         response = await endpoints.answer(line.url, bytes(line.body))
         if response.status != _UNAVAILABLE:

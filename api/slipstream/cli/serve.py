@@ -1,4 +1,4 @@
-"""`slipstream serve`: a stack in the foreground, until a signal ends it."""
+"""`slipstream serve`: runs a stack in the foreground until a signal ends it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEFAULT_HTTP_PORT = 8000
 
 
 def add_serve(parser: Parser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     add_settings(parser)
     parser.add_argument(
         "--runtime-dir",
@@ -47,7 +47,7 @@ def add_serve(parser: Parser) -> None:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Run a stack; the supervisor's exit code."""
+    """Run a stack and return the supervisor's exit code."""
     given = given_settings(arguments)
     if arguments.no_http:
         for name in ("http_port", "uds"):
@@ -58,7 +58,7 @@ def serve(arguments: argparse.Namespace) -> int:
     settings = settings_from(given)
     if arguments.runtime_dir is None:
         folder = default_runtime_dir()
-        private_directory(folder.parent)  # or who owns that one could exchange the folder
+        private_directory(folder.parent)  # otherwise its owner could replace the folder
     else:
         folder = Path(arguments.runtime_dir).absolute()
     config = plan_stack(settings, folder)
@@ -76,7 +76,7 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 class _Teller:
-    """Tells the terminal what happens."""
+    """Prints the supervisor's events to the terminal."""
 
     def __init__(self, *, has_keys: bool, listen: str | None = None) -> None:
         self._has_keys = has_keys
@@ -117,15 +117,15 @@ def _curl(address: str, *, has_keys: bool) -> str:
 
 
 def _program() -> str:
-    """This program as the user can call it."""
+    """The program's name or path, as a user can type it in a shell."""
     name = os.path.basename(sys.argv[0])
     found = shutil.which(name)
     return name if found and os.path.samefile(found, sys.argv[0]) else shlex.quote(sys.argv[0])
 
 
 def _write(stream: TextIO | None, text: str) -> None:
-    """A line for whoever looks. A full disk, a closed terminal or none ends no stream."""
-    if stream is None:  # as Python has it where the descriptor was closed
+    """Write a line. A full disk or a closed terminal is no error, as streams go on."""
+    if stream is None:  # the descriptor was closed at start-up
         return
     with contextlib.suppress(OSError):
         stream.write(f"{text}\n")

@@ -1,4 +1,4 @@
-"""`slipstream trace FILE`: a timeline that `--trace FILE` has written, as a table or a picture."""
+"""`slipstream trace FILE`: shows a timeline written by `--trace FILE`, as a table or a picture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipstream.tracing.trace_events import TraceTimeline, read_timeline
 
 
 def add_trace(parser: Parser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument("file", metavar="FILE", help="what --trace FILE has written")
     parser.add_argument(
         "--png", metavar="OUT", help="draw a window of it (needs matplotlib); default: a table"
@@ -37,7 +37,7 @@ def add_trace(parser: Parser) -> None:
 
 
 def trace(arguments: argparse.Namespace) -> int:
-    """Show the timeline."""
+    """Show the timeline. Raises: BadRequestError, OSError."""
     file = Path(arguments.file)
     if arguments.png is None:
         for name in ("begin_ms", "window_ms", "title"):
@@ -47,7 +47,7 @@ def trace(arguments: argparse.Namespace) -> int:
         check_drawing()
         _check_target(arguments.png)
     if not file.exists() and file.parent.is_dir() and part_paths(file.absolute()):
-        merge_parts(str(file.absolute()))  # of a stack that was killed before it could
+        merge_parts(str(file.absolute()))  # the stack was killed before it merged them
     timeline = read_timeline(file)
     if arguments.png is None:
         sys.stdout.write("\n".join(_table(timeline)) + "\n")

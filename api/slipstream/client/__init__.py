@@ -1,1 +1,1 @@
-"""Clients: blocking and asyncio, streams and groups of streams."""
+"""The blocking and the asyncio client, and the streams they return."""

@@ -1,4 +1,4 @@
-"""The client for asyncio: it lives in the event loop that uses it, any will do, and has no thread.
+"""The asyncio client. It runs in the caller's event loop and starts no thread.
 
 async with AsyncClient() as client:
     async for delta in client.stream("Once upon a time", max_tokens=100):
@@ -47,18 +47,19 @@ from slipstream_ipc.telemetry.trace import open_tracer
 
 
 class AsyncStream(BaseStream, AsyncIterator[Delta]):
-    """A running request: iterate over it for its deltas. Made by `AsyncClient.stream` and
-    `resume`.
+    """A running request; `async for` over it yields its deltas. Made by `AsyncClient.stream` and
+    `AsyncClient.resume`.
 
     The stream is aborted when the task that waits for it is cancelled, when its `async with` block
-    is left, when it is closed, and when nothing holds it any more. One task may read it.
+    exits, when it is closed, and when it is garbage collected. Only one task may read a stream at a
+    time, else RequestError is raised.
     """
 
     def __init__(
         self, client: AsyncClient, io: ClientConnection, state: StreamState, kind: OutputKind
     ) -> None:
         super().__init__(io, state, kind)
-        self._client = client  # held here: a client that is not held any more is closed
+        self._client = client  # keeps the client open: it closes when garbage collected
         self._wakeup = TaskWakeup()
 
     async def __anext__(self) -> Delta:
@@ -102,13 +103,14 @@ class AsyncStream(BaseStream, AsyncIterator[Delta]):
 
 
 class AsyncClient:
-    """A connection to a running server, for any number of tasks and streams at once.
+    """A connection to a running server, shared by any number of tasks and streams.
 
-    Connects on entering `async with`, or by `connect`; streams may be asked for before. Arguments
-    and errors are those of `Client`, but for the connection errors, which `connect` raises.
+    Entering `async with`, or `connect`, waits for the server; requests may be submitted before
+    that. Arguments and errors are those of `Client`, except that `connect` raises the connection
+    errors.
 
-    A client belongs to the event loop that it was used in first, and everything it does happens
-    there: in another loop, or without one, its methods raise RequestError. Make one for each loop.
+    A client belongs to the event loop in which it is first used. Its methods raise RequestError in
+    another loop or outside of one; make one client for each loop.
     """
 
     def __init__(
@@ -128,12 +130,12 @@ class AsyncClient:
 
     @property
     def address(self) -> str:
-        """Where the server is."""
+        """The server's address."""
         return self._endpoint.address
 
     @property
     def _io(self) -> LoopIO:
-        """The connection, which the first use starts. Raises: RequestError."""
+        """The connection, started on first use. Raises: RequestError outside of its event loop."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -169,16 +171,16 @@ class AsyncClient:
         await self.close()
 
     async def connect(self) -> ModelCard:
-        """Wait until the server is there.
+        """Wait until the server answers.
 
-        Raises: ConnectionLostError where nobody answers; SlipstreamError where the server speaks
-        another version of the protocol.
+        Raises: ConnectionLostError where no server answers in time; SlipstreamError where the
+        server rejects the keys or speaks another version of the protocol.
         """
         return await self._io.connect()
 
     @property
     def model(self) -> ModelCard:
-        """What the server serves; ConnectionLostError before the client is connected."""
+        """The model that the server serves. Raises: ConnectionLostError before `connect`."""
         if self._started is None or self._started.model is None:
             why = "not connected yet: enter `async with client`, or await client.connect()"
             raise ConnectionLostError(Fault("engine", why))
@@ -196,7 +198,7 @@ class AsyncClient:
         output_kind: OutputKind = "delta",
         **options: Unpack[SamplingOptions],
     ) -> AsyncStream:
-        """Run one request and read it as it comes. Arguments and errors: see `Client.stream`."""
+        """Submit a request and return its stream at once. See `Client.stream`."""
         state = ask(
             self._io,
             prompt,
@@ -217,7 +219,7 @@ class AsyncClient:
         num_tokens: int = 0,
         output_kind: OutputKind = "delta",
     ) -> AsyncStream:
-        """Go on with a stream. Arguments and errors: see `Client.resume`."""
+        """Continue a partly read stream. See `Client.resume`."""
         state = ask_again(self._io, stream_id, num_chars, num_tokens, output_kind)
         return AsyncStream(self, self._io, state, output_kind)
 
@@ -232,7 +234,7 @@ class AsyncClient:
         cache_salt: str | None = None,
         **options: Unpack[SamplingOptions],
     ) -> RequestOutput:
-        """Run one request to its end. Arguments and errors: see `Client.generate`."""
+        """Run one request to its end. See `Client.generate`."""
         checked = checked_params(params, options)
         if checked.n > 1:
             refuse_for_several(label, stream_id)
@@ -263,7 +265,7 @@ class AsyncClient:
         on_done: Callable[[RequestOutput], object] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> list[RequestOutput]:
-        """Run many requests to their ends; see `Client.generate_many`."""
+        """Run many requests to their ends. See `Client.generate_many`."""
         every = params_for_each(prompts, params, options)
         states = new_states(self._io, prompts, every, priority, cache_salt=cache_salt)
         room = asyncio.Semaphore(MAX_IN_FLIGHT)
@@ -293,7 +295,7 @@ class AsyncClient:
         cache_salt: str | None = None,
         **options: Unpack[SamplingOptions],
     ) -> AsyncStreams:
-        """Run many requests and read them together; see `Client.stream_many`."""
+        """Run many requests and read them together. See `Client.stream_many`."""
         every = params_for_each(prompts, params, options)
         states = new_states(self._io, prompts, every, priority, kind="delta", cache_salt=cache_salt)
         return AsyncStreams(self, self._io, states, [each.n for each in every])
@@ -308,7 +310,7 @@ class AsyncClient:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> list[int]:
-        """The token ids that a prompt becomes; see `Client.tokenize`."""
+        """Tokenize a prompt as the server would. See `Client.tokenize`."""
         template = checked_template(
             tools, chat_template_kwargs, add_generation_prompt, continue_final_message
         )
@@ -321,14 +323,17 @@ class AsyncClient:
         *,
         skip_special_tokens: bool = False,
     ) -> str:
-        """The text of token ids; see `Client.detokenize`."""
+        """Decode token ids with the model's tokenizer. See `Client.detokenize`."""
         model = self._io.model or await self.connect()
         asked = new_detokenize(token_ids, model, skip_special_tokens=skip_special_tokens)
         text: str = (await asyncio.wrap_future(self._io.ask(asked))).text
         return text
 
     async def close(self) -> None:
-        """End every stream of this client and leave. Idempotent; waits half a second at most."""
+        """End all streams and close the connection. Idempotent.
+
+        Waits at most half a second for the server to acknowledge.
+        """
         await self._io.close()
 
 

@@ -1,4 +1,4 @@
-"""What `Client` and `AsyncClient` share: from callers' arguments to streams that are asked for."""
+"""What `Client` and `AsyncClient` share: checking arguments and making streams from them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ask(
     stream_id: str | None,
     cache_salt: str | None,
 ) -> StreamState:
-    """Ask for one stream. `params`: checked ones. Raises: BadRequestError."""
+    """Submit one request. params: checked. Raises: BadRequestError."""
     state = new_state(
         io,
         prompt,
@@ -58,7 +58,7 @@ def ask(
 def ask_again(
     io: ClientConnection, stream_id: str, num_chars: int, num_tokens: int, kind: OutputKind
 ) -> StreamState:
-    """Ask for the rest of a stream that runs already, or has ended and is kept.
+    """Request the rest of a stream that is running, or has ended and is still kept.
 
     Raises: BadRequestError.
     """
@@ -70,14 +70,14 @@ def ask_again(
 
 
 def open_io(endpoint: ServerEndpoint, timeout_s: float, trace: str | None = None) -> ThreadIO:
-    """The connection of a new client, driven by a thread. Raises: BadRequestError."""
+    """Open the connection of a blocking client, driven by a thread. Raises: BadRequestError."""
     check_timeout(timeout_s)
     tracer = open_tracer(trace, "client")
     return ThreadIO(endpoint.address, timeout_s, tracer, access=endpoint.access)
 
 
 def check_timeout(timeout_s: float) -> None:
-    """Raises: BadRequestError."""
+    """Check a client's timeout. Raises: BadRequestError."""
     if not timeout_s > 0:
         raise bad_request(BadRequest("timeout_s", timeout_s, "a number of seconds > 0"))
 
@@ -93,7 +93,7 @@ def new_state(
     stream_id: str | None = None,
     cache_salt: str | None = None,
 ) -> StreamState:
-    """A stream that can be submitted. `params`: checked ones.
+    """A stream that is ready to submit. params: checked.
 
     Raises: BadRequestError.
     """
@@ -125,9 +125,9 @@ def new_states(
     kind: OutputKind = "final",
     cache_salt: str | None = None,
 ) -> list[StreamState]:
-    """Streams, for each prompt as many as its params ask for. `params`: checked ones, as many.
+    """Streams ready to submit, `n` for each prompt. params: checked, one for each prompt.
 
-    Raises: BadRequestError, which says which prompt is meant.
+    Raises: BadRequestError, naming the index of the prompt.
     """
     _check_kind(kind)
     states: list[StreamState] = []
@@ -151,7 +151,7 @@ def new_states(
 def with_others(
     answers: Sequence[RequestOutput], params: Sequence[SamplingParams]
 ) -> list[RequestOutput]:
-    """One completion to a prompt, where `answers` are those of all prompts, `n` to each."""
+    """Group the answers of all prompts, `n` to each prompt, into one output for each prompt."""
     rest = iter(answers)
     found = []
     for each in params:
@@ -166,9 +166,9 @@ def params_for_each(
     params: SamplingParams | Sequence[SamplingParams] | None,
     options: Mapping[str, Any],
 ) -> list[SamplingParams]:
-    """Checked params for each of several prompts: one for all, or as many as there are prompts.
+    """Checked params for each prompt, given as one for all, one for each, or keyword options.
 
-    Raises: BadRequestError, also for what is no list of prompts.
+    Raises: BadRequestError, also where `prompts` is not a list.
     """
     if not isinstance(prompts, Sequence) or isinstance(prompts, str | bytes):
         raise bad_request(BadRequest("prompts", prompts, "a list of prompts"))
@@ -183,7 +183,7 @@ def params_for_each(
 
 
 def refuse_for_several(label: str | None, stream_id: str | None) -> None:
-    """BadRequestError for what names one stream, where there are several."""
+    """Reject options that name a single stream. Raises: BadRequestError."""
     for field, value in (("label", label), ("stream_id", stream_id)):
         if value is not None:
             raise bad_request(BadRequest(field, value, "None where n is more than 1"))

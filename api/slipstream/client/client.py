@@ -46,23 +46,24 @@ from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingOptio
 
 
 class Stream(BaseStream, Iterator[Delta]):
-    """A running request: iterate over it for its deltas. Made by `Client.stream` and `resume`.
+    """A running request; iterating over it yields its deltas. Made by `Client.stream` and
+    `Client.resume`.
 
-    The stream is aborted when its `with` block is left, when it is closed, and when nobody holds it
-    any more, so also when a `for` loop over it is left early. One thread may read it; `abort` and
-    `close` may be called from any.
+    The stream is aborted when its `with` block exits, when it is closed, and when it is garbage
+    collected, which includes leaving a `for` loop over it early. Only one thread may read a stream
+    at a time, else RequestError is raised; `abort` and `close` may be called from any thread.
     """
 
     def __init__(self, client: Client, io: ThreadIO, state: StreamState, kind: OutputKind) -> None:
         super().__init__(io, state, kind)
-        self._client = client  # held here: a client that is not held any more is closed
+        self._client = client  # keeps the client open: it closes when garbage collected
         self._wakeup: ThreadWakeup[StreamState] = ThreadWakeup()
 
     def __next__(self) -> Delta:
         while True:
             try:
                 delta = self._unread.popleft()
-            except IndexError:  # nothing, or being merged at this moment
+            except IndexError:  # empty, or the I/O thread is merging the deltas right now
                 if self._is_at_end():
                     raise StopIteration from None
                 self._wait()
@@ -95,22 +96,24 @@ class Stream(BaseStream, Iterator[Delta]):
 
 
 class Client:
-    """A connection to a running server, for any number of threads and streams at once.
+    """A connection to a running server, shared by any number of threads and streams.
 
-    address: `ipc://` and the path of the server's socket, or `tcp://HOST:PORT`; default:
-    $SLIPSTREAM_ADDRESS, else where `slipstream serve` listens by default. keys: for `tcp://`, the
-    folder with client.key_secret and server.key, or another secret file beside that; default:
-    $SLIPSTREAM_KEYS. insecure: no keys, to a server on this machine that has none. timeout_s: how
-    long to wait for a server, at the start and whenever it is away; what waits then fails, a stream
-    that the server has accepted after six times as long. One that loads its model is there, and
-    waited for. trace: the stack's own `trace`, for a client that is to have a track in it and is
-    closed before the stack ends.
+    address: `ipc://PATH` of the server's socket, or `tcp://HOST:PORT`. Default:
+        $SLIPSTREAM_ADDRESS, else the address where `slipstream serve` listens by default.
+    keys: for `tcp://`, the folder that holds client.key_secret and server.key, or another client's
+        secret file in that folder. Default: $SLIPSTREAM_KEYS.
+    insecure: connect without keys, to a server on this machine that runs without them.
+    timeout_s: how long to wait for the server in seconds, at the start and whenever the connection
+        is lost. Waiting calls and streams fail after that, streams that the server had accepted
+        after six times as long. The time in which the server loads its model does not count.
+    trace: the stack's own `trace`, to add a track for this client to it; the client must be closed
+        before the stack ends.
 
-    What a stream says while nobody reads it is held in memory, and merged into fewer deltas.
+    Unread deltas of a stream are held in memory, merged into fewer deltas.
 
-    Raises: BadRequestError for an address or keys that are none, or a socket that others could have
-    put there; ConnectionLostError where nobody answers; SlipstreamError where the server does not
-    let in the keys, or speaks another version of the protocol.
+    Raises: BadRequestError for an invalid address, timeout or keys, or a socket in a folder that is
+    open to other users; ConnectionLostError where no server answers; SlipstreamError where the
+    server rejects the keys or speaks another version of the protocol.
     """
 
     def __init__(
@@ -124,7 +127,7 @@ class Client:
     ) -> None:
         self._io = open_io(server_endpoint(address, keys, insecure=insecure), timeout_s, trace)
         self._finalizer = weakref.finalize(self, self._io.close, wait=False)
-        self._finalizer.atexit = False  # then the connection closes itself
+        self._finalizer.atexit = False  # the connection has its own atexit hook
         try:
             self._io.connect().result()
         except BaseException:
@@ -144,12 +147,12 @@ class Client:
 
     @property
     def address(self) -> str:
-        """Where the server is."""
+        """The server's address."""
         return self._io.address
 
     @property
     def model(self) -> ModelCard:
-        """What the server serves."""
+        """The model that the server serves."""
         assert self._io.model is not None
         return self._io.model
 
@@ -165,27 +168,29 @@ class Client:
         output_kind: OutputKind = "delta",
         **options: Unpack[SamplingOptions],
     ) -> Stream:
-        """Run one request and read it as it comes. Returns at once.
+        """Submit a request and return its stream at once.
 
-        prompt: text, token ids, or chat messages with `role` and `content`. params, or its fields
-        as keyword options (`max_tokens=100`). label: a name of your own for it. priority: lower
-        runs first. output_kind: each delta as it comes, all of the answer so far each time
-        ("cumulative"), or one delta at the end ("final").
+        prompt: text, token ids, or chat messages with `role` and `content`.
+        params: the sampling parameters; or give their fields as keyword options
+            (`max_tokens=100`).
+        label: a name of your own for the request.
+        priority: a 32-bit integer; lower values are scheduled first.
+        output_kind: what iterating yields: "delta", each delta as it arrives; "cumulative", the
+            whole output so far with each delta; "final", one delta at the end.
+        stream_id: 32 random hexadecimal digits (`secrets.token_hex(16)`), which make a retry
+            idempotent: the same request under the same id runs once, and its latest reader
+            receives it. Anyone with the id can read the stream and end it. None draws an id.
+        cache_salt: restricts prefix caching to requests with the same salt, so that response times
+            do not reveal other users' prompts. At most 1,024 characters. Requests without a salt
+            share the cache with each other.
 
-        stream_id: 32 random hexadecimal digits (`secrets.token_hex(16)`), which make asking again
-        harmless: the same request under the same id is run once, and read by whoever asked last.
-        None draws them. Who knows them can read the stream, and end it.
+        The stream survives the death of any process of the server.
 
-        cache_salt: requests share what the server has computed of equal beginnings only with those
-        of the same salt, so that nobody learns from the time that an answer takes what others have
-        asked. At most 1,024 characters; None: shared among all who give none.
-
-        The stream goes on over the death of any process of the server.
-
-        Raises: BadRequestError here. While it is read: BadRequestError, ConflictError (the id is
-        another request's), UnknownStreamError (the id's stream ended, and is not kept) and
-        OverloadedError where the server does not take it, EngineError where it fails,
-        SupersededError where somebody else has taken it over, ConnectionLostError, ClosedError.
+        Raises: BadRequestError from this call. Reading the stream raises BadRequestError,
+        ConflictError (the id belongs to a different request), UnknownStreamError (the stream of
+        this id has ended and is no longer kept) or OverloadedError where the server rejects the
+        request, EngineError where it fails, SupersededError where another reader has taken the
+        stream over, ConnectionLostError, and ClosedError.
         """
         state = ask(
             self._io,
@@ -207,15 +212,19 @@ class Client:
         num_tokens: int = 0,
         output_kind: OutputKind = "delta",
     ) -> Stream:
-        """Go on with a stream that another client, or another `Stream`, has read a part of.
+        """Continue a stream that another client or another `Stream` has partly read.
 
-        stream_id: its `id`. num_chars, num_tokens: its `position` there, behind which the rest
-        follows exactly; the beginning by default. Whoever read it before is superseded. A stream
-        whose client is gone goes on, and can be resumed, within the server's grace time.
+        stream_id: the stream's `id`.
+        num_chars, num_tokens: the stream's `position` up to which it has been read; output
+            continues exactly after it. Default: from the beginning.
+        output_kind: as in `stream`.
 
-        Raises: BadRequestError here. While it is read: UnknownStreamError where no such stream is
-        known, StreamLostError where it has no such position or is lost on the way, and what
-        `stream` raises.
+        The previous reader is superseded. A stream whose client has vanished keeps running, and can
+        be resumed, for the server's `grace_s`.
+
+        Raises: BadRequestError from this call. Reading the stream raises UnknownStreamError where
+        the server knows no such stream, StreamLostError where the stream has no such position or
+        is lost later, and the errors of `stream`.
         """
         state = ask_again(self._io, stream_id, num_chars, num_tokens, output_kind)
         return Stream(self, self._io, state, output_kind)
@@ -233,7 +242,8 @@ class Client:
     ) -> RequestOutput:
         """Run one request to its end. Arguments and errors are those of `stream`.
 
-        n: several answers, which are the `choices` of the completion.
+        With `n` > 1, the answers are the `outputs` of the result; `label` and `stream_id` then
+        have to be None.
         """
         checked = checked_params(params, options)
         if checked.n > 1:
@@ -267,13 +277,15 @@ class Client:
         on_done: Callable[[RequestOutput], object] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> list[RequestOutput]:
-        """Run many requests to their ends; completions in the order of the prompts, one to each:
-        where `n` are asked for, they are its `choices`.
+        """Run many requests to their ends.
 
-        params: one for all, or one for each; or fields as keyword options, for all.
-        on_done: called with each answer as it comes, in the calling thread.
+        Returns one result for each prompt, in the order of the prompts; with `n` > 1, its
+        `outputs` are the answers.
 
-        Raises: as `stream`; the first error aborts the others.
+        params: one for all prompts or one for each; or give fields as keyword options, for all.
+        on_done: called in the calling thread with each answer as it completes.
+
+        Raises: the errors of `stream`; the first one aborts the other requests.
         """
         every = params_for_each(prompts, params, options)
         wakeup: ThreadWakeup[StreamState] = ThreadWakeup()
@@ -308,16 +320,17 @@ class Client:
         cache_salt: str | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Streams:
-        """Run many requests and read them together: iterate for (index of the answer, delta).
+        """Run many requests and read them together, as pairs of (answer index, delta).
 
-        The answers are counted prompt by prompt, and are as many as `n` says to each.
+        Answers are numbered prompt by prompt, `n` to each prompt. Deltas arrive in any order across
+        streams and in order within a stream; the last delta of a stream has a `finish_reason`.
+        Unread deltas are held in memory without being merged. This costs a third of what one
+        `Stream` for each request costs.
 
-        Deltas come in the order they arrive in, each stream's own in theirs; the last one of a
-        stream has a finish_reason. This costs a third of what a `Stream` to each request does.
-        What nobody reads is held in memory as it came. params: as for `generate_many`.
+        params: as in `generate_many`.
 
-        Raises: BadRequestError here. While they are read: as `stream`; the first error aborts the
-        others.
+        Raises: BadRequestError from this call. Reading raises the errors of `stream`; the first one
+        aborts the other requests.
         """
         every = params_for_each(prompts, params, options)
         states = new_states(self._io, prompts, every, priority, kind="delta", cache_salt=cache_salt)
@@ -333,11 +346,13 @@ class Client:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> list[int]:
-        """The token ids that a prompt becomes.
+        """Tokenize a prompt as the server would.
 
-        prompt: text or chat messages. add_special_tokens: those that the tokenizer puts around a
-        text; None: to a text, not to messages, whose template has its own. The others are what the
-        template is given, as in transformers' `apply_chat_template`.
+        prompt: text or chat messages.
+        add_special_tokens: whether the tokenizer adds its special tokens. None adds them to text
+            and not to chat messages, whose template has its own.
+
+        The other arguments go to the chat template, as in transformers' `apply_chat_template`.
 
         Raises: BadRequestError, OverloadedError, EngineError, ConnectionLostError, ClosedError.
         """
@@ -353,12 +368,15 @@ class Client:
         *,
         skip_special_tokens: bool = False,
     ) -> str:
-        """The text of token ids, as the model's tokenizer decodes them. Errors: as `tokenize`."""
+        """Decode token ids with the model's tokenizer. Errors are those of `tokenize`."""
         asked = new_detokenize(token_ids, self.model, skip_special_tokens=skip_special_tokens)
         text: str = self._io.ask(asked).result().text
         return text
 
     def close(self) -> None:
-        """End every stream of this client and leave. Idempotent; waits half a second at most."""
+        """End all streams and close the connection. Idempotent.
+
+        Waits at most half a second for the server to acknowledge.
+        """
         self._finalizer.detach()
         self._io.close()

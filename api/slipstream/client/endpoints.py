@@ -1,8 +1,4 @@
-"""Where a server is found, how its addresses are written, and what opens them.
-
-Owns: the default runtime directory, the names in it that clients use, the form of HTTP addresses,
-which keys go with an address. Does not know: whether a server runs there.
-"""
+"""Server addresses: defaults, the form of HTTP addresses, and the keys that an address needs."""
 
 from __future__ import annotations
 
@@ -27,18 +23,18 @@ _SERVING = "serving on "
 
 
 def default_runtime_dir() -> Path:
-    """The folder of a stack that was given none: one for each user of the machine."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"  # noqa: S108  (no user's own: see the uid)
+    """The default runtime directory of a stack: one for each user of the machine."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"  # noqa: S108  (the folder below has the uid in its name)
     return Path(base) / f"slipstream-{os.getuid()}" / "default"
 
 
 def client_address(runtime_dir: Path) -> str:
-    """The address that a stack in `runtime_dir` gives its clients."""
+    """The client address of a stack in `runtime_dir`."""
     return f"ipc://{runtime_dir}/client.sock"
 
 
 def http_address(host: str, port: int, *, uds: str | None = None, has_tls: bool = False) -> str:
-    """Where an HTTP front is found: the start of a URL, or `unix:PATH`."""
+    """The address of an HTTP front: the start of a URL, or `unix:PATH`."""
     if uds is not None:
         return f"{UNIX}{uds}"
     shown = f"[{host}]" if ":" in host else host
@@ -46,22 +42,22 @@ def http_address(host: str, port: int, *, uds: str | None = None, has_tls: bool 
 
 
 def http_detail(address: str) -> str:
-    """What the front at this address reports when it is ready."""
+    """The detail that the front at this address reports when it is ready."""
     return f"{_SERVING}{address}"
 
 
 def http_address_in(detail: str) -> str:
-    """The address in what the front reports."""
+    """The address in the detail that a front reports; the inverse of `http_detail`."""
     return detail.removeprefix(_SERVING)
 
 
 def default_address() -> str:
-    """The address a client takes by itself: $SLIPSTREAM_ADDRESS, else the default stack's."""
+    """The address of a client that is given none: $SLIPSTREAM_ADDRESS, else the default stack's."""
     return os.environ.get(ADDRESS_VARIABLE) or client_address(default_runtime_dir())
 
 
 class ServerEndpoint(NamedTuple):
-    """A server's address, and what opens it."""
+    """A server's address, and the keys to connect with; `access` is None where none are needed."""
 
     address: str
     access: Access | None = None
@@ -73,16 +69,16 @@ def server_endpoint(
     *,
     insecure: bool = False,
 ) -> ServerEndpoint:
-    """The server that a client is to connect to; what is left open comes from the environment.
+    """The server that a client connects to. Missing arguments come from the environment.
 
-    keys: a folder that `slipstream keys` made, or a client's secret file in it.
+    keys: a folder made by `slipstream keys`, or a client's secret file in it.
 
-    Raises: BadRequestError for an address that is none, tcp:// without keys, or keys that are none.
+    Raises: BadRequestError for an invalid address, tcp:// without keys, or invalid keys.
     """
     found = default_address() if address is None else address
     given = keys if keys is not None else os.environ.get(KEYS_VARIABLE) or None
     if keys is None and (insecure or not found.startswith(TCP)):
-        given = None  # the environment's are for whoever needs some
+        given = None  # the environment's keys apply only where keys are required
     try:
         check_server_address(found, has_keys=given is not None, insecure=insecure)
         check_socket_folder(found)
@@ -97,7 +93,7 @@ def server_endpoint(
 
 
 def check_listener(listen: str | None, keys: str | None, *, insecure: bool) -> Path | None:
-    """The folder of a server's keys, read once to see that it can be; None where it needs none.
+    """The folder of a server's keys, read once to check it; None where no keys are needed.
 
     Raises: BadRequestError.
     """

@@ -1,4 +1,4 @@
-"""A stream from its reader's side, but for the waiting: that differs between threads and tasks."""
+"""The reader's side of a stream, without the waiting, which differs between threads and tasks."""
 
 from __future__ import annotations
 
@@ -15,30 +15,32 @@ OutputKind = Literal["delta", "cumulative", "final"]
 
 
 class ClientConnection(Protocol):
-    """What streams are asked for over: a thread (`thread_io`) or an event loop (`loop_io`)."""
+    """A connection that carries streams, driven by a thread (`ThreadIO`) or an event loop
+    (`LoopIO`).
+    """
 
     @property
     def model(self) -> ModelCard | None:
-        """What the server serves, as it said last."""
+        """The model that the server last reported; None before the first connection."""
 
     def submit(self, state: StreamState) -> None:
-        """Ask for the stream."""
+        """Submit the stream's request."""
 
     def abort(self, state: StreamState) -> None:
-        """Ask the server to end the stream; its End is still to come."""
+        """Ask the server to end the stream, which then still receives its End."""
 
     def abandon(self, state: StreamState) -> None:
-        """End the stream at once: it is not read any more."""
+        """End the stream at once, without waiting for the server."""
 
     def release(self, state: StreamState) -> None:
-        """The same where the stream is collected as garbage: from any thread, at any moment."""
+        """Abandon the stream from a finalizer: from any thread, at any moment."""
 
 
 class BaseStream:
     """What `Stream` and `AsyncStream` share. One reader at a time.
 
-    A reader pops `_unread`, and notes what it pops in `_last` and `_texts`. Where it finds nothing,
-    it asks `_is_at_end`, waits if not, and looks again.
+    A reader pops a delta from `_unread` and records it in `_last` and `_texts`. Where `_unread` is
+    empty, it checks `_is_at_end`, waits if that is false, and tries again.
     """
 
     def __init__(self, io: ClientConnection, state: StreamState, kind: OutputKind) -> None:
@@ -46,11 +48,11 @@ class BaseStream:
         self._state = state
         self._kind = kind
         self._is_cumulative = kind == "cumulative"
-        # of kind final, one delta at the end; nothing once the stream was closed
+        # of kind "final", one delta at the end; empty once the stream is closed
         self._unread: deque[Delta] = deque() if kind == "final" else state.deltas
         self._texts: list[str] = []
-        self._last: Delta | None = None  # that was read
-        self._so_far: Delta | None = None  # of the kinds other than delta
+        self._last: Delta | None = None  # the last delta read
+        self._so_far: Delta | None = None  # all deltas joined; unused for kind "delta"
         self._is_finished = False
 
     @property
@@ -60,31 +62,33 @@ class BaseStream:
 
     @property
     def label(self) -> str:
-        """The caller's own name for the request; empty where the stream was resumed."""
+        """The label given with the request; empty where the stream was resumed."""
         request = self._state.request
         return request.label if isinstance(request, Submit) else ""
 
     @property
     def prompt_token_ids(self) -> list[int] | None:
-        """The prompt as the model sees it; known from the first delta on, None before."""
+        """The prompt's token ids as the model sees them; None before the first delta."""
         ids = self._state.prompt_ids
         return u32(ids).tolist() if ids is not None else None
 
     @property
     def prompt_logprobs(self) -> PromptTokenLogprobs | None:
-        """Each prompt token's candidates by id, the token itself first; None for the first token,
-        which has none. Known from the first delta on; None before, or where not asked for.
+        """For each prompt token, its candidates by token id, the token itself first; None for the
+        first token, which has no log-probability.
+
+        None before the first delta, or where they were not requested.
         """
         return prompt_logprobs_of(self._state.prompt_logprobs)
 
     @property
     def text(self) -> str:
-        """All text read so far, from where it was resumed if it was."""
+        """All text read so far; of a resumed stream, since the position it was resumed from."""
         return "".join(self._texts)
 
     @property
     def position(self) -> StreamPosition:
-        """How much of the stream has been read, for a reader that goes on with it: see `resume`."""
+        """How much of the stream has been read, in characters and tokens; `resume` takes it."""
         if self._last is not None:
             return end_of(self._last)
         request = self._state.request
@@ -94,7 +98,7 @@ class BaseStream:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the stream ended; None while anything of it is to come or to be read."""
+        """Why the stream ended; None until it has ended and all of it has been read."""
         if self._is_finished or (self._state.is_over and not self._state.deltas):
             if self._state.end is not None:
                 return self._state.end.reason
@@ -102,11 +106,11 @@ class BaseStream:
         return None
 
     def abort(self) -> None:
-        """Ask the server to end the stream. What is under way still comes, then the end."""
+        """Ask the server to end the stream. Deltas already under way still arrive, then the end."""
         self._io.abort(self._state)
 
     def close(self) -> None:
-        """End the stream at once; what is unread is dropped. Idempotent."""
+        """End the stream at once and drop unread deltas. Idempotent."""
         self._is_finished = True
         self._unread = deque()
         if not self._state.is_over:
@@ -117,12 +121,12 @@ class BaseStream:
             self._io.release(self._state)
 
     def _has_news(self) -> bool:
-        """Whether there is nothing to wait for. For a reader that has hung its wakeup up."""
+        """Whether the reader need not wait. Called after the reader has set its wakeup."""
         state = self._state
         return state.is_over or (bool(state.deltas) and not state.wants_whole)
 
     def _is_at_end(self) -> bool:
-        """Of a stream of which nothing is unread: whether nothing comes any more.
+        """Whether a stream without unread deltas is over.
 
         Raises: the error that the stream ended with.
         """
@@ -133,7 +137,7 @@ class BaseStream:
             return False
         if self._kind == "final":
             self._take_whole()
-        if self._unread:  # since the reader looked
+        if self._unread:  # arrived since the reader found it empty
             return False
         self._is_finished = True
         if state.error is not None:
@@ -142,9 +146,7 @@ class BaseStream:
         return True
 
     def _take_whole(self) -> None:
-        """Of a stream of kind `final` that is over: make one delta of it, to be read at its end, or
-        the text of its error.
-        """
+        """Join a finished stream of kind "final" into one delta, or into its error's text."""
         state = self._state
         if state.error is None and state.end is not None and self._so_far is None:
             self._so_far = join(state.deltas, state.end)
@@ -156,12 +158,12 @@ class BaseStream:
             state.deltas.clear()
 
     def _so_far_with(self, delta: Delta) -> Delta:
-        """Of a stream of kind `cumulative`: all that was read, `delta` the last of it."""
+        """Everything read so far joined with `delta`, for a stream of kind "cumulative"."""
         self._so_far = delta if self._so_far is None else join([self._so_far, delta])
         return self._so_far
 
     def _completion(self) -> RequestOutput:
-        """Of a stream of kind `final` that is over. Raises: its error."""
+        """The output of a finished stream of kind "final". Raises: the stream's error."""
         state, request = self._state, self._state.request
         whole = join((), state.end) if self._is_at_end() else self._unread.popleft()
         return RequestOutput(

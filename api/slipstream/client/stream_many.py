@@ -1,4 +1,4 @@
-"""Many requests, read as one stream of deltas: `group` for threads and for tasks."""
+"""Many requests read as one stream of deltas, in threads (`Streams`) and tasks (`AsyncStreams`)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from slipstream.outputs import Delta
 from slipstream.prompt_logprobs import PromptTokenLogprobs, prompt_logprobs_of
 from slipstream_ipc.messages import Fault
 
-MAX_IN_FLIGHT = 4096  # requests of one call that the server has at a time
+MAX_IN_FLIGHT = 4096  # submitted requests of one call at a time
 
 
 class _Many:
-    """What both faces share."""
+    """What `Streams` and `AsyncStreams` share."""
 
     def __init__(
         self, io: ClientConnection, states: Sequence[StreamState], nums_answers: Sequence[int]
@@ -36,19 +36,20 @@ class _Many:
 
     @property
     def ids(self) -> list[str]:
-        """The streams' ids, with which `Client.resume` goes on with them one by one."""
+        """The streams' ids; `Client.resume` takes each of them."""
         return [state.stream_id.hex() for state in self._group.states]
 
     def prompt_logprobs(self, index: int) -> PromptTokenLogprobs | None:
-        """The prompt's log-probabilities of the answer `index`, as `RequestOutput.prompt_logprobs`:
-        there with the answer's first delta; of several answers to a prompt with their first one's.
-        None before, or where they were not asked for.
+        """The prompt log-probabilities of answer `index`, as `RequestOutput.prompt_logprobs`.
+
+        They arrive before the first delta of the answer, or of the first answer where a prompt has
+        several. None until then, or where they were not requested.
         """
         return prompt_logprobs_of(self._group.states[self._firsts[index]].prompt_logprobs)
 
     @cached_property
     def _firsts(self) -> list[int]:
-        """Of each answer, the first to the same prompt."""
+        """For each answer, the index of the first answer to the same prompt."""
         begins = accumulate(self._nums_answers, initial=0)
         return [
             begin
@@ -57,7 +58,7 @@ class _Many:
         ]
 
     def close(self) -> None:
-        """End what still runs; what is unread is dropped. Idempotent."""
+        """End all streams that still run. Idempotent."""
         self._waiting = iter(())
         for state in self._group.states:
             if not state.is_over:
@@ -75,12 +76,12 @@ class _Many:
             self._io.submit(state)
 
     def _take(self) -> Items | None:
-        """What has come, or None: nothing, and where `_is_read`, nothing more.
+        """The next unread deltas; None if there are none, and with `_is_read` set, no more follow.
 
         Raises: the first error that a request ended with, once everything before it was read.
         """
         group = self._group
-        is_over, error = group.is_over, group.error  # before `unread`: what came last is there
+        is_over, error = group.is_over, group.error  # read before `unread`, which is filled first
         try:
             return group.unread.popleft()
         except IndexError:
@@ -100,10 +101,10 @@ class _Many:
 
 
 class Streams(_Many, Iterable[tuple[int, Delta]]):
-    """Running requests: iterate for (index of the request, delta). Made by `Client.stream_many`.
+    """Running requests; iterating yields (answer index, delta). Made by `Client.stream_many`.
 
-    They are aborted when the `with` block is left, by `close`, and when nobody holds this any more.
-    One thread may read it at a time.
+    The requests are aborted when the `with` block exits, by `close`, and on garbage collection. One
+    thread may read at a time, else RequestError is raised.
     """
 
     def __init__(
@@ -113,8 +114,8 @@ class Streams(_Many, Iterable[tuple[int, Delta]]):
         states: Sequence[StreamState],
         nums_answers: Sequence[int],
     ) -> None:
-        """`client` is closed when nobody holds it, and is held here. nums_answers: to each prompt;
-        `states` are those of all answers.
+        """client: kept referenced, as it closes when garbage collected. states: of all answers.
+        nums_answers: the number of answers to each prompt.
         """
         super().__init__(io, states, nums_answers)
         self._client = client
@@ -154,7 +155,9 @@ class Streams(_Many, Iterable[tuple[int, Delta]]):
 
 
 class AsyncStreams(_Many):
-    """The same for tasks: `async for index, delta in ...`. Made by `AsyncClient.stream_many`."""
+    """Running requests for asyncio: `async for index, delta in ...`. Made by
+    `AsyncClient.stream_many`; see `Streams`. One task may read at a time.
+    """
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Demonstrations, and in `model/` the bundled demo model (`slipstream.demo_model`)."""
+"""Demonstrations, and the files of the bundled demo model in `model/` (`slipstream.demo_model`)."""

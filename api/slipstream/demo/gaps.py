@@ -1,8 +1,8 @@
-"""How long a stream paused because of what was done to its server. Pure.
+"""Measures how long a stream paused after a fault of its server.
 
-A stream counts where it had a delta before that and one after it. Its gap is the longest time
-between two deltas, from the one before the span begins until the span ends: a reader may have
-unread deltas when a process dies, and the process that takes over may pause later than that.
+A stream counts if it had a delta before the fault and one after it. Its gap is the longest time
+between two deltas, from the last delta before the span to the end of the span: a reader may have
+unread deltas when a process dies, and the successor may pause later.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec import Struct
 
 
 class GapSpan(Struct, frozen=True):
-    """From something done to a server until the next thing. kind: what was done."""
+    """The time from one fault to the next one. kind: the fault."""
 
     kind: str
     begin_s: float
@@ -23,7 +23,10 @@ class GapSpan(Struct, frozen=True):
 
 
 def longest_gap(times_s: Sequence[float], span: GapSpan) -> float | None:
-    """The longest gap of a stream whose deltas came at `times_s`; None where it does not count."""
+    """The longest gap in seconds of a stream with deltas at `times_s`; None if it does not count.
+
+    times_s: ascending, on the clock of `span`.
+    """
     first = bisect_right(times_s, span.begin_s)
     if first in (0, len(times_s)):
         return None

@@ -1,13 +1,10 @@
-"""`slipstream demo kill`: the worker, then the core, is killed while they stream.
+"""`slipstream demo kill`: kills the worker and then the core while streams are running.
 
-Owns: the order of the demonstration and what it says at the end. Does not know: how it is drawn
-(`screen`).
-
-Rules:
-- The same requests run undisturbed first; the exit code is 0 only where every text is the same.
-- A process is killed when so many tokens have come, not after so many seconds: what is shown is the
-  same each time, but for the times.
-- Where standard output is no terminal, the same is told in plain lines.
+- The same requests run undisturbed first. The exit code is 0 only if all texts are identical and
+  both processes were killed.
+- A process is killed after a number of tokens, not seconds, so that each run shows the same but for
+  the times.
+- Where standard output is not a terminal, the output is plain lines instead of a screen.
 """
 
 from __future__ import annotations
@@ -70,15 +67,15 @@ _MAX_STREAMS = 4
 _ACTS: tuple[tuple[Victim, float], ...] = (("worker", 0.25), ("core", 0.6))  # share of all tokens
 _PARAMS = SamplingParams(temperature=0.0, max_tokens=200)
 _TICK_S = 0.05  # between two frames
-_SILENT_S = 0.3  # a pause that is worth a word
+_SILENT_S = 0.3  # the shortest pause that is shown
 _PATIENCE_S = 120.0
 
 
 class Act(Struct):
-    """One process's death."""
+    """One kill of a process."""
 
     victim: Victim
-    num_tokens: int  # of all streams together, at which it is killed
+    num_tokens: int  # of all streams together, before it is killed
     pid: int = 0
     killed_s: float | None = None
     back_s: float | None = None
@@ -86,7 +83,10 @@ class Act(Struct):
 
 
 class Asker(Struct):
-    """Somebody who asks one question after the other, and what came. expected: undisturbed."""
+    """One stream after the other with its question and answer, in one pane.
+
+    expected: the answers of the undisturbed run.
+    """
 
     questions: list[str]
     expected: list[str]
@@ -99,7 +99,7 @@ class Asker(Struct):
 
 
 class _News(Struct, frozen=True):
-    """From an asker's thread. question: one was asked. is_over: nothing more comes."""
+    """A message from an asker's thread. question: one was asked. is_over: the last message."""
 
     asker: Asker
     time_s: float
@@ -111,7 +111,7 @@ class _News(Struct, frozen=True):
 
 
 def add_kill(parser: Parser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument(
         "--model", metavar="MODEL", help="as `slipstream serve` takes it; default: the demo model"
     )
@@ -127,12 +127,12 @@ def add_kill(parser: Parser) -> None:
 
 
 def demo_kill(arguments: argparse.Namespace) -> int:
-    """Show it. Raises: BadRequestError."""
+    """Run the demonstration. Raises: BadRequestError, SlipstreamError."""
     if not 1 <= arguments.streams <= _MAX_STREAMS:
         raise wrong_option("streams", arguments.streams, f"1 to {_MAX_STREAMS}")
     is_drawn = sys.stdout.isatty() and not arguments.plain
     print("starting a stack, and spares for its worker and its core ...", flush=True)
-    with log_level("ERROR"), Stack(arguments.model) as stack:  # a warning would tear the picture
+    with log_level("ERROR"), Stack(arguments.model) as stack:  # a warning would garble the screen
         _await_spares(stack)
         with stack.client() as client:
             print("the answers as they are when nobody dies ...", flush=True)
@@ -164,7 +164,7 @@ def _await_spares(stack: Stack) -> None:
 
 
 class _Show:
-    """The streams, the deaths, and what is shown of them."""
+    """Runs the streams, kills the processes, and shows both."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class _Show:
         self._log: list[tuple[str, str]] = []
 
     def run(self) -> None:
-        """Until all streams are over."""
+        """Run until all streams are over."""
         threads = [
             threading.Thread(target=self._ask, args=(asker,), daemon=True) for asker in self._askers
         ]
@@ -219,12 +219,12 @@ class _Show:
 
     @property
     def is_identical(self) -> bool:
-        """Whether every text is as if nobody had died, and both did."""
+        """Whether all texts equal the undisturbed ones, and both processes were killed."""
         are_same = all(asker.answers == asker.expected for asker in self._askers)
         return are_same and all(act.killed_s is not None for act in self._acts)
 
     def summary(self) -> list[str]:
-        """What has happened."""
+        """The lines that sum up the run."""
         lines = [""]
         for act, span in zip(self._acts, self._spans(), strict=True):
             if act.killed_s is None or span is None:
@@ -254,7 +254,7 @@ class _Show:
         return lines
 
     def _spans(self) -> list[GapSpan | None]:
-        """From each death to the next one, or to the end."""
+        """The spans from each kill to the next one or to the end; None for one that is missing."""
         ends = [act.killed_s for act in self._acts[1:]] + [None]
         return [
             None
@@ -280,7 +280,7 @@ class _Show:
     # ---- the main thread -------------------------------------------------------------------
 
     def _turn(self) -> None:
-        """Take in what comes until the next frame is due, kill who is due, draw."""
+        """Process messages until the next frame is due, kill the process that is due, draw."""
         due_s = time.monotonic() + _TICK_S
         while (left_s := due_s - time.monotonic()) > 0:
             try:

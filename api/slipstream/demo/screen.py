@@ -1,11 +1,7 @@
-"""A split view for a terminal, as lines of text with ANSI sequences. Pure.
+"""Renders a split view for a terminal as lines of text with ANSI sequences.
 
-Owns: how a view becomes lines of a given width and height. Does not know: streams, processes, who
-draws it.
-
-Rules:
-- A line is never wider than the terminal, counted as terminals count; what does not fit is cut.
-- A pane shows the end of its text; a mark in the text (a process died here) stands out.
+- A line is never wider than the terminal, counted in columns; the rest is cut off.
+- A pane shows the end of its text. A mark in the text (a process died here) is highlighted.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ PLAIN, DIM, BOLD, GREEN, RED, YELLOW, MARK = "", "2", "1", "32", "1;31", "33", "
 CLEAR_LINE = "\x1b[K"
 HOME = "\x1b[H"
 CLEAR_BELOW = "\x1b[J"
-ENTER = "\x1b[?1049h\x1b[?25l"  # a screen of its own, without a cursor
+ENTER = "\x1b[?1049h\x1b[?25l"  # the alternate screen, without a cursor
 LEAVE = "\x1b[?25h\x1b[?1049l"
 
 Cell = tuple[str, str]  # a character, its style
@@ -29,19 +25,19 @@ _LOG_LINES = 6
 
 
 class Pane(Struct):
-    """One stream's text, in pieces of one style each."""
+    """One stream's text, in styled pieces."""
 
     title: str
     footer: str = ""
     pieces: list[tuple[str, str]] = field(default_factory=list)  # text, style
 
     def add(self, text: str, style: str = PLAIN) -> None:
-        """More text."""
+        """Append text."""
         self.pieces.append((text, style))
 
 
 class ScreenView(Struct):
-    """All that is shown. log: newest last; status: what stands in the first line, and its style."""
+    """All content of the screen. log: newest last; status: texts in the first line, with styles."""
 
     title: str
     panes: list[Pane]
@@ -50,7 +46,7 @@ class ScreenView(Struct):
 
 
 def frame(view: ScreenView, width: int, height: int) -> list[str]:
-    """The whole screen: `height` lines of at most `width` columns."""
+    """The whole screen, as at most `height` lines of at most `width` columns."""
     log = [*view.log[-_LOG_LINES:], *[("", PLAIN)] * (_LOG_LINES - len(view.log))]
     pane_height = max(3, height - len(log) - 3)
     num = len(view.panes)
@@ -72,7 +68,7 @@ def frame(view: ScreenView, width: int, height: int) -> list[str]:
 
 
 def wrapped(pieces: Sequence[tuple[str, str]], width: int) -> list[list[Cell]]:
-    """Text as rows of at most `width` columns, broken at spaces where there are any."""
+    """Wrap text into rows of at most `width` columns, at spaces where possible."""
     rows: list[list[Cell]] = [[]]
     used = 0
     for char, style in _cells(pieces):
@@ -91,7 +87,7 @@ def wrapped(pieces: Sequence[tuple[str, str]], width: int) -> list[list[Cell]]:
 
 
 def columns_of(char: str) -> int:
-    """How many columns a character takes in a terminal."""
+    """The number of columns that a character takes in a terminal."""
     if unicodedata.combining(char):
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
@@ -100,12 +96,12 @@ def columns_of(char: str) -> int:
 def _cells(pieces: Sequence[tuple[str, str]]) -> Iterator[Cell]:
     for text, style in pieces:
         for char in text.replace("\t", "    "):
-            # a control character of a model's must not steer the terminal
+            # control characters in a model's output must not reach the terminal
             yield (char if char.isprintable() or char == "\n" else "\ufffd"), style
 
 
 def _cut_at_space(row: list[Cell]) -> list[Cell]:
-    """Take what comes behind the last space off the row, where that leaves most of it."""
+    """Remove and return the text after a row's last space, if that is in the row's second half."""
     for at in range(len(row) - 1, len(row) // 2, -1):
         if row[at][0] == " ":
             rest = row[at + 1 :]
@@ -133,7 +129,7 @@ def _padded(row: Sequence[Cell], width: int) -> list[Cell]:
 
 
 def _line(cells: Sequence[Cell], width: int) -> str:
-    """With a sequence where the style changes; plain at the end."""
+    """A row as text, with a sequence at each change of style; the style is plain at the end."""
     found: list[str] = []
     style = PLAIN
     for char, wanted in _padded(cells, width):

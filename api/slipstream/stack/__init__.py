@@ -1,1 +1,1 @@
-"""A stack of processes: settings, supervisor, and what it tells."""
+"""A stack of processes: its settings, its supervisor, and the events the supervisor reports."""

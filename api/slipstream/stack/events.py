@@ -1,7 +1,6 @@
-"""What a supervisor is told, and what it says about its stack, to the terminal or to the `Stack`
-that started it.
+"""The config of a supervisor, and the events it reports to the terminal or to its `Stack`.
 
-Types alone. They cross two pipes, as lines of JSON.
+Between a `Stack` and its supervisor they cross two pipes, as lines of JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +11,9 @@ from slipstream.stack.children.process import ChildSpec
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True):
-    """Everything a supervisor needs: the first line on its standard input. Settings: `settings`."""
+    """Everything a supervisor needs, sent as the first line on its standard input. The values are
+    explained in `settings`.
+    """
 
     children: tuple[ChildSpec, ...]
     address: str  # where clients connect
@@ -22,12 +23,12 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
     max_restarts: int = 10
     restart_window_s: float = 300.0
     drain_s: float = 0.0
-    listen: tuple[str, int] | None = None  # host and port, for the children that listen
-    uds: str | None = None  # a unix socket's path, in place of them
+    listen: tuple[str, int] | None = None  # host and port of the HTTP fronts
+    uds: str | None = None  # a unix socket's path, in place of host and port
 
 
 class ProcessStarted(msgspec.Struct, frozen=True, tag=True):
-    """A process has the place of this name from now on, and gets ready."""
+    """A process has taken the place of this name and is getting ready."""
 
     name: str
     pid: int
@@ -49,7 +50,7 @@ class StackReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class SpareReady(msgspec.Struct, frozen=True, tag=True):
-    """A process waits to take over this name from another."""
+    """A spare for the place of this name is waiting."""
 
     name: str
     pid: int
@@ -57,7 +58,7 @@ class SpareReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProcessEnded(msgspec.Struct, frozen=True, tag=True):
-    """A process has died, and another is to take its place."""
+    """A process has died; another will take its place."""
 
     name: str
     pid: int
@@ -65,23 +66,23 @@ class ProcessEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProcessRestarted(msgspec.Struct, frozen=True, tag=True):
-    """A process that took the place of a dead one is ready."""
+    """The successor of a dead process is ready."""
 
     name: str
     pid: int
-    how: str  # the other one died
-    seconds: float  # from the other one's end, or from when it was found to hang
+    how: str  # how the predecessor died
+    seconds: float  # since the end of the predecessor
     detail: str = ""
 
 
 class StackDraining(msgspec.Struct, frozen=True, tag=True):
-    """The stack was asked to end, and lets what runs go on for so long."""
+    """The stack was asked to end; running requests continue for `within_s` seconds at most."""
 
     within_s: float
 
 
 class StackFailed(msgspec.Struct, frozen=True, tag=True):
-    """The stack ends, not because it was asked to."""
+    """The stack has failed and ends."""
 
     error: str
 

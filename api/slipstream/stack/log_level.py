@@ -1,4 +1,4 @@
-"""How much the processes of a stack say that is started inside, unless the environment says it."""
+"""A context manager for the log level of stacks started within it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipstream.stack.stack import LOG_LEVEL_VARIABLE
 
 @contextlib.contextmanager
 def log_level(level: str) -> Iterator[None]:
-    """For stacks started inside; afterwards the environment is as it was."""
+    """Set $SLIPSTREAM_LOG_LEVEL unless it is set already, and restore it afterwards."""
     if LOG_LEVEL_VARIABLE in os.environ:
         yield
         return

@@ -1,9 +1,8 @@
-"""The process that started this one, while both live: its wish that we end, and its death.
+"""Watches the parent process: its request to end, and its death.
 
-Owns: our standard input, once the first line has been read from it. Does not know: what ends then.
-
-Rules: each is told once. A parent's death is seen by its pidfd too, as the pipe stays open where
-a fork of the parent holds its other end; an old kernel has no pidfds, there the pipe must do.
+The request is the end of standard input, after the config line. Death is detected by a pidfd as
+well, as a fork of the parent may hold the pipe open; kernels without pidfds rely on the pipe. Each
+is reported once.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ def watch_parent(
     on_gone: Callable[[str], None],
     cleanup: contextlib.ExitStack,
 ) -> None:
-    """Call `on_gone` with the reason when the parent closes our standard input, or is no more.
+    """Call `on_gone` with the reason when the parent closes our standard input, or has died.
 
-    selector: one whose keys' data is what to call. cleanup: gives back what this takes.
+    selector: its keys' data are the callbacks. cleanup: closes the pidfd.
     """
     os.set_blocking(STANDARD_INPUT, False)
     on_input = partial(_on_input, selector, on_gone)
@@ -40,7 +39,7 @@ def watch_parent(
 
 
 def _on_input(selector: selectors.BaseSelector, on_gone: Callable[[str], None]) -> None:
-    """It has nothing to say there: only the end of it means something."""
+    """Discard input; only its end has a meaning."""
     with contextlib.suppress(BlockingIOError):
         if os.read(STANDARD_INPUT, 4096) == b"":
             selector.unregister(STANDARD_INPUT)

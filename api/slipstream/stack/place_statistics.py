@@ -1,12 +1,8 @@
-"""What a stack's processes have counted, place by place, summed over the lives of each place.
+"""Statistics of a stack's processes by place, summed over successive processes of a place.
 
-Owns: what those who died had counted and used; the statistics that fronts are told, and when.
-Does not know: pipes, signals, what is counted (see `slipstream_ipc.telemetry.statistics`).
-
-Rules:
-- Counters of a place never fall: those of a process that ends are added to its place's, as far as
-  it had told them (it does so with each beat, so a killed one's last half second may be missing).
-- A spare counts from when it serves; the CPU time that it took until then appears with it.
+- The counters of a place never decrease: those of a process that ends are added to its place, as
+  last reported (with each heartbeat, so the last half second of a killed process may be missing).
+- A spare counts once it serves, and then with the CPU time that it has used before.
 """
 
 from __future__ import annotations
@@ -29,34 +25,34 @@ from slipstream_ipc.telemetry.statistics import (
     without_gauges,
 )
 
-STATISTICS_S = 0.5  # between two
-NEWS_S = 0.1  # the same, where another number of requests runs or waits
+STATISTICS_S = 0.5  # between two reports
+NEWS_S = 0.1  # the same, when the number of running or waiting requests has changed
 SUPERVISOR = "supervisor"
 _NONE = ProcessUsage(0.0, 0)
 
 
 @dataclass(slots=True)
 class _Before:
-    """What is left of those that had a place before."""
+    """The totals of the former processes of a place."""
 
     numbers: Numbers | None = None
     cpu_s: float = 0.0
 
 
 class PlaceStatistics:
-    """Of the processes in these places."""
+    """The statistics of the processes in these places."""
 
     def __init__(self, roles: Mapping[str, Role]) -> None:
         self._roles = roles
         self._before = {name: _Before() for name in roles}
         self._uses: dict[
             int, ProcessUsage
-        ] = {}  # of those that have places, by process id, when last seen
+        ] = {}  # last readings by process id, of processes that have a place
         self._due_at = self._news_due_at = 0.0
         self._told: list[tuple[int, int]] = []
 
     def due(self, now: float) -> bytes:
-        """The command that tells the statistics, encoded, if it is time; else nothing."""
+        """The encoded statistics if a report is due at `now`; else b""."""
         loads = self._loads()
         if now < (self._due_at if loads == self._told else self._news_due_at):
             return b""
@@ -65,14 +61,14 @@ class PlaceStatistics:
         return msgspec.json.encode(self.statistics(now))
 
     def _loads(self) -> list[tuple[int, int]]:
-        """Requests that run and that wait, of each core."""
+        """The number of running and of waiting requests of each core."""
         children = [role.active for role in self._roles.values()]
         told = [child.numbers for child in children if child is not None]
         gauges = [each.gauges for each in told if isinstance(each, CoreNumbers)]
         return [(each.num_running, each.num_waiting) for each in gauges]
 
     def statistics(self, now: float) -> Statistics:
-        """Everybody's, as of now."""
+        """The statistics of all places and of the supervisor, at `now`."""
         processes = {name: self._of(name, role, now) for name, role in self._roles.items()}
         own, times = usage_of(os.getpid(), with_children=False), os.times()
         processes[SUPERVISOR] = ProcessStatistics(
@@ -84,7 +80,7 @@ class PlaceStatistics:
         return Statistics(now, processes)
 
     def ends(self, child: Child) -> None:
-        """A child has ended, and is to be reaped."""
+        """Add a child's counters to its place. Called when it has ended, before it is reaped."""
         if child is not self._roles[child.name].active:
             return
         before = self._before[child.name]
@@ -110,7 +106,7 @@ class PlaceStatistics:
         )
 
     def _use_of(self, child: Child) -> ProcessUsage:
-        """CPU time is never less than it was, and as it was where it cannot be read any more."""
+        """A child's usage; CPU time that falls or cannot be read keeps its last value."""
         use, last = usage_of(child.pid) or _NONE, self._uses.get(child.pid, _NONE)
         self._uses[child.pid] = use = ProcessUsage(max(use.cpu_s, last.cpu_s), use.rss_bytes)
         return use

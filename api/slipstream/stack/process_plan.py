@@ -1,8 +1,7 @@
-"""What a stack consists of: from settings to the processes to start and their configs.
+"""Turns the settings of a stack into the processes to start and their configs.
 
-Owns: what MODEL may be, which sockets lie where, which option goes to which process. Does not
-know: how processes are started, and the processes themselves beyond their module's name and the
-names of their config's fields (tests hold both sides together).
+It resolves the model and the tokenizer, places the sockets and distributes the options. Processes
+are known by module name and config fields only; tests check that both sides agree.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from slipstream_ipc.transport.sockets import check_address
 
 API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"
 CORE_SOCKET = "core.sock"
-FRONT = "http"  # the front's name among the processes; of several: http-0, http-1, ...
+FRONT = "http"  # the process name of a single front; several are http-0, http-1, ...
 SIMULATED = "simulated:"
 RANDOM = "random:"
 
@@ -75,10 +74,10 @@ def plan_stack(
     *,
     may_return: bool = True,
 ) -> SupervisorConfig:
-    """The supervisor's config. `may_return`: another stack may come to `runtime_dir` afterwards.
+    """The supervisor's config. may_return: another stack may follow in `runtime_dir`.
 
-    Raises: BadRequestError, for a model, tokenizer, trace or listener that cannot be, or a
-    `runtime_dir` whose path is too long for a socket.
+    Raises: BadRequestError for an invalid model, tokenizer, trace or listener, or a `runtime_dir`
+    whose path is too long for a socket.
     """
     model, tokenizer = model_and_tokenizer(settings.model, settings.tokenizer)
     address = client_address(runtime_dir)
@@ -141,20 +140,20 @@ def plan_stack(
 
 
 def _demo_options(settings: StackSettings) -> dict[str, Any]:
-    """What the core is told otherwise where it serves the bundled model."""
+    """The core's options that differ for the bundled demo model."""
     options: dict[str, Any] = {}
     if settings.dtype == "auto":
-        # stored in bfloat16 for its size alone; in float32 its texts do not depend on the batch
+        # stored in bfloat16 only for its size; in float32 its output does not depend on the batch
         options["dtype"] = "float32"
     if settings.threads is None:
-        options["threads"] = 1  # too small for two threads to be worth their meeting
+        options["threads"] = 1  # too small to gain from two threads that synchronise
     return options
 
 
 def _fronts(
     settings: StackSettings, address: str, tokenizer: str, trace: str | None
 ) -> list[ChildSpec]:
-    """The HTTP fronts. Raises: BadRequestError."""
+    """The processes of the HTTP fronts. Raises: BadRequestError."""
     if settings.http_port is None and settings.uds is None:
         if settings.http_workers > 1:
             allowed = "1 where there is neither http_port nor uds"
@@ -195,7 +194,7 @@ def _fronts(
 
 
 def _certificates(settings: StackSettings) -> tuple[str | None, str | None]:
-    """The files of the fronts' certificate, read once. Raises: BadRequestError."""
+    """The fronts' certificate and key files, read once as a check. Raises: BadRequestError."""
     certfile, keyfile = settings.ssl_certfile, settings.ssl_keyfile
     if certfile is None:
         if keyfile is not None:
@@ -212,7 +211,7 @@ def _certificates(settings: StackSettings) -> tuple[str | None, str | None]:
 
 
 def forwarded_allow_ips(settings: StackSettings) -> tuple[str, ...]:
-    """Proxies that are believed about their clients. Raises: BadRequestError."""
+    """The checked list of trusted proxies. Raises: BadRequestError."""
     given = settings.forwarded_allow_ips
     found = (given,) if isinstance(given, str) else given
     names = tuple(each.strip() for one in found for each in one.split(","))
@@ -225,17 +224,17 @@ def forwarded_allow_ips(settings: StackSettings) -> tuple[str, ...]:
 
 
 def front_names(number: int) -> list[str]:
-    """What the fronts are called among the processes."""
+    """The process names of the fronts."""
     return [FRONT] if number == 1 else [f"{FRONT}-{index}" for index in range(number)]
 
 
 def is_front(name: str) -> bool:
-    """Whether a process of this name is a front."""
+    """Whether this is the process name of a front."""
     return name == FRONT or name.startswith(f"{FRONT}-")
 
 
 def api_keys(settings: StackSettings) -> tuple[str, ...]:
-    """Every key that HTTP clients may send. Raises: BadRequestError."""
+    """All valid API keys, with $SLIPSTREAM_API_KEY. Raises: BadRequestError."""
     given = (settings.api_key,) if isinstance(settings.api_key, str) else settings.api_key
     if not all(key and key.isascii() and key.isprintable() and " " not in key for key in given):
         raise wrong_option("api_key", given, "printable ASCII without spaces, not empty")
@@ -244,7 +243,7 @@ def api_keys(settings: StackSettings) -> tuple[str, ...]:
 
 
 def allowed_origins(settings: StackSettings) -> tuple[str, ...]:
-    """Origins whose pages may read the front's answers. Raises: BadRequestError."""
+    """The checked origins whose pages may read a front's answers. Raises: BadRequestError."""
     given = settings.allowed_origins
     origins = (given,) if isinstance(given, str) else given
     for origin in origins:
@@ -254,7 +253,7 @@ def allowed_origins(settings: StackSettings) -> tuple[str, ...]:
 
 
 def allowed_hosts(settings: StackSettings) -> tuple[str, ...]:
-    """Names that HTTP clients may call the front by. Raises: BadRequestError."""
+    """The checked host names by which HTTP clients may address a front. Raises: BadRequestError."""
     given = settings.allowed_hosts
     hosts = (given,) if isinstance(given, str) else given
     for host in hosts:
@@ -272,10 +271,11 @@ def _is_address(host: str) -> bool:
 
 
 def model_and_tokenizer(model: str | None, tokenizer: str | None) -> tuple[str, str]:
-    """What the core loads, and where the worker finds its tokenizer.
+    """The model that the core loads, and the tokenizer that the worker loads.
 
-    A folder becomes its absolute path, and a simulated model says which tokenizer it plays back.
-    A model of random weights (`random:NAME`) needs one to be named.
+    A folder becomes its absolute path, and a simulated model gets the tokenizer that it plays back.
+    A model of random weights (`random:NAME`) requires `tokenizer`.
+
     Raises: BadRequestError.
     """
     if model is None or model == MODEL_NAME:
@@ -324,10 +324,10 @@ def _folder_or_hub_id(option: str, value: str, more: str = "") -> str:
 
 
 def cache_dir(runtime_dir: Path) -> Path:
-    """Where compiled token tables are kept, which is made here.
+    """The folder where compiled token tables are cached; made here.
 
-    A home that cannot be written, or none at all, is usual in containers: then it is a folder
-    beside the sockets, and a table is compiled again whenever that is a new one.
+    Containers often have no home, or one that is not writable: then the cache is a folder beside
+    the sockets, and tables are compiled again in each new runtime directory.
     """
     base = os.environ.get("XDG_CACHE_HOME")
     try:
@@ -335,7 +335,7 @@ def cache_dir(runtime_dir: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK | os.X_OK):
             return folder
-    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home
         pass
     return runtime_dir / "cache"
 

@@ -1,8 +1,4 @@
-"""The folder a stack's sockets lie in, held by one stack at a time.
-
-Owns: the lock, and the removal of what the stack leaves there. Does not know: who uses the
-sockets.
-"""
+"""The runtime directory, which holds a stack's sockets and is locked by one stack at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from types import TracebackType
 from slipstream_ipc.transport.sockets import private_directory
 
 LOCK_NAME = "supervisor.lock"
-_NOTE_NAME = "core-in-flight"  # what one core leaves for the next one of the same stack
+_NOTE_NAME = "core-in-flight"  # a core's note to its successor in the same stack
 
 
 class RuntimeDirectoryInUse(Exception):  # noqa: N818  (says what is the case, as its text does)
@@ -24,13 +20,13 @@ class RuntimeDirectoryInUse(Exception):  # noqa: N818  (says what is the case, a
 
 
 class RuntimeDirectory:
-    """A context manager: inside it the folder exists and belongs to this stack alone.
+    """A context manager within which the folder exists and is locked by this stack.
 
-    Sockets and notes that an earlier stack left behind are removed at the start, our own at the
-    end, and the folder too where it was made here.
+    Sockets and notes of an earlier stack are removed at the start. At the end those of this stack
+    are removed, and the folder itself where it was made here.
 
-    Raises: RuntimeDirectoryInUse; PermissionError where others may enter the folder, OSError where
-    it cannot be written.
+    Raises: RuntimeDirectoryInUse; PermissionError where other users may access the folder; OSError
+    where it cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,7 +42,7 @@ class RuntimeDirectory:
                 self._lock_fd = _lock(self.path / LOCK_NAME)
             self._remove_traces()
         except PermissionError:
-            raise  # it says what is allowed
+            raise  # its message says what is allowed
         except OSError as error:
             raise OSError(
                 f"runtime directory {self.path} cannot be written ({error.strerror}): make room "
@@ -61,29 +57,32 @@ class RuntimeDirectory:
         _traceback: TracebackType | None,
     ) -> None:
         self._remove_traces()
-        (self.path / LOCK_NAME).unlink(missing_ok=True)  # before the lock goes: see _lock
+        (self.path / LOCK_NAME).unlink(missing_ok=True)  # before the lock is released: see _lock
         os.close(self._lock_fd)
         if self._is_ours:
-            with contextlib.suppress(OSError):  # somebody put something of theirs there: leave it
+            with contextlib.suppress(OSError):  # not empty: foreign files are left alone
                 self.path.rmdir()
 
     def _remove_traces(self) -> None:
         (self.path / _NOTE_NAME).unlink(missing_ok=True)
         for path in self.path.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # its own process may be faster
+            with contextlib.suppress(FileNotFoundError):  # removed by its process meanwhile
                 if stat.S_ISSOCK(path.lstat().st_mode):
                     path.unlink()
 
 
 def remove_traces(path: Path) -> None:
-    """What a stack has left in its folder that could not do so itself; not where another runs."""
+    """Clean up after a stack that was killed; does nothing where another stack runs."""
     if path.is_dir():
         with contextlib.suppress(RuntimeDirectoryInUse, OSError), RuntimeDirectory(path):
             pass
 
 
 def _lock(path: Path) -> int:
-    """A descriptor that holds the lock, or -1 where the file vanished under us: try again."""
+    """A descriptor that holds the lock; -1 where the file was removed meanwhile: try again.
+
+    Raises: RuntimeDirectoryInUse.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

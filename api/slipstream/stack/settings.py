@@ -1,7 +1,6 @@
-"""What a stack can be told: one validated object, whichever way it was given.
+"""The settings of a stack: names, defaults, ranges and descriptions.
 
-Owns: the options' names, defaults, ranges and explanations; the Python API and the command line
-both read them here. Does not know: what the options do.
+The Python API and the command line both take them from here.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def _about(text: str) -> Meta:
 
 
 class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a stack. Make one with `settings_from`, which names what is wrong."""
+    """Settings of a stack. Make one with `settings_from`, whose errors name the invalid option."""
 
     model: Annotated[
         str | None,
@@ -203,7 +202,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class StackOptions(TypedDict, total=False):
-    """The settings of a stack as keyword options, but for the model: lists do as well as tuples."""
+    """The settings of a stack as keyword options, without the model. Lists may stand for tuples."""
 
     served_model_name: str | None
     tokenizer: str | None
@@ -253,17 +252,17 @@ class StackOptions(TypedDict, total=False):
     trace: str | None
 
 
-# what a stack goes without that is there for one command or one batch: a replacement would be ready
-# no sooner than the answer, and getting spares ready takes the model's time
+# for the stack of one command or batch: a spare would be ready no sooner than the answer, and
+# preparing it takes CPU time from the model
 SHORT_LIVED: StackOptions = {"spare_worker": False, "spare_core": False}
 
 _FIELDS = {field.name: field for field in msgspec.structs.fields(StackSettings)}
 
 
 def settings_from(options: Mapping[str, Any], *, from_text: bool = False) -> StackSettings:
-    """Settings of keyword options, or of the strings that a command line holds (`from_text`).
+    """Settings from keyword options, or from the strings of a command line (`from_text`).
 
-    Raises: BadRequestError (a ValueError) naming the option, its value and what is allowed.
+    Raises: BadRequestError (a ValueError) with the option, its value and what is allowed.
     """
     for name, value in options.items():
         if name not in _FIELDS:
@@ -275,13 +274,13 @@ def settings_from(options: Mapping[str, Any], *, from_text: bool = False) -> Sta
     return msgspec.convert(dict(options), StackSettings, strict=not from_text)
 
 
-@cache  # a command line asks for each option as often as it has commands
+@cache  # the command line reads each option once for each command
 def _type_info(name: str) -> inspect.Type:
     return inspect.type_info(_FIELDS[name].type)
 
 
 def description(name: str) -> str:
-    """What an option means, for people."""
+    """An option's description, for help texts."""
     info = _type_info(name)
     assert isinstance(info, inspect.Metadata), f"{name} lacks a description"
     assert info.extra_json_schema is not None
@@ -289,7 +288,7 @@ def description(name: str) -> str:
 
 
 def allowed_values(name: str) -> str:
-    """An option's range, for people."""
+    """An option's allowed values, for help texts and errors."""
     return _allowed(_type_info(name))
 
 

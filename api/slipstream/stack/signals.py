@@ -1,7 +1,7 @@
-"""Signals as a queue that a selector can wait on.
+"""Signals as a queue that a selector can wait for.
 
-Owns: the wakeup descriptor. Rules: nothing happens inside a handler; whoever runs the loop drains
-the queue. Only a process's main thread may do this, and only once at a time.
+Nothing runs inside a signal handler; the event loop drains the queue. Only the main thread may use
+this, and only one queue may be active at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class SignalQueue:
-    """A context manager: inside it the given signals queue up instead of doing what they did."""
+    """A context manager within which the given signals are queued instead of handled."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
         self._numbers = numbers
@@ -25,7 +25,7 @@ class SignalQueue:
         self._wakeup_before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for number in self._numbers:
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # started by nohup: whoever did so wants us to outlive the terminal
+                continue  # started by nohup: the stack is meant to outlive the terminal
             self._before[number] = signal.signal(number, _noted_by_the_wakeup_fd)
         return self
 
@@ -46,7 +46,7 @@ class SignalQueue:
         return self._read_fd
 
     def drain(self) -> list[signal.Signals]:
-        """The signals that have come since, in order."""
+        """The signals since the last call, in order of arrival."""
         try:
             return [signal.Signals(number) for number in os.read(self._read_fd, 4096)]
         except BlockingIOError:

@@ -1,13 +1,9 @@
-"""A whole stack as a context manager: started, watched and ended from Python.
+"""A stack as a context manager: starts a supervisor process, reads its events and stops it.
 
-Owns: the supervisor's process, and the pipe that ties its life to ours. Does not know: which
-processes a stack has (`process_plan`), how they are kept (`supervisor`).
-
-Rules:
 - The constructor returns a stack that is ready, or raises and leaves nothing behind.
-- The stack ends with `stop`, with the `with` block, with the object, or with this process,
-  whichever is first and however it ends.
-- Ctrl-C in the terminal reaches this process alone.
+- The stack ends with `stop`, when the `with` block exits, when the object is garbage collected, or
+  with this process, however that ends.
+- Ctrl-C in the terminal reaches this process only.
 """
 
 from __future__ import annotations
@@ -56,14 +52,14 @@ _MAX_UNREAD = 1000  # events; older ones are dropped
 
 
 class StackError(SlipstreamError):
-    """A stack could not be started, with the reason that its processes gave."""
+    """A stack could not be started, or has ended; the message has the reason its processes gave."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Fault("engine", message))
 
 
 class StackArguments(StackOptions, total=False):
-    """Everything that `Stack` takes beside the model."""
+    """The keyword arguments of `Stack`, without the model."""
 
     runtime_dir: str | os.PathLike[str] | None
     start_timeout_s: float
@@ -71,16 +67,17 @@ class StackArguments(StackOptions, total=False):
 
 
 class Stack:
-    """A running stack of its own, with an address of its own.
+    """A running stack of server processes, at its own address.
 
-    model: a local folder, a hub id, `simulated:OPTION=VALUE,...`; None is the bundled demo model.
-    runtime_dir: where its sockets lie; None makes a fresh folder and removes it at the end.
-    start_timeout_s: how long loading the model may take.
-    verbose: let the processes log what they do to standard error, not only what goes wrong. The
-    environment variable SLIPSTREAM_LOG_LEVEL overrides it.
+    model: a local folder, a hub id, `simulated:OPTION=VALUE,...` or `random:NAME`; None is the
+        bundled demo model.
+    runtime_dir: the folder of the stack's sockets; None makes a new one and removes it at the end.
+    start_timeout_s: how long the start, which loads the model, may take in seconds.
+    verbose: log at INFO to standard error instead of WARNING. The environment variable
+        SLIPSTREAM_LOG_LEVEL overrides it.
     settings: see `StackSettings`; `http_port=0` starts an HTTP front, at `http_address`.
 
-    Raises: BadRequestError (a ValueError) for an unknown option or a value out of range; StackError
+    Raises: BadRequestError (a ValueError) for an unknown option or an invalid value; StackError
     where the stack does not become ready.
     """
 
@@ -104,10 +101,10 @@ class Stack:
             discard_parts(self._trace)
         level = os.environ.get(LOG_LEVEL_VARIABLE, "INFO" if verbose else "WARNING")
         self.address = config.address
-        self.http_address: str | None = None  # as the start of a URL; None without a front
+        self.http_address: str | None = None  # start of a URL, or unix:PATH; None without a front
         self._pids: dict[str, int] = {}
         self._unread: deque[Event] = deque(maxlen=_MAX_UNREAD)
-        self._lock = threading.Lock()  # of the three above, and of reading events
+        self._lock = threading.Lock()  # guards http_address, _pids, _unread and reading events
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "slipstream.stack.supervisor"],
             stdin=subprocess.PIPE,
@@ -130,16 +127,16 @@ class Stack:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The process ids of the stack by name, the supervisor's among them.
+        """The process ids of the stack by name, including the supervisor's.
 
-        A process that has died is missing until another takes its place. Spares have no place.
+        A process that has died is missing until its successor starts. Spares are not included.
         """
         with self._lock:
             self._read_events()
             return {"supervisor": self._process.pid, **self._pids}
 
     def events(self) -> list[Event]:
-        """What has happened to the processes since the last call, oldest first."""
+        """The events of the stack since the last call, oldest first; at most the last 1,000."""
         with self._lock:
             self._read_events()
             events = list(self._unread)
@@ -147,7 +144,7 @@ class Stack:
             return events
 
     def next_event(self, timeout_s: float) -> Event | None:
-        """Wait for something to happen to the processes; None where nothing does, or ever will."""
+        """Wait for the next event; None after `timeout_s`, or once the stack has ended."""
         deadline = time.monotonic() + timeout_s
         while True:
             with self._lock:
@@ -163,7 +160,7 @@ class Stack:
 
     @property
     def is_running(self) -> bool:
-        """Whether the stack has neither been stopped nor failed."""
+        """Whether the stack runs: False once it was stopped or has failed."""
         return self._process.poll() is None
 
     def client(self) -> Client:
@@ -175,21 +172,21 @@ class Stack:
         return AsyncClient(self.address, trace=self._trace)
 
     def when_ended(self, callback: Callable[[], object]) -> None:
-        """Call back, from a thread of its own, once the stack has ended, for whatever reason."""
+        """Call `callback` once, from a new thread, when the stack has ended for any reason."""
 
         def wait(process: subprocess.Popen[bytes]) -> None:
             process.wait()
             callback()
 
-        # it holds the process, not us: a stack that is forgotten ends all the same
+        # the thread refers to the process, not to `self`, so that a dropped stack still ends
         name = "slipstream-stack-end"
         threading.Thread(target=wait, args=(self._process,), name=name, daemon=True).start()
 
     def stop(self) -> None:
-        """End the stack. Does nothing where that has been done.
+        """Stop the stack. Idempotent.
 
-        Its processes have 3 s to end; then they are killed, which takes as long as the kernel takes
-        for it, 10 s at most.
+        Its processes have 3 s to end and are killed then; this waits up to 10 s more for the kernel
+        to end them.
         """
         self._finalizer()
 
@@ -259,20 +256,20 @@ def _end(
     trace: str | None,
 ) -> None:
     if os.getpid() != owner:
-        return  # a fork of the process that the stack belongs to
+        return  # in a fork of the process that owns the stack
     assert process.stdin is not None
     try:
-        process.stdin.close()  # the supervisor's sign to stop
+        process.stdin.close()  # tells the supervisor to stop
         process.wait(_END_S)
     except (subprocess.TimeoutExpired, BrokenPipeError):
         pass
     finally:
-        process.kill()  # its children die with it
+        process.kill()  # its children die with it: see `Child`
         process.wait()
         events.close()
         if not is_given:
             shutil.rmtree(folder, ignore_errors=True)
-        elif process.returncode < 0:  # it could not tidy up itself
+        elif process.returncode < 0:  # killed before it could clean up
             remove_traces(folder)
         if trace is not None:
             merge_parts(trace)

@@ -1,10 +1,8 @@
-"""What those children are told of the stack that tell others: the HTTP fronts.
+"""Sends the condition and the statistics of a stack to its HTTP fronts.
 
-Owns: who hears what when. Does not know: pipes (`process`), what is counted (`place_statistics`).
-
-Rules: every change of a place's condition is told, to who serves; so is that of a process which a
-child keeps itself, as far as the child says it. The numbers are told when they
-are due, and only to who has read what came before.
+Every change of a place's condition is sent to the serving fronts; so are changes of the processes
+that a child runs itself, as the child reports them. Statistics are sent when they are due, and only
+to fronts that have read everything before.
 """
 
 from __future__ import annotations
@@ -17,17 +15,17 @@ from slipstream_ipc.process import Condition
 
 
 class StatusBroadcast:
-    """About the processes in these places."""
+    """Reports the processes in these places to those children that take such reports."""
 
     def __init__(self, roles: Mapping[str, Role], accounts: PlaceStatistics) -> None:
         self._roles = roles
         self._accounts = accounts
 
     def tell(self, now: float) -> None:
-        """Tell what is news."""
+        """Send what has changed and what is due."""
         processes = {name: role.condition(now) for name, role in self._roles.items()}
         for role in self._roles.values():
-            if role.active is not None:  # a place's own name says more than another's word
+            if role.active is not None:  # the supervisor's own view takes precedence
                 processes = {**role.active.processes, **processes}
         condition = Condition(processes)
         hearers = [

@@ -1,23 +1,23 @@
-"""The supervisor: starts a stack's processes, watches them, replaces those that die, ends them.
+"""The supervisor of a stack: starts its processes, watches them, restarts them and ends them.
 
-Owns: one loop over the children's status pipes, signals (child exits among them), the clock and,
-when a `Stack` started it, that process's life. Does not know: what the children do, what a model
-is; who succeeds whom (`roles`), after what pause and how often (`restarts`); what fronts are told
-of the others (`status_broadcast`).
+One loop waits for the children's status pipes, signals (SIGCHLD included), deadlines and, when a
+`Stack` started it, the end of the parent process. See `roles` for succession, `restarts` for
+pauses and budgets, and `status_broadcast` for what the HTTP fronts are sent.
 
-Rules:
-- Ready means that every child said so. A child that dies before it ever was ends the whole stack
-  with code 1; so does one that reports an error (another could not do it either), and one that dies
-  when its restarts are used up. Only the first failure is told, the others follow from it.
-- A child whose beats stay away hangs, and is killed. Whoever died is reaped before its successor is
-  told to serve. Spares are started one at a time, and only while everybody serves.
-- Asked to end: while it drains, users' work goes on for `drain_s`, restarts included. Then SIGTERM
-  to all that listen, SIGKILL to the others, and to all after STOP_S. Each further signal goes one
-  stage on. Nothing is left: no process, no socket, no folder that was made here.
-- The sockets that fronts listen at are ours (`listeners`), from before anybody is started until
-  the stack stops. While it drains, fronts take connections to say so.
-- Failures before ready are told through `report` alone (whoever started us shows them), later
-  ones in the log too.
+- The stack is ready once every child has reported ready. The stack fails with exit code 1 when a
+  child dies before it was first ready, when a child reports an error (its successor would fail the
+  same way), and when a child dies with its restart budget used up. Only the first failure is
+  reported, as others follow from it.
+- A child without heartbeats for `hang_timeout_s` counts as hung and is killed. A dead process is
+  reaped before its successor is activated. Spares are started one at a time, and only while all
+  processes serve.
+- On a signal the stack drains: running requests continue for `drain_s`, restarts included. Then
+  children whose loop runs get SIGTERM and the others SIGKILL; after STOP_S all get SIGKILL. Each
+  further signal skips to the next stage. No process, socket or folder made here is left behind.
+- The supervisor holds the sockets that fronts listen at (`listeners`) from before the first child
+  starts until the stack stops. While it drains, fronts still accept connections, to report that.
+- Failures before the stack is ready are reported through `report` only, and shown by the program
+  that started it; later ones are logged, too.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ from slipstream.stack.status_broadcast import StatusBroadcast
 from slipstream_ipc.process import SILENT_S
 
 STOP_S = 3.0  # from SIGTERM to SIGKILL
-_FLUSH_S = 1.0  # after `drain_s`, for the last words to leave
-# from SIGKILL until we leave a child: the kernel may need seconds to take its memory apart, more on
-# a busy machine; only one that waits for a broken device takes for ever
+_FLUSH_S = 1.0  # after `drain_s`, to send the last output
+# from SIGKILL until a child is abandoned: the kernel may need seconds to free its memory, more on a
+# busy machine; only a process that waits for a broken device takes for ever
 GIVE_UP_S = 10.0
 _logger = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """Runs one stack in the calling thread, which must be the main one."""
+    """Runs one stack in the calling thread, which must be the main thread."""
 
     def __init__(self, config: SupervisorConfig, report: Callable[[Event], None]) -> None:
         self._config = config
@@ -81,15 +81,15 @@ class Supervisor:
         }
         self._accounts = PlaceStatistics(self._roles)
         self._bulletin = StatusBroadcast(self._roles, self._accounts)
-        self._children: list[Child] = []  # all that are not reaped
+        self._children: list[Child] = []  # all children not reaped yet
         self._listeners: Listeners | None = None
         self._selector = selectors.DefaultSelector()
         self._phase: Literal["starting", "serving", "draining", "stopping", "killing"] = "starting"
-        self._deadline: float | None = None  # of this phase
+        self._deadline: float | None = None  # of the current phase
         self._exit_code = 0
 
     def run(self) -> int:
-        """Run the stack to its end; the exit code, 0 where it ended because it was asked to."""
+        """Run the stack to its end. Returns the exit code: 0 where it was asked to end."""
         try:
             with (
                 RuntimeDirectory(Path(self._config.runtime_dir)),
@@ -113,7 +113,7 @@ class Supervisor:
         return self._exit_code
 
     def _listen(self) -> bool:
-        """Whether we could."""
+        """Bind the fronts' sockets; False, after a failure report, where that is impossible."""
         listen, uds = self._config.listen, self._config.uds
         if listen is None and uds is None:
             return True
@@ -162,7 +162,7 @@ class Supervisor:
                     return
 
     def _wait_s(self) -> float | None:
-        """Until the clock brings something."""
+        """Seconds until the next deadline; None where there is none."""
         moments = [] if self._deadline is None else [self._deadline]
         if not self._is_ending:
             moments += [role.due_at for role in self._roles.values() if role.due_at is not None]
@@ -188,7 +188,7 @@ class Supervisor:
     # ---- what the clock brings -----------------------------------------------------------
 
     def _keep(self, now: float) -> None:
-        """See to it that everybody lives and every place is filled."""
+        """Check heartbeats, start processes and spares that are due, and end a finished drain."""
         for child in self._children:
             self._check_beats(child, now)
         for role in self._roles.values():
@@ -212,7 +212,7 @@ class Supervisor:
             child.watch(now)
         if now < child.heard_at + timeout_s:
             return
-        self._on_status(child)  # where we ourselves were stopped, its beats lie unread
+        self._on_status(child)  # if the supervisor itself was stopped, beats may be unread
         if child.heard_at is not None and now >= child.heard_at + timeout_s:
             child.heard_at = None
             is_busy = child.is_busy(now)
@@ -222,7 +222,7 @@ class Supervisor:
 
     @property
     def _is_calm(self) -> bool:
-        """Whether there is time to prepare a spare."""
+        """Whether a spare may be started: all processes serve, and no other spare is starting."""
         return self._phase == "serving" and all(
             role.is_ready and not role.is_preparing_spare for role in self._roles.values()
         )
@@ -231,7 +231,7 @@ class Supervisor:
 
     def _on_status(self, child: Child) -> None:
         if child.status.has_ended():
-            return  # noticed already, by an event of the same round
+            return  # handled already, by another event of the same round
         was_ready, was_settled = child.state == "ready", child.settled_at is not None
         child.read_status()
         if child.status.has_ended():
@@ -278,7 +278,7 @@ class Supervisor:
 
     def _on_exits(self) -> None:
         for child in [child for child in self._children if child.has_ended()]:
-            self._on_status(child)  # its last words come before its end
+            self._on_status(child)  # read its last messages before its exit is handled
             if not child.status.has_ended():
                 self._selector.unregister(child.status)
             self._accounts.ends(child)
@@ -312,7 +312,7 @@ class Supervisor:
     # ---- what follows --------------------------------------------------------------------
 
     def _fill(self, role: Role) -> None:
-        """Somebody serves in this place from now on."""
+        """Activate the spare, or a new process, in this place."""
         child = role.spare or self._start(role.spec)
         if child is None:
             return
@@ -360,10 +360,10 @@ class Supervisor:
         self._deadline = time.monotonic() + STOP_S
         for child in self._children:
             if child.listens:
-                child.drain(0.0)  # so that it knows who ends it, and may say so
+                child.drain(0.0)  # so that it can tell a stop by the stack from a stray SIGTERM
                 child.terminate()
             else:
-                child.kill()  # it serves nobody yet, and may not listen until it has loaded
+                child.kill()  # it serves no requests, and may not handle SIGTERM while it loads
 
     def _kill(self, reason: str) -> None:
         if self._phase != "killing":
@@ -375,7 +375,7 @@ class Supervisor:
 
     def _leave_nobody(self) -> None:
         for child in self._children:
-            child.kill()  # only an error of our own can have left one alive
+            child.kill()  # children remain here only after an error in this file
 
     def _abandon(self) -> None:
         self._exit_code = 1
@@ -390,7 +390,7 @@ class Supervisor:
 
 
 def log_to_stderr() -> None:
-    """The supervisor's own lines, in the form the children's have."""
+    """Log to standard error, in the format of the children's logs."""
     logging.basicConfig(
         stream=sys.stderr,
         level=os.environ.get("SLIPSTREAM_LOG_LEVEL", "INFO").upper(),
@@ -399,17 +399,17 @@ def log_to_stderr() -> None:
 
 
 def main() -> int:
-    """For a `Stack`: the config on standard input, events on standard output."""
+    """Run under a `Stack`: read the config from standard input, write events to standard output."""
     log_to_stderr()
     line = b""
     while not line.endswith(b"\n"):
         chunk = os.read(STANDARD_INPUT, 65536)
         if not chunk:
-            return 1  # the parent died while it spoke
+            return 1  # the parent died before it had sent the whole config
         line += chunk
     config = msgspec.json.decode(line, type=SupervisorConfig)
 
-    events = LineWriter(sys.stdout.fileno())  # for whoever may take a long time to read them
+    events = LineWriter(sys.stdout.fileno())  # never blocks, however late events are read
     return Supervisor(config, lambda event: events.write(msgspec.json.encode(event))).run()
 
 

@@ -1,2 +1,3 @@
-"""Timelines: what the processes recorded (`slipstream_ipc.telemetry.trace`), put together and
-drawn."""
+"""Timelines of a stack: merging what its processes recorded (`slipstream_ipc.telemetry.trace`),
+and drawing it.
+"""

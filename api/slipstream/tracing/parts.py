@@ -1,11 +1,7 @@
-"""From the parts that processes leave beside FILE to the timeline in FILE.
+"""Merges the trace parts that processes write beside FILE into the timeline in FILE.
 
-Owns: where parts lie, what becomes of those that are missing or broken, the order of tracks. Does
-not know: how the file is written (`trace_events`).
-
-Rules:
-- A part that cannot be used costs its own track and a warning, never the timeline.
-- Parts are gone when the timeline is there, and before a stack starts.
+- A broken part costs its own track and a warning, never the timeline.
+- Parts are deleted once the timeline is written, and before a stack starts.
 """
 
 from __future__ import annotations
@@ -39,14 +35,14 @@ def checked_trace(trace: str | None) -> str | None:
 
 
 def discard_parts(trace: str) -> None:
-    """What a stack that was killed has left would be taken for the next one's."""
+    """Delete the parts of a killed stack, which would be taken for those of the next one."""
     file = Path(trace)
     for path in [*part_paths(file), *part_paths(file.with_name(f".{file.name}"))]:
         path.unlink(missing_ok=True)
 
 
 def part_paths(file: Path) -> list[Path]:
-    """The parts that lie beside `file`; those with a dot in front are unfinished."""
+    """The parts beside `file`. Parts whose name begins with a dot are unfinished."""
     return sorted(
         path
         for path in file.parent.iterdir()
@@ -55,10 +51,10 @@ def part_paths(file: Path) -> list[Path]:
 
 
 def merge_parts(trace: str) -> bool:
-    """Write the timeline, once all who record for it have ended; warn of what is missing. Whether
-    there is one.
+    """Write the timeline once all recording processes have ended, and warn of missing tracks.
 
-    Never raises for what happens to files: it is called when there is nobody to tell.
+    Returns whether the timeline was written. An OSError is logged and not raised, as a stack's
+    finalizer calls this.
     """
     file = Path(trace)
     try:
@@ -74,7 +70,7 @@ def merge_parts(trace: str) -> bool:
 
 
 def timeline_of(parts: Sequence[TracePart]) -> TraceTimeline:
-    """The parts on one clock, which is theirs already; time 0 is where the first span begins."""
+    """Join the parts, which share one clock already; time 0 is the begin of the first span."""
     tracks = [_track(part) for part in parts]
     starts = [int(track.begins_ns.min()) for track in tracks if len(track.begins_ns)]
     for track in tracks:
@@ -90,7 +86,7 @@ def _place(track: Track) -> tuple[int, int]:
 
 
 def _track(part: TracePart) -> Track:
-    """Raises ValueError where columns do not fit each other."""
+    """The track of a part. Raises: ValueError where its columns do not match."""
     kinds = np.frombuffer(part.kinds, np.uint8)
     begins_ns, ends_ns, steps = (
         np.frombuffer(column, "<i8").astype(np.int64)

@@ -1,8 +1,8 @@
-"""A window of a timeline as a picture.
+"""Draws a window of a timeline as a PNG.
 
-Owns: which window, if none is asked for, and how it looks: a row for each track, bars coloured by
-kind with their names beside the row, step numbers, and an arrow from where the device ends a step
-to where the worker begins on its tokens. matplotlib is imported when something is drawn.
+A picture has a row for each track, with bars coloured by kind, a legend beside each row, step
+numbers, and arrows from the end of a step on the device to the begin of the work on its tokens in
+the worker. matplotlib is imported only for drawing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DEVICE, WORKER = "device", "worker"
 
-# by kind; neighbours in a row are told apart in print and by those who see colours differently
+# by kind; neighbours in a row differ in print, too, and for colour-blind readers
 _COLOURS = {
     "schedule": "#0072B2",
     "launch": "#56B4E9",
@@ -39,7 +39,7 @@ _COLOURS = {
     "client": "#4B5FA8",
 }
 _OTHER_COLOUR = "#8C8C8C"
-_SECOND_DEVICE_COLOUR = "#BCCBD8"  # of every other step, so that one sees where each ends
+_SECOND_DEVICE_COLOUR = "#BCCBD8"  # of every other step, so that their borders show
 
 _NUM_STEPS = 8  # in the default window
 _WITHOUT_DEVICE_MS = 40.0
@@ -53,14 +53,14 @@ _INK, _FAINT = "#222222", "#666666"
 
 @dataclass(frozen=True, slots=True)
 class PictureWindow:
-    """What is shown, in nanoseconds since the trace's begin."""
+    """The time range to draw, in nanoseconds since the trace's begin."""
 
     begin_ns: int
     end_ns: int
 
 
 def check_drawing() -> None:
-    """Refuse --png where nothing can draw. Raises: BadRequestError."""
+    """Check that matplotlib is installed. Raises: BadRequestError."""
     if importlib.util.find_spec("matplotlib") is None:
         allowed = "only with matplotlib, which is missing here: pip install slipstream[plots]"
         raise bad_request(BadRequest("png", "a file", allowed))
@@ -69,9 +69,9 @@ def check_drawing() -> None:
 def window_of(
     timeline: TraceTimeline, begin_ms: float | None, window_ms: float | None
 ) -> PictureWindow:
-    """The window that is asked for; by default 8 steps.
+    """The window to draw; by default 8 steps from the middle of the work.
 
-    Raises: BadRequestError where there is nothing to see.
+    Raises: BadRequestError for a window out of range, or a trace without spans.
     """
     duration_ns = timeline.duration_ns
     if window_ms is not None and not window_ms > 0:
@@ -88,14 +88,14 @@ def window_of(
 
 
 def draw(timeline: TraceTimeline, window: PictureWindow, png: str | Path, title: str) -> None:
-    """Save the picture. Raises: OSError."""
+    """Draw the window and save it as a PNG. Raises: OSError."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     tracks = [_visible(track, window) for track in timeline.tracks]
     height_in = _ROW_IN * len(tracks) + _AROUND_IN
     figure = Figure(figsize=(_WIDTH_IN, height_in), facecolor="white")
-    FigureCanvasAgg(figure)  # no display, and no state of pyplot's
+    FigureCanvasAgg(figure)  # needs no display and none of pyplot's global state
     axes = figure.add_axes(
         (
             _LEFT_IN / _WIDTH_IN,
@@ -124,8 +124,9 @@ def draw(timeline: TraceTimeline, window: PictureWindow, png: str | Path, title:
 
 
 def _middle(timeline: TraceTimeline) -> tuple[int, int]:
-    """The steps from where half of the host's work is done: most of the time may be idle, most
-    steps a warm-up's.
+    """The default window: the steps from the point at which half of the host's work is done.
+
+    The middle in time, or by steps, might be idle or belong to the warm-up.
     """
     hosts = [track for track in timeline.tracks if track.name != DEVICE] or timeline.tracks
     begins_ns = np.concatenate([track.begins_ns for track in hosts])
@@ -160,7 +161,7 @@ def _visible(track: Track, window: PictureWindow) -> Track:
 
 
 def busy_ns(begins_ns: Int64s, ends_ns: Int64s) -> int:
-    """The time that lies in one span at least."""
+    """The time in nanoseconds that is covered by at least one span. begins_ns, ends_ns: [n]."""
     if not len(begins_ns):
         return 0
     order = np.argsort(begins_ns, kind="stable")
@@ -178,7 +179,7 @@ class _Scale:
     inches_per_ms: float
 
     def width_ms(self, text: str) -> float:
-        """What a label takes, the room around it included."""
+        """The width of a label in ms of the time axis, with its margin."""
         return (len(text) + 1) * _CHARACTER_IN / self.inches_per_ms
 
 
@@ -201,7 +202,7 @@ def _draw_track(axes: Axes, row: int, track: Track, scale: _Scale) -> None:
             linewidth=0,
             zorder=2,
         )
-    free_from = -np.inf  # where the label before this one ends
+    free_from = -np.inf  # the end of the previous label
     for step, begin, length in _groups(track):
         name = str(step)
         width = scale.width_ms(name)
@@ -222,7 +223,7 @@ def _draw_track(axes: Axes, row: int, track: Track, scale: _Scale) -> None:
 
 
 def _groups(track: Track) -> list[tuple[int, float, float]]:
-    """Step, begin and length (ms) of what is labelled: the device's steps, the worker's work."""
+    """Step, begin and length (ms) of what gets a label: steps in the device and worker tracks."""
     if track.name not in (DEVICE, WORKER):
         return []
     groups = []
@@ -274,7 +275,7 @@ def _row_name(track: Track, window: PictureWindow) -> str:
 
 
 def _draw_names(axes: Axes, row: int, track: Track) -> None:
-    """The row's kinds in their colours, to its right."""
+    """Draw the legend of a row to its right."""
     kinds = [kind for kind in _kinds_in(track) if kind != track.name]
     line = 0.155 / _ROW_IN
     for at, kind in enumerate(kinds):
@@ -285,7 +286,7 @@ def _draw_names(axes: Axes, row: int, track: Track) -> None:
 
 
 def _kinds_in(track: Track) -> list[str]:
-    """In the order of `_COLOURS`, which is that of a step's way."""
+    """The kinds of a track in the order of `_COLOURS`, that of their occurrence in a step."""
     found = set(track.kinds.tolist())
     return [kind for kind in _COLOURS if kind in found] + sorted(found - _COLOURS.keys())
 

@@ -1,12 +1,9 @@
-"""A timeline as a file that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Writes and reads timelines as files for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-Owns: the file's format, written and read. It is the Trace Event Format's JSON, compressed where the
-name ends in `.gz`: a process of its own for each track, a slice ("ph": "X") for each span, its step
-in `args.step`, times in microseconds since the first span. Does not know: where spans come from.
-
-Rules:
-- A slice is named by kind and step, as that is what a viewer shows; `cat` holds the kind alone.
-- What is read is what was written here, not every trace that there is.
+The format is the JSON of the Trace Event Format, compressed where the file name ends in `.gz`: a
+process for each track, a slice ("ph": "X") for each span with its step in `args.step`, and times in
+microseconds since the first span. A slice is named by kind and step, as viewers show the name;
+`cat` is the kind alone. Only files written here can be read.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from slipstream.errors import bad_request
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.telemetry.trace import NO_STEP
 
-_CHUNK = 8192  # events that are objects at one time, while a file is written
+_CHUNK = 8192  # events converted to objects at a time, while a file is written
 _GZIP_MAGIC = b"\x1f\x8b"
 
 Strings = npt.NDArray[np.str_]
@@ -36,7 +33,7 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """What one process (or a device) did. Columns are parallel; times begin with the trace."""
+    """The spans of one process or device as parallel columns. Times start with the trace."""
 
     name: str
     process_id: int
@@ -48,14 +45,14 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class TraceTimeline:
-    """A whole trace. num_dropped: older spans, for which a process had no room."""
+    """A whole trace. num_dropped: the oldest spans, dropped by processes for lack of room."""
 
     tracks: tuple[Track, ...]
     num_dropped: int = 0
 
     @property
     def duration_ns(self) -> int:
-        """From the first begin, 0, to the last end."""
+        """The time from the first begin, which is 0, to the last end."""
         return max((int(track.ends_ns.max(initial=0)) for track in self.tracks), default=0)
 
 
@@ -103,7 +100,7 @@ class _TraceFile(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def write_timeline(file: Path, timeline: TraceTimeline) -> None:
-    """Write it, whole or not at all. Raises OSError."""
+    """Write a timeline atomically. Raises: OSError."""
     unfinished = file.with_name(f".{file.name}.unfinished")
     try:
         with gzip.open(unfinished, "wb") if file.suffix == ".gz" else unfinished.open("wb") as out:
@@ -136,7 +133,7 @@ def _head(at: int, track: Track) -> Iterable[_Metadata]:
 
 
 def _slices(at: int, track: Track) -> Iterable[_Slice]:
-    order = np.argsort(track.begins_ns, kind="stable")  # viewers want the outer of two first
+    order = np.argsort(track.begins_ns, kind="stable")  # viewers expect outer slices first
     for first in range(0, len(order), _CHUNK):
         some = order[first : first + _CHUNK]
         for kind, begin_ns, end_ns, step in zip(
@@ -155,7 +152,7 @@ def _slices(at: int, track: Track) -> Iterable[_Slice]:
 
 
 def read_timeline(file: Path) -> TraceTimeline:
-    """What `write_timeline` wrote. Raises: OSError; BadRequestError where it is something else."""
+    """Read a file of `write_timeline`. Raises: OSError; BadRequestError for any other file."""
     data = file.read_bytes()
     try:
         if data.startswith(_GZIP_MAGIC):

@@ -1,10 +1,10 @@
-"""A client's connection driven by an event loop: no thread, no hand-over, no task to a stream.
+"""A client's connection driven by an asyncio event loop, without threads or a task for each stream.
 
-- Everything happens in the loop's thread: a stream's wakeup (`wakeup`) is rung inside a turn, and
-  may submit and abandon streams there; what it asks for is sent in the turn after. Only `release`
-  and `close_from_anywhere`, which the garbage collector calls, may come from elsewhere.
-- ZeroMQ's descriptor is an edge: it says that something happened, and sending takes that away too.
-  So after every turn the socket itself is asked whether there is more to read.
+- Everything runs in the loop's thread. A stream's wakeup is rung inside a turn and may submit and
+  abandon streams there; their messages are sent in the next turn. Only `release` and
+  `close_from_anywhere`, which finalizers call, may be called from other threads.
+- ZeroMQ's file descriptor is edge-triggered, and sending clears the edge too. So after each turn
+  the socket is asked whether there is more to read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from slipstream_ipc.transport.curve import Access
 
 
 class LoopIO:
-    """Serves streams over one connection, in the running event loop, until it is closed."""
+    """Carries streams over one connection, in the running event loop, until it is closed."""
 
     def __init__(
         self,
@@ -56,40 +56,42 @@ class LoopIO:
         )
         self._is_turn_due = False
         self._is_closed = False
-        self._closing: asyncio.Task[None] | None = None  # held here while it runs
+        self._closing: asyncio.Task[None] | None = None  # a reference, as the loop keeps none
         self._ticker = self.loop.call_later(TICK_S, self._tick)
         self._schedule()
 
     @property
     def model(self) -> ModelCard | None:
-        """What the server serves, as it said last."""
+        """The model that the server last reported; None before the first connection."""
         return self._session.model
 
     @property
     def is_attached(self) -> bool:
-        """Whether a server is there, as far as we know."""
+        """Whether the connection is attached to a server, as far as is known."""
         return self._session.is_attached
 
     async def connect(self) -> ModelCard:
-        """Wait until the server is there. Raises: ConnectionLostError after `timeout_s`;
-        ClosedError.
+        """Wait until the server answers.
+
+        Raises: ConnectionLostError after `timeout_s`; ClosedError; SlipstreamError where the server
+        refuses the connection.
         """
         if self._is_closed:
             raise _closed()
         future: Future[ModelCard] = Future()
-        future.set_running_or_notify_cancel()  # a cancelled caller does not cancel it
+        future.set_running_or_notify_cancel()  # so that a cancelled caller cannot cancel it
         self._session.connect(future, time.monotonic())
         return await asyncio.wrap_future(future)
 
     def submit(self, state: StreamState) -> None:
-        """Ask for the stream. Where the connection is closed it ends with a ClosedError."""
+        """Submit the stream's request. On a closed connection it ends with a ClosedError."""
         self._session.submit(state, time.monotonic())
         if self._is_closed:
             self._session.end_all(_closed)
         self._schedule()
 
     def ask(self, question: Question) -> Future[Any]:
-        """Done when the server has answered, in the loop's thread; ConnectionLostError."""
+        """The future answer of the server, or a ConnectionLostError. Set in the loop's thread."""
         future: Future[Any] = Future()
         if self._is_closed:
             future.set_exception(_closed())
@@ -99,23 +101,24 @@ class LoopIO:
         return future
 
     def abort(self, state: StreamState) -> None:
-        """Ask the server to end the stream; its End is still to come."""
+        """Ask the server to end the stream, which then still receives its End."""
         self._session.abort(state)
         self._schedule()
 
     def abandon(self, state: StreamState) -> None:
-        """End the stream at once: it is not read any more."""
+        """End the stream at once, without waiting for the server."""
         self._session.abandon(state)
         self._schedule()
 
     def release(self, state: StreamState) -> None:
-        """The same where the stream is collected as garbage: from any thread, at any moment."""
+        """Abandon the stream from a finalizer: from any thread, at any moment."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self.abandon, state)
 
     async def close(self) -> None:
-        """End all streams, each by a ClosedError, and tell the server goodbye: half a second at
-        most. Idempotent.
+        """End all streams with a ClosedError and say goodbye to the server. Idempotent.
+
+        Waits at most GOODBYE_S for the acknowledgement.
         """
         if self._is_closed:
             return
@@ -129,7 +132,7 @@ class LoopIO:
             self._end_close()
 
     def close_from_anywhere(self) -> None:
-        """Close, from any thread, and where the loop has ended already. Idempotent."""
+        """Close from any thread, also after the loop has ended. Idempotent."""
         if self.loop.is_running():
             self.loop.call_soon_threadsafe(self._close_soon)
         elif not self._is_closed:
@@ -160,7 +163,7 @@ class LoopIO:
         begin_ns = time.monotonic_ns()
         try:
             has_deltas = self._session.turn(time.monotonic())
-        except Exception as error:  # a fault of ours: nothing waits for what it has lost
+        except Exception as error:  # our own fault: end all streams, so that none waits for ever
             why = f"the client's connection failed: {type(error).__name__}: {error}"
             self._session.end_all(partial(EngineError, Fault("engine", why)))
             raise
@@ -184,11 +187,11 @@ def _closed() -> SlipstreamError:
 
 
 def _call(command: Callable[[], None]) -> None:
-    command()  # futures are cancelled in the loop's thread, which is the one that asks
+    command()  # futures are cancelled in the loop's thread already
 
 
 class _LoopPoller(zmq.Poller):
-    """Calls back when a socket that is registered may have something."""
+    """A poller that calls back when a registered socket may be readable."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_news: Callable[[], None]) -> None:
         super().__init__()
@@ -208,15 +211,15 @@ class _LoopPoller(zmq.Poller):
             self._loop.remove_reader(fd)
 
     def has_more(self) -> bool:
-        """Whether something can be read."""
+        """Whether a message can be read."""
         return any(int(s.getsockopt(zmq.EVENTS)) & zmq.POLLIN for s in self._fds)
 
     def block(self, timeout_s: float) -> None:
-        """Wait where no loop runs."""
+        """Wait for a message, blocking; for use where no loop runs."""
         zmq.select(list(self._fds), [], [], max(0.0, timeout_s))
 
     async def wait(self, timeout_s: float) -> bool:
-        """Until there may be something, which is not told to anybody else; False: there is not."""
+        """Wait until a socket may be readable, in place of the callback; False on a timeout."""
         if self.has_more():
             return True
         self._waiter = self._loop.create_future()

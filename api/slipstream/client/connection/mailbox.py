@@ -1,11 +1,8 @@
-"""Work for the I/O thread from other threads.
+"""Commands for the I/O thread from other threads, with a descriptor that wakes its poll loop.
 
-Owns: the queue, and the descriptor that wakes a poll loop for it. Does not know: what the work is.
-
-Rules:
-- `post` appends first and looks afterwards whether the thread was rung for; the thread takes back
-  the ring first and runs the queue afterwards. So no command is left lying.
-- Once the thread has ended, whoever posts runs the queue: every command runs, exactly once.
+- `post` appends the command first and checks afterwards whether the thread has been woken; the
+  thread clears the wakeup first and runs the queue afterwards. So no command is missed.
+- After the thread has ended, `post` runs the queue itself. Every command runs exactly once.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from collections.abc import Callable
 
 
 class Mailbox:
-    """Callables without arguments, run in the order in which they were posted."""
+    """A queue of callables without arguments, run in the order of posting."""
 
     def __init__(self) -> None:
         self._queue: deque[Callable[[], None]] = deque()
@@ -28,26 +25,26 @@ class Mailbox:
         self.fd = self._wakeup.fileno()  # readable when there is work
 
     def post(self, command: Callable[[], None]) -> None:
-        """From any thread; never waits."""
+        """Queue a command. May be called from any thread; never blocks."""
         self._queue.append(command)
         if not (self._is_ended or self._is_rung):
             self._is_rung = True
             try:
                 self._rope.send(b"!")
-            except OSError:  # closed between the look and the call
+            except OSError:  # closed since the check above
                 assert self._is_ended
         if self._is_ended:
             self._run_queue()
 
     def run(self, *, is_rung: bool) -> None:
-        """In the I/O thread. `is_rung`: the descriptor is readable."""
+        """Run the queued commands, in the I/O thread. is_rung: the descriptor is readable."""
         if is_rung:
             self._wakeup.recv(64)
         self._is_rung = False
         self._run_queue()
 
     def end(self) -> None:
-        """The I/O thread does nothing more after this."""
+        """Run what is queued and close the descriptor. The I/O thread's last call."""
         self._is_ended = True
         self._run_queue()
         self._wakeup.close()

@@ -1,18 +1,16 @@
-"""What a client has to tell its server.
+"""The messages that a client's streams owe the server, and their order.
 
-Owns: which message is due for which stream, and in which order. Does not know: sockets, clocks.
-
-Rules:
-- Nothing is sent from a queue of the past: after each Welcome what is due follows from the
-  streams' states. Not accepted: Submit (idempotent by its stream id). Accepted, or not our own
-  submission: Resume, from what was received. To be ended: Abort, until the server has acknowledged
-  it.
-- While no server is there nothing is due, and what nobody waits for any more is kept by nobody.
-- Of a stream that was asked for and that the server does not know: Submit again, with the ids that
-  were received, or, where the first of them are not kept, with their number and checksum.
-- Answers to one prompt that were asked for together are so in one message, and the prompt is in it
-  once. Each is asked for again alone.
-- A body is made when it leaves, so it says what is true then; what an end has made idle is skipped.
+- After each Welcome, the messages due are derived from the streams' states, not from an old queue:
+  Submit for a stream not accepted yet (idempotent by its stream id); Resume from the received
+  position for one that is accepted, or was not submitted by this client; Abort for one to be ended,
+  until the server has acknowledged it.
+- While no server is attached nothing is due, and ended streams are not kept for sending.
+- A stream that the server does not know is submitted again with the token ids received, or, where
+  the first of them are not kept, with their number and checksum.
+- Answers to one prompt that are submitted together share one message, with the prompt in it once.
+  They are resubmitted one by one.
+- A message is made when it is sent, so it reflects the state at that time; messages for streams
+  that have ended meanwhile are skipped.
 """
 
 from __future__ import annotations
@@ -50,20 +48,20 @@ class Outbox:
         self._is_attached = False
 
     def ask(self, state: StreamState) -> None:
-        """The server is to run the stream, which is in the table, or to go on with it."""
+        """Queue the request to run or to resume the stream. It has to be in the table."""
         self._add(_Due.ASK, state)
 
     def abort(self, state: StreamState) -> None:
-        """The server is to end the stream."""
+        """Queue the request to end the stream."""
         self._add(_Due.ABORT, state)
 
     def clear(self) -> None:
-        """No server is there; the next one is told by `refill`. Idempotent."""
+        """Drop all messages, as no server is attached; see `refill`. Idempotent."""
         self._is_attached = False
         self._due.clear()
 
     def refill(self) -> None:
-        """Begin anew, with a server that may know nothing of what was sent before."""
+        """Queue all messages anew, after an attach: the server may know none of the streams."""
         self.clear()
         self._is_attached = True
         for state in self._table.streams:
@@ -76,7 +74,7 @@ class Outbox:
             self.abort(state)
 
     def flush(self, send: Send) -> None:
-        """Send what is due, until `send` says no. A receipt names a stream to be forgotten."""
+        """Send messages until `send` returns False. The receipt of an Abort is the ended stream."""
         while self._due:
             due, state = self._due[0]
             others = self._others(state) if due is _Due.ASK else []
@@ -90,7 +88,7 @@ class Outbox:
             self._due.append((due, state))
 
     def _others(self, first: StreamState) -> list[_Ask]:
-        """The streams next in line that one Submit may ask for together with `first`."""
+        """The next due streams that can share one Submit with `first`."""
         submit, others = first.request, list[_Ask]()
         if not isinstance(submit, Submit) or not self._is_new(first):
             return others
@@ -104,7 +102,7 @@ class Outbox:
         return others
 
     def _is_new(self, state: StreamState) -> bool:
-        """Whether the server has yet to accept it, and nothing of it is here."""
+        """Whether the stream is neither accepted nor over, and nothing of it has been received."""
         is_over = state.is_over or state.prompt_ids is not None
         return not is_over and self._table.position(state) == (0, 0)
 
@@ -115,7 +113,7 @@ class Outbox:
         others: Sequence[_Ask],
         send: Send,
     ) -> bool:
-        """Whether the message is dealt with: sent, or idle. `others` are asked for with it."""
+        """Send one message; True if it was sent or is obsolete. others: share its Submit."""
         if due is _Due.ABORT:
             abort = Abort(state.stream_id, state.handle)
             return not state.was_sent or send(abort, state if state.is_over else None)

@@ -1,14 +1,9 @@
-"""What a client asks beside streams, until it is answered: tokens of a text, text of tokens, that
-streams end.
+"""A client's queries beside its streams: tokenize, detokenize, and cancel by stream id.
 
-Owns: the questions that wait, how they are made of what a caller gives, and which error an answer
-is. Does not know: sockets, clocks, tokenizers.
-
-Rules:
-- A question is asked again over each attach until its answer has come; whatever comes besides is
-  ignored. So it survives what a stream survives.
-- A question whose future was cancelled is asked no more, and not kept: it may be large, and a
-  server may be away for long. Callers cancel in threads of their own; nothing is touched there.
+- A query is sent again after each attach until it is answered, so it survives what a stream
+  survives. Other answers are ignored.
+- A query whose future is cancelled is dropped, as it may be large and a server may be away for
+  long. Callers cancel in their own threads, so the removal is posted to the connection's thread.
 """
 
 from __future__ import annotations
@@ -56,17 +51,17 @@ class _Asked:
 
 
 class PendingQueries:
-    """Those of one client."""
+    """The unanswered queries of one client."""
 
     def __init__(self) -> None:
         self._asked: dict[int, _Asked] = {}  # by number, oldest first
-        self._due: dict[int, None] = {}  # of these, what the server has yet to be told
+        self._due: dict[int, None] = {}  # numbers of those not sent yet
         self._next_number = 0
 
     def ask(self, question: Question, future: Future[Any], now: float, post: Post) -> None:
-        """Fulfil `future` with the answer to it; its number is set here.
+        """Fulfil `future` with the answer to `question`, whose number is set here.
 
-        post: has the thread that asks call something; of any thread.
+        post: calls its argument in the connection's thread; may itself be called from any thread.
         """
         number = self._next_number
         self._next_number = (number + 1) % 2**32
@@ -80,11 +75,11 @@ class PendingQueries:
         future.add_done_callback(on_done)
 
     def refill(self) -> None:
-        """Begin anew, with a server that has heard nothing."""
+        """Queue all queries anew, after an attach."""
         self._due = dict.fromkeys(self._asked)
 
     def flush(self, send: Send) -> None:
-        """Send what is due, until `send` says no."""
+        """Send due queries until `send` returns False."""
         while self._due:
             number = next(iter(self._due))
             if not send(self._asked[number].question):
@@ -92,7 +87,7 @@ class PendingQueries:
             del self._due[number]
 
     def answer(self, found: Found) -> None:
-        """The server's answer. Raises: ProtocolError where it is none to what was asked."""
+        """Fulfil a query's future. Raises: ProtocolError where the answer does not match it."""
         asked = self._asked.get(found.number)
         if asked is None:
             return
@@ -108,7 +103,7 @@ class PendingQueries:
             asked.future.set_result(found)
 
     def fail(self, error: Callable[[], SlipstreamError], asked_until: float | None = None) -> None:
-        """End those that were asked until then, or all of them, each by an error of its own."""
+        """Fail the queries asked up to `asked_until`, by default all, each with a new error."""
         for number, asked in list(self._asked.items()):
             if asked_until is None or asked.since <= asked_until:
                 self._asked.pop(number, None)
@@ -127,7 +122,7 @@ def checked_template(
     add_generation_prompt: bool | None = None,
     continue_final_message: bool | None = None,
 ) -> TemplateOptions:
-    """What a chat template is given; None stands for the default. Raises: BadRequestError."""
+    """Checked options of a chat template; None is the default. Raises: BadRequestError."""
     try:
         return template_options(
             tools,
@@ -140,7 +135,7 @@ def checked_template(
 
 
 def ids_of(found: Tokenized) -> list[int]:
-    """The ids of an answer, which is checked already."""
+    """The token ids of a checked answer."""
     ids: list[int] = u32(found.token_ids).tolist()
     return ids
 
@@ -152,7 +147,7 @@ def new_tokenize(
     add_special_tokens: bool | None = None,
     with_strings: bool = False,
 ) -> Tokenize:
-    """A Tokenize, its number to be set by `ask`. Raises: BadRequestError."""
+    """A Tokenize; `PendingQueries.ask` sets its number. Raises: BadRequestError."""
     try:
         text, token_ids, messages = checked_prompt(prompt)
         if token_ids:
@@ -174,7 +169,7 @@ def new_detokenize(
     *,
     skip_special_tokens: bool = False,
 ) -> Detokenize:
-    """A Detokenize, its number to be set by `ask`. Raises: BadRequestError."""
+    """A Detokenize; `PendingQueries.ask` sets its number. Raises: BadRequestError."""
     try:
         column = pack_u32(_ids(token_ids))
         check_token_ids(column, model)

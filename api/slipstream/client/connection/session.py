@@ -1,20 +1,17 @@
-"""A client's connection and its streams, whoever drives it: a thread (`thread_io`) or an event loop
-(`loop_io`).
+"""A client's session with its server: attaches, sends what is due, and delivers what arrives.
 
-Owns: the attach, what is sent and when, how long a missing server is waited for. Does not know:
-threads, event loops, clocks (the time comes in as an argument), who reads, how outputs look.
+A thread (`ThreadIO`) or an event loop (`LoopIO`) drives it, and passes the current time in.
 
-Rules:
-- All calls come from one thread. `turn` is called after others, when the socket has something, and
-  at least every TICK_S.
-- Deltas are acknowledged when they lie in their streams' queues, and pings are answered here: a
-  reader's pause is no death of the client, and delays nobody. What nobody reads is merged
-  (`unread`), so it costs what the answer costs.
-- A server that says goodbye is away from then on, as one that died: what it had accepted goes on
-  with the one that comes to its address, and what it has turned away is asked for again there.
-- A server that is away for `timeout_s` ends whatever waits, and is waited for anew by whatever
-  comes next. A stream that it has accepted waits six times as long: it has something to lose, and
-  a server that ran is being replaced.
+- All calls come from one thread. `turn` is called after other calls, when the socket is readable,
+  and at least every TICK_S.
+- Deltas are acknowledged once they are in their streams' queues, and pings are answered here, so a
+  slow reader neither counts as a dead client nor delays other streams. Unread deltas are merged
+  (`merge_unread`), so they take no more memory than the answer.
+- A server that says goodbye counts as gone, like one that died: streams that it had accepted
+  continue with the next server at its address, and streams that it rejected are submitted there.
+- When the server has been away for `timeout_s`, everything that waits for it fails; later requests
+  wait anew. An accepted stream waits six times as long: its output would be lost, and a server
+  that ran before is probably being replaced.
 """
 
 from __future__ import annotations
@@ -57,10 +54,10 @@ from slipstream_ipc.transport.curve import Access
 from slipstream_ipc.transport.dealer import Dealer
 
 TICK_S = 0.25  # how late a heartbeat or a deadline may be noticed
-GOODBYE_S = 0.5  # how long a server is given to hear that its client leaves
+GOODBYE_S = 0.5  # how long a client waits for the server to acknowledge its goodbye
 
 _MAX_BREACHES = 3
-_ACCEPTED_WAIT = 6  # times as long as a stranger
+_ACCEPTED_WAIT = 6  # times `timeout_s`, for accepted streams
 _WHAT_TO_DO = (
     "start one with scripts/launch or `slipstream serve`, or say where it is "
     "(the address argument or $SLIPSTREAM_ADDRESS)"
@@ -69,16 +66,16 @@ _WHAT_TO_DO = (
 
 @dataclass(eq=False, slots=True)
 class _Caller:
-    """Somebody who waits for the server to be there."""
+    """A call of `connect` that waits for the server."""
 
     future: Future[ModelCard]
     since: float
 
 
 class ClientSession:
-    """Every stream of one client, over one attach after the other. It begins to attach at once.
+    """Carries all streams of one client over successive attaches. Starts to attach at once.
 
-    poller: where the current attach's socket is registered.
+    poller: the current attach's socket is registered in it.
     """
 
     def __init__(
@@ -92,19 +89,19 @@ class ClientSession:
         access: Access | None = None,
         outlives_server: bool = True,
     ) -> None:
-        """`outlives_server`: another one is waited for when the server says goodbye."""
+        """outlives_server: whether to wait for another server when the server says goodbye."""
         self._outlives_server = outlives_server
-        self._has_left = False  # the server, with a word
+        self._has_left = False  # the server has said goodbye
         self.address = address
         self.timeout_s = timeout_s
-        self.model: ModelCard | None = None  # as the server said last
+        self.model: ModelCard | None = None  # as last reported by the server
         self._table = ClientStreamTable()
         self._callers: list[_Caller] = []
         self._outbox = Outbox(self._table)
         self._questions = PendingQueries()
         self._lost_at: float | None = now
-        self._num_breaches = 0  # of the protocol, since a message was good
-        self._goodbye_epoch: int | None = None  # of the attach in which it is said
+        self._num_breaches = 0  # of the protocol, since the last valid message
+        self._goodbye_epoch: int | None = None  # the attach in which goodbye was sent
         self._attacher: Dealer[ClientToWorker, WorkerToClient, StreamState | None] = Dealer(
             context,
             address,
@@ -117,20 +114,20 @@ class ClientSession:
 
     @property
     def is_attached(self) -> bool:
-        """Whether a server is there, as far as we know."""
+        """Whether the session is attached to a server, as far as is known."""
         return self._attacher.is_attached
 
     # ---- what may be asked for ---------------------------------------------------------------
 
     def connect(self, future: Future[ModelCard], now: float) -> None:
-        """Fulfil `future` when the server is there; ConnectionLostError after `timeout_s`."""
+        """Fulfil `future` when the server answers; ConnectionLostError after `timeout_s`."""
         if self._attacher.is_attached and self.model is not None:
             future.set_result(self.model)
         else:
             self._callers.append(_Caller(future, now))
 
     def submit(self, state: StreamState, now: float) -> None:
-        """Ask for the stream, a new one or one to be resumed."""
+        """Submit a new stream, or one to be resumed."""
         state.submitted_at = now
         self._table.add(state)
         self._outbox.ask(state)
@@ -143,7 +140,7 @@ class ClientSession:
         self._questions.ask(question, future, now, post)
 
     def abort(self, state: StreamState) -> None:
-        """Ask the server to end the stream; its End is still to come."""
+        """Ask the server to end the stream, which then still receives its End."""
         if not state.was_sent:
             self._table.give_up(state, None)
         elif not state.is_over and not state.is_abort_wanted:
@@ -151,20 +148,20 @@ class ClientSession:
             self._outbox.abort(state)
 
     def abandon(self, state: StreamState) -> None:
-        """End the stream at once: nobody reads it any more."""
+        """End the stream at once, without waiting for the server."""
         if not state.is_over:
             self._table.give_up(state, None)
             self._outbox.abort(state)
 
     def end_all(self, error: Callable[[], SlipstreamError]) -> None:
-        """End whoever waits and every stream on our side, each by an error of its own."""
+        """Fail all waiting calls and all streams, each with a new error."""
         self._fail_waiting(error)
         self._table.wake()
 
     # ---- what is done with it ----------------------------------------------------------------
 
     def turn(self, now: float) -> bool:
-        """Take in what is there, send what is due, wake whoever has news. Whether deltas came."""
+        """Receive, send what is due, and wake readers. Returns whether deltas arrived."""
         has_deltas = self._receive(now)
         self._attacher.beat(now)
         if self._attacher.is_attached:
@@ -178,8 +175,10 @@ class ClientSession:
         return has_deltas
 
     def say_goodbye(self, now: float) -> bool:
-        """Leave for good. Whether it is done: acknowledged, or nobody there to hear it. Until
-        then, call it again when the socket has something; `close` after GOODBYE_S at the latest.
+        """Say goodbye to the server; True once it is acknowledged, or no server is attached.
+
+        Until then, call it again when the socket is readable; call `close` after GOODBYE_S at the
+        latest.
         """
         attacher = self._attacher
         for _ in attacher.receive(now):
@@ -193,7 +192,7 @@ class ClientSession:
         return attacher.epoch != self._goodbye_epoch or attacher.num_unacked == 0
 
     def close(self) -> None:
-        """Let go of the socket, without a word."""
+        """Close the socket, without a goodbye."""
         self._attacher.close()
 
     def _receive(self, now: float) -> bool:
@@ -234,7 +233,7 @@ class ClientSession:
                             self._attacher.attach(now)
                     case AttachRefused():
                         self._fail_waiting(partial(SlipstreamError, body.fault))
-                        if self._attacher.is_attached:  # else `beat` tries again, without haste
+                        if self._attacher.is_attached:  # else `beat` retries, after its interval
                             self._attacher.attach(now)
             except ProtocolError as error:
                 self._note_breach(error)
@@ -248,7 +247,7 @@ class ClientSession:
         return self._attacher.send(question, None)
 
     def _note_breach(self, error: ProtocolError) -> None:
-        """A new attach may help, but not for ever."""
+        """Count a breach; after _MAX_BREACHES, attaching anew has not helped: fail what waits."""
         self._num_breaches += 1
         if self._num_breaches >= _MAX_BREACHES:
             self._num_breaches = 0
@@ -265,8 +264,8 @@ class ClientSession:
         self._questions.refill()
 
     def _count_absence(self, now: float) -> None:
-        """End what has waited for `timeout_s`, all of them without a server. One that loads its
-        model is there: it says so as often as it is asked.
+        """Fail what has waited for `timeout_s` without a server. A server that loads its model
+        counts as present: it answers each attach with that.
         """
         if self._attacher.is_starting:
             self._lost_at = None
@@ -282,7 +281,7 @@ class ClientSession:
         )
         if self._has_left:
             what = "the Slipstream server has shut down, and none has come in its place at"
-        trouble = self._attacher.trouble  # somebody is there, but not as we expect it
+        trouble = self._attacher.trouble  # a server answers, but the handshake fails
         why = f"{what} {self.address} for {now - self._lost_at:.3g} s: {trouble or _WHAT_TO_DO}"
         error = partial(ConnectionLostError, Fault("engine", why))
         for state in self._table.streams:

@@ -1,10 +1,7 @@
-"""The I/O thread of a client: one thread, one socket, every stream.
+"""The I/O thread of a blocking client: one thread and one socket for all of its streams.
 
-Owns: the thread, and the way into it. Does not know: the protocol (`session`), who reads
-(threads or tasks), how outputs look.
-
-Rules:
-- The thread ends by `close` alone, or by a fault of its own, and then nothing waits any more.
+The thread ends by `close`, or by an exception of its own; in both cases everything that waits
+fails.
 """
 
 from __future__ import annotations
@@ -32,8 +29,8 @@ _JOIN_S = 2.0
 
 
 class ThreadIO:
-    """Serves streams over one connection until it is closed. Every method may be called from any
-    thread, and none but `close` waits.
+    """Carries streams over one connection until it is closed. All methods may be called from any
+    thread; only `close` blocks.
     """
 
     def __init__(
@@ -49,7 +46,7 @@ class ThreadIO:
         self._tracer = tracer
         self._commands = Mailbox()
         self._is_closing = False
-        self._ending: Callable[[], SlipstreamError] | None = None  # set when the thread is done
+        self._ending: Callable[[], SlipstreamError] | None = None  # set when the thread has ended
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         self._session = ClientSession(
@@ -63,42 +60,42 @@ class ThreadIO:
 
     @property
     def model(self) -> ModelCard | None:
-        """What the server serves, as it said last."""
+        """The model that the server last reported; None before the first connection."""
         return self._session.model
 
     def connect(self) -> Future[ModelCard]:
-        """Done when the server is there; ConnectionLostError after `timeout_s`."""
+        """A future that is done when the server answers; ConnectionLostError after `timeout_s`."""
         future: Future[ModelCard] = Future()
-        future.set_running_or_notify_cancel()  # or an impatient caller could cancel it under us
+        future.set_running_or_notify_cancel()  # so that the caller cannot cancel it
         self._commands.post(partial(self._connect, future, time.monotonic()))
         return future
 
     def submit(self, state: StreamState) -> None:
-        """Ask for the stream. Where nothing can be asked any more it ends with a ClosedError."""
+        """Submit the stream's request. On a closed connection it ends with a ClosedError."""
         self._commands.post(partial(self._submit, state))
 
     def ask(self, question: Question) -> Future[Any]:
-        """Done when the server has answered; ConnectionLostError after `timeout_s` without one."""
+        """The future answer of the server; ConnectionLostError after `timeout_s` without one."""
         future: Future[Any] = Future()
         self._commands.post(partial(self._ask, question, future, time.monotonic()))
         return future
 
     def abort(self, state: StreamState) -> None:
-        """Ask the server to end the stream; its End is still to come."""
+        """Ask the server to end the stream, which then still receives its End."""
         self._commands.post(partial(self._session.abort, state))
 
     def abandon(self, state: StreamState) -> None:
-        """End the stream at once: nobody reads it any more."""
+        """End the stream at once, without waiting for the server."""
         self._commands.post(partial(self._session.abandon, state))
 
     def release(self, state: StreamState) -> None:
-        """The same where the stream is collected as garbage."""
+        """Abandon the stream from a finalizer."""
         self.abandon(state)
 
     def close(self, *, wait: bool = True) -> None:
-        """Tell the server goodbye, end all streams and the thread. Idempotent.
+        """End all streams, say goodbye to the server and end the thread. Idempotent.
 
-        wait: until it is done, which the server's silence can delay for half a second.
+        wait: until that is done; a silent server delays it by half a second at most.
         """
         self._commands.post(self._begin_close)
         if wait and self._thread is not threading.current_thread():

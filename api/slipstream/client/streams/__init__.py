@@ -1,1 +1,1 @@
-"""What a client keeps of each stream: positions, deltas not read yet, its end."""
+"""The state that a client keeps of each stream: received positions, unread deltas, its end."""

@@ -1,14 +1,11 @@
-"""The token ids that each stream has received, kept until it is over: what a resubmission needs.
+"""The token ids that each stream has received, by handle. A resubmission needs them.
 
-Owns: those ids, by the streams' handles. Does not know: streams, their ends, what ids mean.
-
-Rules:
-- Taking in a message costs the same for one entry and for a thousand: its columns are put aside as
-  they are, and sorted by stream when many have come together, or when somebody asks.
-- Only a stream that was opened is kept, so that one that began in the middle costs nothing. What
-  comes for a handle comes after it was opened.
-- Handles grow. Where they begin anew, what was put aside is sorted first, or a stream could inherit
-  the ids of an earlier one.
+- Adding a message costs the same for one entry as for a thousand: its columns are stored as they
+  are, and sorted by stream once many have accumulated, or on lookup.
+- Only opened handles are kept, so a stream resumed in the middle costs nothing. A handle is opened
+  before its first ids arrive.
+- Handles increase. Where they wrap around, pending columns are sorted first, so that a stream does
+  not inherit the ids of an earlier one with the same handle.
 """
 
 from __future__ import annotations
@@ -18,13 +15,13 @@ import numpy.typing as npt
 
 from slipstream_ipc.columns import UInt32s, u32
 
-_MOST_BYTES = 2**17  # of ids put aside
+_MOST_BYTES = 2**17  # of unsorted ids
 _MOST_MESSAGES = 2**12
 _RADIX = 2**16  # numpy sorts 16-bit keys by counting, which is several times quicker
 
 
 class ReceivedIds:
-    """Ids by handle."""
+    """Token ids by client handle."""
 
     def __init__(self) -> None:
         self._recent: list[tuple[bytes, bytes, bytes]] = []  # handles, ids, counts of a message
@@ -44,14 +41,14 @@ class ReceivedIds:
         self._sorted.pop(handle, None)
 
     def add(self, handles: bytes, token_ids: bytes, counts: bytes = b"") -> None:
-        """Columns of ids received, in their order; `counts` to a handle, empty: one each."""
+        """Add u32 columns in order of arrival. counts: ids to a handle; empty means one each."""
         self._recent.append((handles, token_ids, counts))
         self._num_bytes += len(token_ids)
         if self._num_bytes >= _MOST_BYTES or len(self._recent) >= _MOST_MESSAGES:
             self._sort()
 
     def of(self, handle: int) -> bytes | None:
-        """The stream's ids, a u32 column; None where they are not kept."""
+        """The stream's ids as a u32 column; None where they are not kept."""
         if handle not in self._sorted:
             return None
         self._sort()

@@ -1,17 +1,14 @@
-"""How far each stream has been received: positions as columns, so that a message of a thousand
-entries is checked against all of them at once.
+"""The position up to which each open stream has been received, kept as columns.
 
-Owns: a row for every stream that is not over, and its position there. Does not know: what a stream
-is, what came, who reads.
+A message of a thousand entries is checked against its streams in a few array operations.
 
-Rules:
-- Items may belong to a group, in which each has a number: a message of nothing else is told by the
-  group and the numbers, and its items need not be looked up.
-- Most messages have the streams of the one before, and go on where that one ended: then its columns
-  are those that are expected, byte for byte, and no row is looked at. Where those streams are is
-  written to their rows when something else is asked for.
-- A handle's row is its lowest bits. There are at least twice as many rows as streams, and a handle
-  whose row is taken is not given out; so finding the rows of a message is one operation.
+- Items may belong to a group, in which each has a number. A message whose items are all of one
+  group is described by the group and the numbers, without looking up its items.
+- Most messages have the streams of the previous message and continue where it ended. Their columns
+  then equal the expected ones byte for byte, and no row is read. The rows are written when
+  something else is looked up.
+- The row of a handle is its lowest bits. There are at least twice as many rows as streams, and a
+  handle whose row is taken is not assigned, so the rows of a message are found in one operation.
 """
 
 from __future__ import annotations
@@ -33,32 +30,32 @@ _NOBODY = -1
 _LEAST_ROWS = 64
 _U32 = 2**32 - 1
 
-MANY = 32  # entries, from which on numpy is quicker than a loop
+MANY = 32  # entries from which numpy is faster than a loop
 _COLUMNS = [Struct(f"<{num}I") for num in range(MANY)]
 
 
 @dataclass(slots=True)
 class FoundStreams(Generic[Item]):
-    """What a column of handles stands for."""
+    """The streams that a column of handles names."""
 
     handles: bytes
     rows: Rows
-    group_id: int  # of all of them; 0: they are of several, or of none
-    numbers: list[int]  # in their group, where they are of one
-    items: list[Item]  # where they are not
-    chars: bytes = b""  # where they are, as columns; empty: only their rows know
+    group_id: int  # the group of all streams; 0 where they belong to several, or to none
+    numbers: list[int]  # in the group; empty without one
+    items: list[Item]  # empty with a group
+    chars: bytes = b""  # u32 column of current positions; empty where only the rows have them
     tokens: bytes = b""
 
 
 class ReceivedPositions(Generic[Item]):
-    """Items by handle, each with a position of (characters, tokens)."""
+    """Items by client handle, each with its position in characters and tokens."""
 
     def __init__(self) -> None:
         self._num = 0
         self._found: FoundStreams[Item] | None = (
-            None  # the last one: most messages have the same streams
+            None  # the last result: most messages have the same streams
         )
-        self._is_ahead = False  # it knows positions that its rows do not have yet
+        self._is_ahead = False  # `_found` has positions that are not written to the rows yet
         self._resize(_LEAST_ROWS)
 
     def is_free(self, handle: int) -> bool:
@@ -75,7 +72,7 @@ class ReceivedPositions(Generic[Item]):
         group_id: int = 0,
         number: int = 0,
     ) -> None:
-        """A stream of which so much is there. Its handle is free. `group`: > 0, or 0 for none."""
+        """Add a stream at a position. Its handle has to be free. group_id: 0 for no group."""
         row = handle & self._mask
         assert self._handles.item(row) == _NOBODY
         self._handles[row], self._items[row] = handle, item
@@ -86,7 +83,7 @@ class ReceivedPositions(Generic[Item]):
             self._grow()
 
     def close(self, handle: int) -> None:
-        """The stream is over."""
+        """Remove a stream that is over."""
         self._write()
         row = handle & self._mask
         assert self._handles.item(row) == handle
@@ -95,21 +92,23 @@ class ReceivedPositions(Generic[Item]):
         self._num -= 1
 
     def position(self, handle: int) -> tuple[int, int]:
-        """How many characters and tokens of the stream are there."""
+        """How many characters and tokens of the stream have been received."""
         if self._is_ahead:
             self._write()
         row = handle & self._mask
         return self._chars_at[row], self._tokens_at[row]
 
     def move(self, handle: int, num_chars: int, num_tokens: int) -> None:
-        """So much of the stream is there now."""
+        """Set a stream's position."""
         self._forget()
         row = handle & self._mask
         self._chars_at[row] = num_chars
         self._tokens_at[row] = num_tokens
 
     def find(self, handles: bytes, chars: bytes, tokens: bytes) -> FoundStreams[Item] | None:
-        """Those of this column; None unless all are here, once each, and at these positions."""
+        """The streams of these u32 columns; None unless all are known, distinct and at these
+        positions.
+        """
         found = self._found
         if found is None or found.handles != handles:
             self._write()
@@ -137,13 +136,13 @@ class ReceivedPositions(Generic[Item]):
         return FoundStreams(column, rows, 0, [], self._items[rows].tolist())
 
     def advance(self, found: FoundStreams[Item], chars: bytes, tokens: bytes) -> None:
-        """The streams that `find` has found last have come to these positions."""
+        """Set the positions of the streams that the last call of `find` returned."""
         assert found is self._found
         found.chars, found.tokens = chars, tokens
         self._is_ahead = True
 
     def _write(self) -> None:
-        """The rows of those found last say where they are."""
+        """Write the positions in `_found` to the rows."""
         found = self._found
         if self._is_ahead and found is not None:
             self._chars[found.rows] = u32(found.chars)
@@ -151,7 +150,7 @@ class ReceivedPositions(Generic[Item]):
         self._is_ahead = False
 
     def _forget(self) -> None:
-        """Of those found last the rows alone know where they are."""
+        """Write the positions in `_found` to the rows and drop them from `_found`."""
         if self._found is not None and self._found.tokens:
             self._write()
             self._found.chars = self._found.tokens = b""
@@ -162,7 +161,8 @@ class ReceivedPositions(Generic[Item]):
         self._handles = np.full(num_rows, _NOBODY, np.int64)
         self._chars = np.zeros(num_rows, np.uint32)
         self._tokens = np.zeros(num_rows, np.uint32)
-        self._chars_at, self._tokens_at = self._chars.data, self._tokens.data  # for one at a time
+        # memoryviews: faster than numpy for single elements
+        self._chars_at, self._tokens_at = self._chars.data, self._tokens.data
         self._scratch = np.zeros(num_rows, np.intp)
         self._group_ids = np.zeros(num_rows, np.int64)
         self._numbers = np.zeros(num_rows, np.int64)
@@ -183,9 +183,9 @@ class ReceivedPositions(Generic[Item]):
 def ends_of(
     chars: bytes, tokens: bytes, texts: Sequence[str], counts: bytes
 ) -> tuple[bytes, bytes]:
-    """The columns of where a message's entries end: their characters, and their tokens.
+    """The positions at which a message's entries end, as u32 columns of characters and tokens.
 
-    counts: tokens to an entry, a column; empty: one each.
+    counts: u32 column of tokens to an entry; empty means one each.
     """
     num = len(texts)
     if num < MANY and not counts:

@@ -1,7 +1,7 @@
-"""One stream of a client, between its reader and its connection.
+"""The state of one stream, shared by its reader and its connection.
 
-A reader pops from `deltas` and hangs its wakeup up; all else is the connection's to write. The
-reader looks at `is_over` before it finds no more deltas.
+The reader pops from `deltas` and sets `wakeup`; only the connection writes the rest. The reader
+reads `is_over` before it concludes from an empty `deltas` that the stream has ended.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from slipstream_ipc.messages import End, Resume, Submit
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class StreamState:
-    """One stream, between its reader and its connection.
+    """One stream, shared by its reader and its connection.
 
-    push: takes the stream's next delta; it appends to `deltas`, or to the queue of the group that
-    reads the stream. resubmittable: what the stream is submitted as where the server no longer has
-    it; None where that is not known.
+    push: appends the stream's next delta to `deltas`, or to the queue of the group that reads the
+    stream. resubmittable: the Submit that starts the stream again where the server no longer has
+    it; None where it is not known.
     """
 
-    request: Submit | Resume  # as it was asked for at first
-    wants_whole: bool  # the reader is woken by the end alone
+    request: Submit | Resume  # the original request
+    wants_whole: bool  # only the end of the stream wakes the reader
     submitted_at: float = 0.0
     deltas: deque[Delta] = field(default_factory=deque)  # unread; merged while nothing reads them
     push: Callable[[Delta], None] = field(init=False)
-    wakeup: Wakeup[StreamState] | None = None  # hangs here while the reader waits
+    wakeup: Wakeup[StreamState] | None = None  # set while the reader waits
     prompt_ids: bytes | None = None  # u32; None until the stream is accepted
-    prompt_logprobs: PromptPieces | None = None  # where they were asked for; whole before a delta
+    prompt_logprobs: PromptPieces | None = None  # where requested; complete before the first delta
     end: End | None = None
     error: SlipstreamError | None = None
     is_over: bool = False
     handle: int = -1
-    num_chars: int = 0  # received, once the stream is over; until then the table knows
+    num_chars: int = 0  # received; set when the stream is over, the table counts until then
     num_tokens: int = 0
-    gap_at: tuple[int, int] = (-1, -1)  # where a part was missing last
-    num_gaps: int = 0  # how often in a row there
-    was_sent: bool = False  # the server may know of it
-    was_resubmitted: bool = False  # over this attach
+    gap_at: tuple[int, int] = (-1, -1)  # the position of the last gap
+    num_gaps: int = 0  # consecutive gaps at that position
+    was_sent: bool = False  # the server may know the stream
+    was_resubmitted: bool = False  # during the current attach
     is_abort_wanted: bool = False
-    group: GroupMember | None = None  # which reads it, with others
+    group: GroupMember | None = None  # the group that the stream is read in
     index: int = 0  # in the group
     resubmittable: Submit | None = None
 
@@ -59,7 +59,7 @@ class StreamState:
             self.resubmittable = self.request
 
     def ask_for(self, tenant: bytes) -> None:
-        """Whoever submits it does so for this tenant."""
+        """Set the tenant of the request."""
         if self.resubmittable is not None:
             is_first = self.request is self.resubmittable
             self.resubmittable = replace(self.resubmittable, tenant=tenant)
@@ -68,7 +68,7 @@ class StreamState:
 
     @property
     def stream_id(self) -> bytes:
-        """128 bits; who knows them can read the stream and end it."""
+        """128 bits. A secret: with it, any client can read the stream and end it."""
         return self.request.stream_id
 
 
@@ -79,9 +79,9 @@ class StreamsByNumber(Protocol):
 
 
 class GroupMember(Protocol):
-    """Streams that are handed a message together, where it has nothing but streams of theirs.
+    """A group of streams that takes a message as a whole, if all its entries belong to the group.
 
-    group: the table's number for it. num_open: its streams that are not over.
+    group_id: set by the stream table. num_open: the number of streams that are not over.
     """
 
     group_id: int
@@ -89,17 +89,19 @@ class GroupMember(Protocol):
 
     @property
     def states(self) -> StreamsByNumber:
-        """Those not over, by `StreamState.index`."""
+        """The streams that are not over, by `StreamState.index`."""
 
     def add_batch(self, indices: Sequence[int], batch: DeltaBatch) -> None:
-        """A message whose entries are these streams'. The wakeup of the first one rings for all,
-        before those of the streams that end with it. The same list means the same streams.
+        """Add a message whose entries belong to the streams at `indices`.
+
+        The wakeup of the first stream rings for all of them, before the wakeups of streams that end
+        with this message. The same list object means the same streams.
         """
 
     def divide(self) -> None:
-        """The next delta comes to its stream alone: what was added since a wakeup rang for it goes
-        to the streams' own queues.
+        """Move the batches added since the last wakeup to the streams' own queues, as the next
+        delta goes to its stream alone.
         """
 
     def release(self, state: StreamState) -> None:
-        """A stream of it is over."""
+        """Note that a stream of the group is over."""

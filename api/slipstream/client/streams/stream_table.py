@@ -1,21 +1,19 @@
-"""The streams of one client, as its I/O thread keeps them: what each has, and how each ends.
+"""The open streams of one client: delivers deltas, ends streams and wakes their readers.
 
-Owns: every stream's unread deltas, its one end, who is to be woken. Does not know: sockets, clocks,
-who reads.
-
-Rules:
-- An entry continues a stream exactly at the reader's position. What begins earlier is cut to what
-  is new; what begins later is a gap, of which nothing is taken: the caller attaches anew.
-- A message whose entries all go on where their streams are is taken as a whole, by its columns; any
-  other one entry by entry, with the same result. So is one of a few streams which are not those of
-  the message before: looking them up takes longer.
-- A stream is over exactly once: by its End, by a fault, or because its client gave up. Only then
-  does it leave the table. Its handle is free when the server knows, too.
-- Until then its submission and its ids are kept: with them it can be asked for again, from where it
-  is, by whoever has lost it. Of a stream that began later than at zero the first ids are not there:
-  their checksum is, and the stream is computed anew up to where it is.
-- Streams of one group are handed over a message at a time (`group`), all others a delta at a time.
-- The I/O thread alone writes here, and says that a stream is over last of all (`stream_state`).
+- An entry continues a stream exactly at its received position. An entry that begins earlier is cut
+  to its new part. One that begins later is a gap: nothing of it is taken, and the caller attaches
+  anew.
+- A message whose entries all continue their streams is taken as a whole, by its columns. Any other
+  message is taken entry by entry, with the same result; so is a message of a few streams other than
+  those of the previous message, for which a column lookup takes longer.
+- A stream is over exactly once: by its End, by a fault, or because the client gave it up. It leaves
+  the table then; its handle is free once the server knows, too.
+- Until then its submission and its token ids are kept, so that a server that lost the stream can be
+  sent it again from its current position. Of a stream that was resumed after its beginning only the
+  checksum of the first ids is known, and the server recomputes the stream up to its position.
+- Streams of one group receive a whole message at a time (`StreamGroup`), others one delta at a
+  time.
+- Only the I/O thread writes here. It sets a stream's `is_over` last.
 """
 
 from __future__ import annotations
@@ -55,11 +53,11 @@ from slipstream_ipc.messages import (
     UnknownStreams,
 )
 
-_MAX_GAPS = 3  # at one position: then the server, not the way to it, has lost something
+_MAX_GAPS = 3  # at one position: then the server has lost output, and not the connection
 
 
 class ClientStreamTable:
-    """Every stream that is not over, by its handle; and those the server has yet to end."""
+    """The streams that are not over, by client handle, and those the server has yet to end."""
 
     def __init__(self) -> None:
         self._streams: dict[int, StreamState] = {}
@@ -69,22 +67,22 @@ class ClientStreamTable:
         self._kept = ReceivedIds()
         self._next_handle = 0
         self._woken: list[StreamState] = []
-        self._groups: dict[int, GroupMember] = {}  # by their group in `received`
+        self._groups: dict[int, GroupMember] = {}  # by group_id
         self._num_groups = 0
-        self._told: list[GroupMember] = []  # were given messages since wakeups rang last
+        self._told: list[GroupMember] = []  # groups given messages since the last `wake`
 
     @property
     def streams(self) -> list[StreamState]:
-        """Those that are not over."""
+        """The streams that are not over."""
         return list(self._streams.values())
 
     @property
     def abandoned(self) -> list[StreamState]:
-        """Those over on our side alone: the server is to be told until it has heard."""
+        """The streams that the client has ended and whose Abort the server has not acknowledged."""
         return list(self._abandoned.values())
 
     def add(self, state: StreamState) -> None:
-        """Give the stream a handle that no other one has now; a u32."""
+        """Add a stream and set its handle, a u32 that no other stream has now."""
         handle = self._next_handle
         while handle in self._abandoned or not self._received.is_free(handle):
             handle = (handle + 1) % 2**32
@@ -111,11 +109,11 @@ class ClientStreamTable:
         return self._received.position(state.handle)
 
     def token_ids(self, state: StreamState) -> bytes | None:
-        """All token ids of a stream that is not over, a u32 column; None where it began later."""
+        """All token ids of an open stream as a u32 column; None where it began after zero."""
         return self._kept.of(state.handle) if _begins_at_zero(state) else None
 
     def checksum(self, state: StreamState) -> int | None:
-        """`history_checksum` of a stream that is not over; None where it began without one."""
+        """`history_checksum` of an open stream; None where it was resumed without one."""
         ids = self._kept.of(state.handle)
         if ids is None:
             return None
@@ -126,14 +124,17 @@ class ClientStreamTable:
     # ---- what the server says ----------------------------------------------------------------
 
     def accept(self, message: Accepted) -> None:
-        """The stream runs."""
+        """The server has accepted the stream."""
         state = self._streams.get(message.handle)
         if state is not None:
             u32(message.prompt_ids, "prompt_ids")
             state.prompt_ids = message.prompt_ids
 
     def take_prompt(self, message: PromptLogprobs) -> bool:
-        """Log-probabilities of a stream's prompt; False if they left a gap."""
+        """Add log-probabilities of a stream's prompt; False if they leave a gap.
+
+        Raises: ProtocolError.
+        """
         state = self._streams.get(message.handle)
         if state is None:
             return True
@@ -145,8 +146,10 @@ class ClientStreamTable:
         return state.prompt_logprobs.add_piece(message.start, message.logprobs, num_tokens)
 
     def reject(self, message: Rejected) -> StreamState | None:
-        """The stream does not run, or not on. The stream, where it runs all the same: it was
-        computed again for this reader, whose copy is another one, and is to be ended.
+        """Fail a stream that the server has rejected.
+
+        Returns the stream if the server has to end it still: it was resubmitted and recomputed, and
+        the recomputed output differs from what was received.
         """
         state = self._streams.get(message.handle)
         if state is None:
@@ -158,7 +161,10 @@ class ClientStreamTable:
         return state
 
     def turn_away(self, message: Rejected) -> None:
-        """The stream does not run there, and is asked for again over the next attach."""
+        """The server is leaving and has rejected the stream: submit it again after the next attach.
+
+        A stream that cannot be submitted again, or is being aborted, ends.
+        """
         state = self._streams.get(message.handle)
         if state is not None and (state.is_abort_wanted or not isinstance(state.request, Submit)):
             self.reject(message)
@@ -166,14 +172,14 @@ class ClientStreamTable:
             state.was_sent = False
 
     def supersede(self, message: Superseded) -> None:
-        """Somebody else reads the stream now."""
+        """Fail a stream that another reader has taken over."""
         state = self._streams.get(message.handle)
         if state is not None:
             why = "another reader has taken this stream over"
             self._fail(state, error_from(Fault("superseded", why)))
 
     def lose(self, message: UnknownStreams) -> list[StreamState]:
-        """The server has none of these. Those that are to be asked for again."""
+        """The server does not have these streams. Returns those to submit again; fails the rest."""
         again: list[StreamState] = []
         for handle in message.handles:
             state = self._streams.get(handle)
@@ -191,14 +197,14 @@ class ClientStreamTable:
         return again
 
     def fail_lost(self, state: StreamState) -> None:
-        """The server does not have this stream any more, and cannot be given it."""
+        """Fail a stream that the server has lost and that cannot be submitted again."""
         why = "the server does not have this stream any more: submit the request again"
         self._fail(state, StreamLostError(Fault("unknown_stream", why)))
 
     def deliver(self, message: Deltas) -> bool:
-        """Hand the entries to their streams; False if one of them left a gap.
+        """Deliver the entries to their streams; False if one of them leaves a gap.
 
-        Raises: ProtocolError where the columns do not fit each other.
+        Raises: ProtocolError where the columns do not match.
         """
         _check(message)
         ends: dict[int, End] = {}
@@ -213,7 +219,7 @@ class ClientStreamTable:
     # ---- what the client does ----------------------------------------------------------------
 
     def give_up(self, state: StreamState, error: SlipstreamError | None) -> None:
-        """End the stream on our side: by an error, or because nobody reads it. Idempotent."""
+        """End the stream on the client's side, with an error or without. Idempotent."""
         if state.is_over:
             return
         state.error = error
@@ -222,16 +228,16 @@ class ClientStreamTable:
             self._abandoned[state.handle] = state
 
     def give_up_all(self, error: Callable[[], SlipstreamError]) -> None:
-        """End every stream on our side, each by an error of its own."""
+        """End every stream on the client's side, each with a new error."""
         for state in self.streams:
             self.give_up(state, error())
 
     def forget(self, state: StreamState) -> None:
-        """The server has heard that an abandoned stream is over."""
+        """The server has acknowledged the end of an abandoned stream."""
         self._abandoned.pop(state.handle, None)
 
     def wake(self) -> None:
-        """Ring for every stream with news; once after each batch."""
+        """Ring the wakeups of all streams with news. Called once after each batch."""
         if not self._woken:
             return
         self._told.clear()
@@ -244,7 +250,7 @@ class ClientStreamTable:
     # ---- deltas ------------------------------------------------------------------------------
 
     def _take_whole(self, batch: DeltaBatch) -> bool:
-        """Take all entries, if each goes on exactly where its stream is; else nothing."""
+        """Take all entries if each continues its stream exactly; otherwise none. Whether it did."""
         message, received = batch.message, self._received
         found = received.find(message.handles, message.chars, message.tokens)
         if found is None:
@@ -277,17 +283,17 @@ class ClientStreamTable:
         return True
 
     def _take_together(self, group: GroupMember, numbers: list[int], batch: DeltaBatch) -> None:
-        """Hand over a message whose streams are all of one group."""
+        """Hand a message whose streams are all of one group to that group."""
         group.add_batch(numbers, batch)
         self._told.append(group)
-        self._woken.append(group.states[numbers[0]])  # one rings for all
+        self._woken.append(group.states[numbers[0]])  # one wakeup for the whole group
         for entry, end in batch.ends.items():
             state = group.states[numbers[entry]]
             state.end = end
             self._finish(state)
 
     def _divide(self) -> None:
-        """What comes now comes to each stream alone, and behind what came to them together."""
+        """Divide the groups' pending batches, so that single deltas are queued after them."""
         for group in self._told:
             group.divide()
         self._told.clear()
@@ -302,10 +308,10 @@ class ClientStreamTable:
     def _make_room(self, state: StreamState) -> None:
         merge_unread(state.deltas)
         if state.wakeup is not None and not state.wants_whole:
-            self._woken.append(state)  # it may have looked in between
+            self._woken.append(state)  # it may have found the queue empty during the merge
 
     def _take_each(self, batch: DeltaBatch) -> bool:
-        """Take what is new of each entry; False if one of them left a gap."""
+        """Take the new part of each entry; False if one of them leaves a gap."""
         message, received = batch.message, self._received
         num = len(message.texts)
         counts = batch.counts or [1] * num
@@ -379,13 +385,13 @@ class ClientStreamTable:
         self._finish(state)
 
     def _fail(self, state: StreamState, error: SlipstreamError) -> None:
-        """The server says no more of it; to who asked for its end, that is the end."""
+        """End a stream with an error; without one if an abort was requested."""
         if not state.is_abort_wanted:
             state.error = error
         self._finish(state)
 
     def _finish(self, state: StreamState) -> None:
-        if self._streams.pop(state.handle, None) is not None:  # one that came late is not there
+        if self._streams.pop(state.handle, None) is not None:  # None if it was never added
             state.num_chars, state.num_tokens = self.position(state)
             self._received.close(state.handle)
             self._kept.drop(state.handle)
@@ -393,7 +399,7 @@ class ClientStreamTable:
             state.group.release(state)
             if not state.group.num_open:
                 self._groups.pop(state.group.group_id, None)
-        state.is_over = True  # last of all: the reader looks here first
+        state.is_over = True  # written last, as the reader reads it first
         self._woken.append(state)
 
 
@@ -403,11 +409,11 @@ def _begins_at_zero(state: StreamState) -> bool:
 
 
 def _numbers(column: bytes) -> tuple[int, ...]:
-    return unpack(f"<{len(column) // 4}I", column)  # of a few, quicker than an array
+    return unpack(f"<{len(column) // 4}I", column)  # faster than an array for a few entries
 
 
 def _check(deltas: Deltas) -> None:
-    """ProtocolError where the columns do not fit each other; a plain message is seen to at once."""
+    """Check that the columns match, with a fast path for plain messages. Raises: ProtocolError."""
     size = 4 * len(deltas.texts)
     if (
         deltas.counts

@@ -1,13 +1,12 @@
-"""Wake-ups: how a reader that waits for its stream is woken.
+"""Wakeups for readers that wait for a stream.
 
-A connection rings the wakeup that hangs on a stream once for each batch in which the stream has
-news. A wakeup may ring without cause: the woken reader looks again. `TaskWakeup` and the wakeups of
-HTTP's answers ring in the event loop that drives the connection; `ThreadWakeup` rings in another
-thread. So no wake-up is lost without a lock: the reader hangs its wakeup up, looks once more, and
-only then waits; the connection's thread adds first and looks for a wakeup afterwards.
+A connection rings the wakeup set on a stream once for each batch with news of the stream. Wakeups
+may be spurious; the reader checks again. `TaskWakeup` and the wakeups of HTTP answers ring in the
+event loop that drives the connection, `ThreadWakeup` wakes another thread.
 
-A wakeup knows no stream but the one it is handed, so a stream that is not held any more is
-collected.
+No wakeup is lost, without a lock: the reader sets its wakeup, checks once more, and only then
+waits, while the connection adds deltas first and looks for a wakeup afterwards. A wakeup refers to
+no stream but the cause it is rung for, so an unused stream is garbage collected.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ RungOnly = TypeVar("RungOnly", contravariant=True)
 
 
 class Wakeup(Protocol[RungOnly]):
-    """What can be rung for a stream. It raises nothing."""
+    """Rung when a stream has news. `ring` must not raise."""
 
     def ring(self, cause: RungOnly, /) -> None:
-        """There is news of `cause`."""
+        """Wake the reader: `cause` has news."""
 
 
 class ThreadWakeup(Generic[Rung]):
-    """Wakes one thread; says for what, so that one wakeup can hang on many streams."""
+    """Wakes one thread and passes the cause on, so that one wakeup can serve many streams."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Rung] = SimpleQueue()
 
     def ring(self, cause: Rung) -> None:
-        """From any thread."""
+        """Wake the thread. May be called from any thread."""
         self._queue.put(cause)
 
     def wait(self) -> Rung:
-        """Until the next ring, or the first one not waited for yet."""
+        """Wait for the next ring and return its cause. Earlier rings are queued."""
         return self._queue.get()
 
 
@@ -49,11 +48,11 @@ class TaskWakeup:
         self._rung: asyncio.Future[None] | None = None
 
     def ring(self, _cause: object = None) -> None:
-        """From the loop's own thread."""
+        """Wake the task. Called in the event loop's thread."""
         if self._rung is not None and not self._rung.done():
             self._rung.set_result(None)
 
     async def wait(self) -> None:
-        """Until the next ring."""
+        """Wait for the next ring."""
         self._rung = asyncio.get_running_loop().create_future()
         await self._rung

@@ -1,1 +1,1 @@
-"""One child process: started, watched, replaced, ended."""
+"""A child process of the supervisor: how it is started, watched, replaced and ended."""

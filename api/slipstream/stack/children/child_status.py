@@ -1,12 +1,9 @@
-"""What a child says of itself, read without trusting it.
+"""Decodes the status lines of a child, without trusting them.
 
-Owns: which part of a line can be used. Does not know: pipes, processes, what follows.
-
-Rules:
-- A line that is no status is nothing: neither it nor what is wrong with it ends anybody. A child
-  that says nothing else counts as hung, in time.
-- Numbers that cannot be (NaN, a count below 0, a histogram of another shape) stay away alone: the
-  beat that they came with is one.
+- A line that is not a status is ignored and ends no process. A child that sends nothing else counts
+  as hung in time.
+- Invalid numbers (NaN, a count below 0, a histogram of another shape) are dropped alone; the rest
+  of the status, such as its heartbeat, counts.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 def status_of(line: bytes) -> tuple[Status | None, str]:
-    """What of the line can be used, None: nothing; and what is wrong with it, "": nothing."""
+    """The usable part of a line, or None; and what is wrong with the line, "" if nothing is."""
     try:
         return _decode(line), ""
     except _UNREADABLE as error:

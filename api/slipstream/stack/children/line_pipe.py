@@ -1,11 +1,7 @@
-"""Lines through pipes, read as they come and written as there is room, without ever waiting.
+"""Lines through pipes, read and written without blocking.
 
-Owns: the half line that has not ended yet. Does not know: what the lines say, or when to look
-(whoever polls the descriptor does).
-
-Rules:
-- Whoever writes without end neither keeps us reading nor fills our memory: a call reads READ_BYTES
-  at most, and of a line that is longer than that nothing is kept.
+A writer that never stops can neither keep the reader busy nor fill its memory: a call reads little
+more than READ_BYTES, and a longer line is dropped.
 """
 
 from __future__ import annotations
@@ -15,26 +11,26 @@ import os
 import sys
 import termios
 
-READ_BYTES = 2**20  # at once; as much as a pipe can hold
+READ_BYTES = 2**20  # for one call; as much as a pipe can hold
 _CHUNK_BYTES = 65536
 
 
 class LineReader:
-    """Takes over a pipe's reading end; `close` gives it back."""
+    """Reads lines from a pipe's reading end, which it owns and closes."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
         self._fd = fd
         self._rest = b""
-        self._is_too_long = False  # the line that has begun
+        self._is_too_long = False  # the current line
         self._has_ended = False
 
     def fileno(self) -> int:
-        """Readable when there is something new, or the end."""
+        """Readable when there is new data, or at the end."""
         return self._fd
 
     def read(self) -> list[bytes]:
-        """Lines that have arrived in full; `has_ended` once nobody can write any more."""
+        """The complete lines that have arrived. Sets `has_ended` once no writer is left."""
         chunks, num_bytes = [self._rest], 0
         while not self._has_ended and num_bytes < READ_BYTES:
             try:
@@ -53,7 +49,7 @@ class LineReader:
         return lines
 
     def has_ended(self) -> bool:
-        """Whether everything there will ever be has been read."""
+        """Whether the end of the pipe has been read."""
         return self._has_ended
 
     def close(self) -> None:
@@ -65,9 +61,9 @@ class LineReader:
 
 
 class LineWriter:
-    """Writes to a pipe's other end, however slowly that is read; `close` closes it.
+    """Writes lines to a pipe without blocking, however slowly it is read.
 
-    What found no room is kept; where nobody can read any more it is dropped, and no error.
+    What does not fit is kept. Where no reader is left it is dropped without an error.
     """
 
     def __init__(self, fd: int) -> None:
@@ -76,12 +72,12 @@ class LineWriter:
         self._unsent = b""
 
     def write(self, line: bytes) -> None:
-        """Write it, and before it what had found no room."""
+        """Write a line, after what did not fit before."""
         self._unsent += line + b"\n"
         self._flush()
 
     def offer(self, line: bytes) -> None:
-        """Write it where all that came before has been read; else drop it."""
+        """Write a line if everything before has been read; else drop it."""
         if self._flush() and not _num_unread(self._fd):
             self.write(line)
 
@@ -90,7 +86,7 @@ class LineWriter:
         os.close(self._fd)
 
     def _flush(self) -> bool:
-        """Whether everything has left, to somebody."""
+        """Write what is kept. Whether all of it was written, and a reader is left."""
         while self._unsent:
             try:
                 self._unsent = self._unsent[os.write(self._fd, self._unsent) :]
@@ -103,5 +99,5 @@ class LineWriter:
 
 
 def _num_unread(fd: int) -> int:
-    """Bytes that lie in a pipe."""
+    """The number of unread bytes in a pipe."""
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)

@@ -1,18 +1,14 @@
-"""The sockets that HTTP fronts take their connections from: bound once, handed down, shared.
+"""The listening sockets of the HTTP fronts: bound once by the parent, inherited and shared.
 
-Owns: binding, handing to a child, taking connections from a socket that others take from, too, and
-that they are shared evenly. Does not know: HTTP, who starts whom.
-
-Rules:
-- Whoever starts the fronts binds, so that an address in use is told before a model is loaded, and
-  holds the sockets while fronts come and go: connections that no front has taken yet wait for the
-  next one, and are not lost with one that dies.
-- Every front takes from the same queue, a few connections in a turn of its loop. Listeners of their
-  own (SO_REUSEPORT) would spread by a hash of the addresses, to fronts that hang, too, and reset
-  what waits for one that died.
-- Whoever is awake first would take all of a burst, and streams stay where they are: so each writes
-  how many it has into memory that all of them share, and who is ahead leaves the queue to the
-  others for a moment. For a moment alone: of the others some may hang.
+- The process that starts the fronts binds, so an address in use is reported before a model is
+  loaded. It holds the sockets while fronts restart: pending connections wait for the next front and
+  are not lost with one that dies.
+- All fronts accept from the same queue, a few connections in each turn of the loop. With sockets of
+  their own (SO_REUSEPORT) the kernel would distribute connections by a hash of the addresses, to
+  hung fronts, too, and reset those that wait for a front that died.
+- The first front to wake would accept a whole burst, and connections do not move later. So each
+  front writes its number of connections to shared memory, and a front that is ahead leaves the
+  queue to the others for a moment; only for a moment, as the others may hang.
 """
 
 from __future__ import annotations
@@ -35,47 +31,49 @@ import msgspec
 LISTENERS_VARIABLE = "SLIPSTREAM_LISTENERS"
 MAX_FRONTS = 64
 
-_BACKLOG = 2048  # connections that the kernel holds for us
-_AT_ONCE = 8  # taken in one turn
-_AHEAD = 4  # more connections than another has
-_LEAVE_S = 0.005  # to the others
-_PAUSE_S = 1.0  # where there is no room for one more
-_NOBODY = 2**32 - 1  # takes connections in this place
+_BACKLOG = 2048  # pending connections in the kernel
+_AT_ONCE = 8  # connections accepted in one turn
+_AHEAD = 4  # connections more than another front has, before a front yields
+_LEAVE_S = 0.005  # how long it yields
+_PAUSE_S = 1.0  # after a connection could not be accepted
+_NOBODY = 2**32 - 1  # the count of a place without a front
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _logger = logging.getLogger(__name__)
 
 
 class ConnectionShares:
-    """How many connections each front has: a place for each, written by that front alone."""
+    """The number of connections of each front, in shared memory: one u32 for each place, written
+    only by the front in that place.
+    """
 
     def __init__(self, fd: int, place: int) -> None:
-        """fd: of a shared file, which is not needed any more afterwards."""
+        """fd: of the shared file, which may be closed afterwards. Raises: OSError."""
         self._counts = memoryview(mmap.mmap(fd, 4 * MAX_FRONTS)).cast("I")
         self._place = place
 
     @staticmethod
     def new_file() -> int:
-        """A descriptor of a file for them, in memory, with nobody in it. Raises: OSError."""
+        """A descriptor of a new file in memory, with all places empty. Raises: OSError."""
         fd = os.memfd_create("slipstream-shares")
         os.write(fd, _NOBODY.to_bytes(4, sys.byteorder) * MAX_FRONTS)
         return fd
 
     def tell(self, num: int) -> None:
-        """We have so many."""
+        """Set this front's number of connections."""
         self._counts[self._place] = num
 
     def leave(self) -> None:
-        """We take no more."""
+        """Mark this front's place as empty."""
         self.tell(_NOBODY)
 
     @property
     def are_uneven(self) -> bool:
-        """Whether we have clearly more than another."""
+        """Whether this front has clearly more connections than another one."""
         return self._counts[self._place] > min(self._counts) + _AHEAD
 
 
 class _HandedDown(msgspec.Struct):
-    """What a child is told: descriptors that it inherits, and which place of the shares is its."""
+    """What a child gets: the descriptors it inherits, and its place in the shares."""
 
     sockets: list[int]
     shares: int
@@ -83,9 +81,9 @@ class _HandedDown(msgspec.Struct):
 
 
 class Listeners:
-    """Sockets that listen, and the file of the shares of those who take from them.
+    """Listening sockets, and the file with the shares of the fronts that accept from them.
 
-    place: of this process, among the shares. path: of a unix socket that was made here.
+    place: of this process in the shares. path: of a unix socket made by this process.
     """
 
     def __init__(
@@ -102,7 +100,7 @@ class Listeners:
 
     @classmethod
     def at(cls, host: str, port: int) -> Listeners:
-        """At every address of `host`, one port for all; port 0 takes any free one.
+        """Listen at every address of `host` with one port; port 0 takes any free port.
 
         Raises: OSError.
         """
@@ -115,8 +113,10 @@ class Listeners:
 
     @classmethod
     def at_path(cls, path: str) -> Listeners:
-        """At a unix socket, which is removed when it is let go. What a dead process has left there
-        is replaced. Who may connect is said by its folder and the umask.
+        """Listen at a unix socket, which is removed by `stop`.
+
+        A socket left by a dead process is replaced. Its folder and the umask decide which users may
+        connect.
 
         Raises: OSError.
         """
@@ -130,7 +130,7 @@ class Listeners:
 
     @classmethod
     def inherited(cls) -> Listeners | None:
-        """What our parent has handed down; None where it hands down nothing ever."""
+        """The sockets inherited from the parent; None where it passes none."""
         given = os.environ.pop(LISTENERS_VARIABLE, None)
         if given is None:
             return None
@@ -144,18 +144,19 @@ class Listeners:
 
     @property
     def port(self) -> int | None:
-        """Where they listen; None once they are closed, and for a unix socket."""
+        """The port; None for a unix socket, and once the sockets are closed."""
         if not self.sockets or self.sockets[0].family == socket.AF_UNIX:
             return None
         return port_of(self.sockets[0])
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """What a child has to inherit."""
+        """The descriptors that a child has to inherit."""
         return (*[one.fileno() for one in self.sockets], self._shares_fd)
 
     def handed_down(self, place: int) -> str:
-        """What LISTENERS_VARIABLE is to say to a child that inherits `fds`; closed, they are none.
+        """The value of LISTENERS_VARIABLE for a child that inherits `fds`. Closed sockets are left
+        out.
 
         place: the child's, in [0, MAX_FRONTS).
         """
@@ -163,11 +164,11 @@ class Listeners:
         return msgspec.json.encode(_HandedDown(sockets, self._shares_fd, place)).decode()
 
     def shares(self) -> ConnectionShares:
-        """As who has this place sees them. Raises: OSError."""
+        """The shares, seen from this process's place. Raises: OSError."""
         return ConnectionShares(self._shares_fd, self._place)
 
     def stop(self) -> None:
-        """Let go of the sockets; others who have them go on. Idempotent."""
+        """Close the sockets of this process; other processes keep theirs. Idempotent."""
         _close_all(self.sockets)
         self.sockets.clear()
         if self._path is not None:
@@ -177,13 +178,13 @@ class Listeners:
             self._path = None
 
     def close(self) -> None:
-        """Let go of everything. Once."""
+        """Close everything. May be called only once."""
         self.stop()
         os.close(self._shares_fd)
 
 
 def port_of(listener: socket.socket) -> int:
-    """Where it listens."""
+    """The port of a TCP listener."""
     port: int = listener.getsockname()[1]
     return port
 
@@ -227,7 +228,7 @@ def _listen_at_path(path: str) -> socket.socket:
 
 
 def _is_left_over(path: str) -> bool:
-    """Whether there is a socket that no process listens at."""
+    """Whether this is a socket at which no process listens."""
     if not stat.S_ISSOCK(os.lstat(path).st_mode):
         return False
     with socket.socket(socket.AF_UNIX) as probe:
@@ -236,7 +237,7 @@ def _is_left_over(path: str) -> bool:
 
 
 def _is_waited_at(listener: socket.socket) -> bool:
-    """Whether a connection could be taken."""
+    """Whether a connection is pending."""
     polled = select.poll()
     polled.register(listener, select.POLLIN)
     return bool(polled.poll(0))
@@ -248,12 +249,15 @@ def _close_all(sockets: Sequence[socket.socket]) -> None:
 
 
 class Taker:
-    """Takes connections from `listeners`, which are its own from now on, until it is closed.
+    """Accepts connections from `listeners`, which it owns, until it is closed.
 
-    most: connections to have at a time; those that find no room wait in the system's queue, for
-    another front or for one of ours to end. Whoever gets one from `new_protocol` says by `release`
-    when it has ended. make_room: ends one that has nothing to do; whether one is ending. tls: of
-    all connections; a handshake that takes longer than handshake_s is ended.
+    new_protocol: makes the protocol of a connection. Its user calls `release` when the connection
+        has ended.
+    most: the maximum number of connections. Others stay in the kernel's queue, for another front or
+        until a connection here ends.
+    make_room: closes an idle connection; returns whether one is closing.
+    tls: the TLS context of all connections.
+    handshake_s: the limit of a TLS handshake in seconds.
     """
 
     def __init__(
@@ -271,7 +275,7 @@ class Taker:
         self._most = most
         self._make_room = make_room
         self._tls, self._handshake_s = tls, None if tls is None else handshake_s
-        self._num_held = 0  # or being opened
+        self._num_held = 0  # connections, including those being opened
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[object]] = set()
@@ -280,11 +284,11 @@ class Taker:
             self._loop.add_reader(one, self._take, one)
 
     def release(self) -> None:
-        """One of the connections has ended."""
+        """Note that a connection has ended."""
         self._hold(-1)
 
     def close(self) -> None:
-        """Take no more. Idempotent."""
+        """Accept no more connections. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -303,7 +307,7 @@ class Taker:
         for _ in range(_AT_ONCE):
             if self._num_held >= self._most:
                 if not _is_waited_at(listener):
-                    return  # another front has it
+                    return  # taken by another front
                 if self._make_room():
                     self._pause(listener, _LEAVE_S)
                 else:
@@ -312,7 +316,7 @@ class Taker:
             try:
                 connection, _ = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return  # another front has it, or it has gone again
+                return  # taken by another front, or closed by the peer
             except OSError as error:
                 if error.errno not in _NO_ROOM:
                     raise
@@ -335,7 +339,7 @@ class Taker:
     def _opened(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         if task.cancelled() or task.exception() is not None:
-            self.release()  # it came to nothing
+            self.release()  # the connection was not opened
 
     def _hold(self, num: int) -> None:
         self._num_held += num
@@ -353,4 +357,4 @@ class Taker:
     def _go_on(self, listener: socket.socket) -> None:
         if not self._is_closed:
             self._loop.add_reader(listener, self._take, listener)
-            self._take_some(listener)  # even or not
+            self._take_some(listener)  # uneven or not

@@ -1,22 +1,21 @@
-"""One child process of a stack: how it is started, what it is told, what it says, how it ends.
+"""One child process of a stack: starting it, sending it commands, reading its status, reaping it.
 
-Owns: the parent's half of the contract in `slipstream_ipc.process`. Does not know: what the
-processes do, which others there are, or what follows from an end.
+This is the parent's half of the contract in `slipstream_ipc.process`.
 
-Rules:
-- A child is started from the main thread (the parent-death signal is bound to the thread that
-  forks) and has that signal before its first line of Python runs: no child outlives its parent,
+- A child is started from the main thread (the parent-death signal is bound to the forking thread)
+  and has that signal set before its first line of Python runs: no child outlives its parent,
   however early the parent dies.
-- A child leads a process group of its own, so a terminal's Ctrl-C reaches the supervisor alone,
-  and whatever a child started itself is gone when the child is reaped.
-- A child's standard output is our standard error: our own standard output stays ours.
-- A parent never waits for a child to read. What a child must hear is kept until there is room for
-  it; statistics are offered only to who has read everything before, and the next ones say more.
-- What a child says that cannot be read is a line in the log, which names the child, and no more.
-- Where a child's end comes from is known, not guessed: a fatal signal or an exit code of its own is
-  from within; so is a hang in which it used processor time without being stopped, and a SIGKILL
-  since whose last beat the kernel has counted a process of ours killed for want of memory.
-  Everything else is from outside, and charged to no request.
+- A child leads its own process group, so a terminal's Ctrl-C reaches only the supervisor, and the
+  processes that a child started are gone when the child is reaped.
+- A child's standard output goes to our standard error, so our standard output stays ours.
+- The parent never blocks on a child that does not read. Commands are kept until they fit into the
+  pipe; statistics are dropped unless the child has read everything before, as later ones supersede
+  them.
+- Unreadable status lines are logged with the child's name, and have no other effect.
+- Whether a child caused its own end is determined, not guessed. It did where it died of a fatal
+  signal, exited with a code other than 0, hung while it used CPU time and was not stopped, or died
+  of SIGKILL and the kernel has counted an out-of-memory kill in our cgroup since its last
+  heartbeat. Any other end came from outside, and is charged to no request.
 """
 
 from __future__ import annotations
@@ -51,20 +50,20 @@ from slipstream_ipc.telemetry.statistics import Numbers
 
 _PR_SET_PDEATHSIG = 1
 _STANDARD_ERROR = 2
-# what a process gets for its own doing; anything else somebody sends
+# signals that a process causes itself; others are sent to it
 _FATAL = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-_IS_BUSY = 0.1  # of a processor; one that spins gets as much on a machine ten times overloaded
+_IS_BUSY = 0.1  # of a CPU; a spinning process gets as much on a tenfold overloaded machine
 _libc = ctypes.CDLL(None)
 _logger = logging.getLogger(__name__)
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
-    """What to start: `argv`, fed with `config` (JSON) on its standard input.
+    """The process to start: `argv`, with `config` (JSON) on its standard input.
 
-    has_spare: another one waits beside it, to take its place. drains: it holds what users wait for,
-    and says when nothing of that is left. hears_condition: it tells others how the stack is.
-    place: of a child that takes connections from sockets that are the supervisor's, among those who
-    do.
+    has_spare: a spare waits to take its place. drains: it serves users' requests, and reports when
+    none is left. hears_condition: it is sent the condition and statistics of the stack.
+    place: the number of a child that accepts connections from the supervisor's sockets, among such
+    children; None for others.
     """
 
     name: str
@@ -77,25 +76,25 @@ class ChildSpec(msgspec.Struct, frozen=True):
 
     @property
     def listens(self) -> bool:
-        """Whether it takes connections."""
+        """Whether it accepts connections from the supervisor's sockets."""
         return self.place is not None
 
 
 class ChildExit(msgspec.Struct, frozen=True):
-    """How a child ended. within: of what it did itself, not of what somebody did to it."""
+    """How a child ended. within: whether it caused its end itself."""
 
     how: str
     within: bool
 
 
 class Child:
-    """A child process, from its start to its last breath.
+    """A child process, from its start until it is reaped.
 
-    starting -> ready -> gone, or straight to gone.
+    State: starting -> ready -> gone, or starting -> gone.
     """
 
     def __init__(self, spec: ChildSpec, listeners: Listeners | None = None) -> None:
-        """listeners: for a child that listens."""
+        """listeners: inherited by a child whose spec has a place. Raises: OSError."""
         listening: dict[str, str] = {}
         inherited: tuple[int, ...] = ()
         if listeners is not None and spec.place is not None:
@@ -103,23 +102,23 @@ class Child:
             inherited = listeners.fds
         self.name = spec.name
         self.state: Literal["starting", "ready", "gone"] = "starting"
-        self.is_active = False  # it was told to serve; else it is a spare
+        self.is_active = False  # whether it was activated; a spare is not
         self.is_drained = not spec.drains
         self.detail = ""
-        self.error = ""  # why it cannot do what it was told, for the user
+        self.error = ""  # why it cannot serve as configured, for the user
         self.started_at = time.monotonic()
-        self.settled_at: float | None = None  # since when it serves; or waits, where it is a spare
-        self.heard_at: float | None = None  # its last beat; None while none is expected
-        self.numbers: Numbers | None = None  # the last that it told
-        self.processes: dict[str, State] = {}  # how those are that it keeps itself, as it told
-        self._condition: Condition | None = None  # that it was told
-        self._has_beats = False  # or will have, when it is ready
+        self.settled_at: float | None = None  # since when it serves, or waits as a spare
+        self.heard_at: float | None = None  # its last heartbeat; None while none is expected
+        self.numbers: Numbers | None = None  # as last reported
+        self.processes: dict[str, State] = {}  # of its own child processes, as last reported
+        self._condition: Condition | None = None  # as last sent to it
+        self._has_beats = False  # it sends heartbeats, or will once it is ready
         self._num_bad_lines = 0
         self._last_words = ""
         self._killed_for = ""
-        self._was_within = False  # of what it was killed for
-        self._silence: tuple[float, float] | None = None  # since when it is watched, its CPU time
-        self._num_oom_kills = num_oom_kills()  # at its last beat
+        self._was_within = False  # whether it caused the reason it was killed for
+        self._silence: tuple[float, float] | None = None  # when `watch` was called, its CPU time
+        self._num_oom_kills = num_oom_kills()  # at its last heartbeat
         with contextlib.ExitStack() as on_error:
             status_fd, status_end = _pipe(on_error)
             control_end, control_fd = _pipe(on_error)
@@ -145,11 +144,11 @@ class Child:
         self._commands = LineWriter(control_fd)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-            stdin.write(bytes(spec.config))  # a child that is gone already is noticed by its exit
+            stdin.write(bytes(spec.config))  # the death of a child is noticed by its exit
 
     @property
     def pid(self) -> int:
-        """Its process id, and its group's."""
+        """Its process id, which is also its process group's."""
         return self._process.pid
 
     def activate(self, activation: Activate) -> None:
@@ -159,21 +158,21 @@ class Child:
         self._tell(activation)
 
     def drain(self, within_s: float) -> None:
-        """Tell it to take in nothing new, and to end what runs then."""
+        """Tell it to take no new requests, and to end those that still run after `within_s`."""
         self._tell(Drain(within_s))
 
     def tell(self, condition: Condition) -> None:
-        """Tell it how everybody is, where that is news."""
+        """Send it the condition of the stack if that has changed."""
         if condition != self._condition:
             self._condition = condition
             self._tell(condition)
 
     def offer(self, line: bytes) -> None:
-        """Tell it what it need not hear: an encoded command, where it has read all before."""
+        """Send it an encoded command if it has read everything before; else drop the command."""
         self._commands.offer(line)
 
     def read_status(self) -> None:
-        """Take in what it said."""
+        """Read and apply its status lines."""
         for line in self.status.read():
             status, why_bad = status_of(line)
             if why_bad:
@@ -200,18 +199,18 @@ class Child:
             elif status.ready and self.state == "starting":
                 self.state = "ready"
                 self.settled_at = time.monotonic()
-                if self._has_beats:  # it may hang in its very first turn
+                if self._has_beats:  # so that a hang in its first turn is noticed
                     self.heard_at = self.settled_at
 
     def _note_bad_line(self, why: str) -> None:
-        """In the log: the first, the second, the fourth, …, as there may be very many."""
+        """Log the first, second, fourth, … bad line, as there may be very many."""
         self._num_bad_lines += 1
         num = self._num_bad_lines
         if num & (num - 1) == 0:
             _logger.error("%s (process %d) reported %s (%d times)", self.name, self.pid, why, num)
 
     def has_ended(self) -> bool:
-        """Whether it has ended; it stays a zombie until `reap`, so its number stays its own."""
+        """Whether it has ended. It stays a zombie until `reap`, so its pid is not reused."""
         if self.state == "gone":
             return True
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -219,26 +218,26 @@ class Child:
 
     @property
     def listens(self) -> bool:
-        """Whether it serves, or its loop turns at least: then SIGTERM reaches it at once."""
+        """Whether it is active and its loop runs, so that it handles SIGTERM at once."""
         return self.is_active and (self.state == "ready" or self.heard_at is not None)
 
     def terminate(self) -> None:
-        """Ask it to stop."""
+        """Ask it to stop, by SIGTERM."""
         if self.state != "gone":
             self._process.send_signal(signal.SIGTERM)
 
     @property
     def is_watched(self) -> bool:
-        """Whether `watch` was called since its last beat."""
+        """Whether `watch` was called since its last heartbeat."""
         return self._silence is not None
 
     def watch(self, now: float) -> None:
-        """It is silent: what it does from now on tells whether that is its own doing."""
+        """Start measuring the CPU time of a silent child, for `is_busy`."""
         use = usage_of(self.pid, with_children=False)
         self._silence = now, 0.0 if use is None else use.cpu_s
 
     def is_busy(self, now: float) -> bool:
-        """Whether it has used the processor since it is watched, and is not stopped."""
+        """Whether it has used CPU time since `watch`, and is not stopped."""
         use = usage_of(self.pid, with_children=False)
         if self._silence is None or use is None or is_stopped(self.pid):
             return False
@@ -246,7 +245,7 @@ class Child:
         return now > since and use.cpu_s - cpu_s >= _IS_BUSY * (now - since)
 
     def kill(self, reason: str = "", *, within: bool = False) -> None:
-        """End it and all it started, now. within: the reason is its own doing."""
+        """SIGKILL its process group. within: whether it caused the reason itself."""
         if reason and not self._killed_for:
             self._killed_for, self._was_within = reason, within
         if self.state != "gone":
@@ -254,7 +253,7 @@ class Child:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def reap(self) -> ChildExit:
-        """After its end: take its group with it, let go of it, say how it ended."""
+        """Reap it after its end, kill the rest of its process group, and return how it ended."""
         self.kill()
         code = self._process.wait()
         self.status.close()
@@ -270,12 +269,14 @@ class Child:
         return ChildExit(f"exit code {code}{words}", within=code != 0)
 
     def _tell(self, command: Command) -> None:
-        """Now, or when there is room; where it cannot hear that, its end, or its hang, is seen."""
+        """Send a command, now or when the pipe has room. Never fails: a dead or hung child is
+        noticed otherwise.
+        """
         self._commands.write(msgspec.json.encode(command))
 
 
 def _pipe(on_error: contextlib.ExitStack) -> tuple[int, int]:
-    """Reading and writing end of a new pipe."""
+    """The reading and the writing end of a new pipe."""
     ends = os.pipe2(os.O_CLOEXEC)
     for fd in ends:
         on_error.callback(os.close, fd)
@@ -292,7 +293,7 @@ def _signal_name(number: int) -> str:
 def _dying_with(parent: int) -> Callable[[], None]:
     def in_the_child() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before we asked to be told
+        if os.getppid() != parent:  # the parent died before prctl was called
             os._exit(1)
 
     return in_the_child

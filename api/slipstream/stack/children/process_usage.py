@@ -1,9 +1,8 @@
-"""What a process uses: CPU time and memory; and whether it was denied it. Read by psutil.
+"""CPU time, memory and state of processes, and the cgroup's out-of-memory kills.
 
-Of a process that has ended and is not reaped yet its CPU time can still be read; of one that is not
-there nothing is said. Two files are read here, as psutil has nothing for them: the children of one
-process (psutil looks at every process of the machine for that, twice a second) and its cgroup's
-count of kills.
+psutil reads them, except for two files: the children of a process (psutil would scan all processes
+of the machine) and the cgroup's count of kills. The CPU time of a process that has ended can be
+read until it is reaped.
 """
 
 from __future__ import annotations
@@ -18,14 +17,17 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 class ProcessUsage(NamedTuple):
-    """cpu_s: user and system time, its children's among it; rss_bytes: its own memory."""
+    """cpu_s: user and system time, including its children's. rss_bytes: its own memory."""
 
     cpu_s: float
     rss_bytes: int
 
 
 def usage_of(pid: int, *, with_children: bool = True) -> ProcessUsage | None:
-    """What a process has used so far; with those that it started itself and that still run."""
+    """The usage of a process; None where it does not exist.
+
+    with_children: include the CPU time of children that still run.
+    """
     own = _read(pid)
     if own is None or not with_children:
         return own
@@ -37,12 +39,12 @@ def usage_of(pid: int, *, with_children: bool = True) -> ProcessUsage | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal, or a debugger, has stopped it."""
+    """Whether a signal or a debugger has stopped the process."""
     return state_of(pid) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def state_of(pid: int) -> str:
-    """What it does, in psutil's words; "gone" where it is not there."""
+    """The state of a process, as psutil names it; "gone" where it does not exist."""
     try:
         state: str = psutil.Process(pid).status()
     except psutil.Error:
@@ -51,9 +53,9 @@ def state_of(pid: int) -> str:
 
 
 def num_oom_kills() -> int:
-    """Processes of our cgroup that the kernel has killed for want of memory; 0 where it tells none.
+    """The number of out-of-memory kills in our cgroup, which has our children; 0 where unknown.
 
-    Our children are in it. Version 2 alone: a container sees its own as the root, or by its path.
+    cgroup v2 only. A container sees its cgroup as the root, or by its path.
     """
     try:
         lines = (_PROC / "self" / "cgroup").read_text().splitlines()
@@ -74,14 +76,14 @@ def _read(pid: int) -> ProcessUsage | None:
             rss_bytes = process.memory_info().rss
     except psutil.Error:
         return None
-    # the children's: of those that were waited for
+    # children_user and children_system cover reaped children only
     return ProcessUsage(
         sum((times.user, times.system, times.children_user, times.children_system)), rss_bytes
     )
 
 
 def _children(pid: int) -> list[int]:
-    """Those that its main thread started."""
+    """The children started by its main thread."""
     try:
         return [int(one) for one in (_PROC / f"{pid}/task/{pid}/children").read_text().split()]
     except (OSError, ValueError):

@@ -1,9 +1,7 @@
-"""How often, and after what pause, a process is started again. Pure: the caller has the clock.
+"""How often, and after what pause, a process is restarted. The caller passes the time in.
 
-Rules:
-- Pauses are those of `slipstream_ipc.backoff`.
-- A budget bounds the restarts within a window of time. When it is used up something is wrong that
-  no restart mends.
+Pauses are those of `slipstream_ipc.backoff`. A budget limits the restarts within a time window;
+when it is used up, restarting does not help.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ class RestartPolicy:
         self._pauses = RestartBackoff()
 
     def pause_s(self, now: float, served_s: float) -> float | None:
-        """After a death `now`: how long the next start waits; None where there may be none.
+        """The pause before a restart after a death at `now`; None where the budget is used up.
 
-        served_s: how long the dead one had been ready, 0 where it never was.
+        served_s: how long the dead process had been ready; 0 where it never was.
         """
         while self._restarts and self._restarts[0] <= now - self._window_s:
             self._restarts.popleft()
@@ -36,5 +34,5 @@ class RestartPolicy:
 
     @property
     def limit(self) -> str:
-        """The budget, for people."""
+        """The budget, for messages."""
         return f"{self._max_restarts} restarts within {self._window_s:g} s"

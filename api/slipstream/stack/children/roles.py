@@ -1,14 +1,10 @@
-"""The places in a stack: who serves in each, who waits beside it, what became of those before.
+"""The places in a stack: the process that serves in each, its spare, and their succession.
 
-Owns: a place's process and its spare, the succession of incarnations, when the next one is due.
-Does not know: signals, pipes, other places, or what follows when a place cannot be filled.
-
-Rules:
-- A place has one process that serves. Its successor is activated after it is reaped, with a larger
-  incarnation, and is told how the last one died that served: what one that never got so far died of
-  has nothing to do with anybody's requests.
-- A spare that waits, however far it has come, succeeds; only where there is none a new process is
-  started. A spare's own death costs nobody anything: another is started after the same pauses.
+- A place has one active process. Its successor is activated after it is reaped, with a larger
+  incarnation, and is sent whether the last process that served caused its own death. A process that
+  died before it served does not count: no request can have caused that.
+- A spare succeeds, even one that is still starting; a new process is started only where there is
+  none. After the death of a spare another is started, after the same pauses.
 """
 
 from __future__ import annotations
@@ -19,18 +15,18 @@ from slipstream_ipc.process import SILENT_S, Activate
 
 
 class Role:
-    """One place, by the name of its processes."""
+    """One place in the stack, with its active process and its spare."""
 
     def __init__(self, spec: ChildSpec, max_restarts: int, window_s: float) -> None:
         self.spec = spec
         self.active: Child | None = None
         self.spare: Child | None = None
-        self.has_served = False  # somebody was ready here once
+        self.has_served = False  # whether a process was ever ready here
         self.last_exit: ChildExit | None = (
-            None  # how the last one that served, or should have, died
+            None  # of the last active process, whether it was ready or not
         )
         self.ended_at = 0.0
-        self.due_at: float | None = None  # when the next one starts, where there is none
+        self.due_at: float | None = None  # when the next process starts, while there is none
         self.spare_due_at: float | None = 0.0 if spec.has_spare else None
         self._incarnation = 0
         self._died_within = False
@@ -39,16 +35,16 @@ class Role:
 
     @property
     def name(self) -> str:
-        """Its processes' name."""
+        """The name of the place and of its processes."""
         return self.spec.name
 
     @property
     def is_ready(self) -> bool:
-        """Whether somebody serves."""
+        """Whether the active process is ready."""
         return self.active is not None and self.active.state == "ready"
 
     def condition(self, now: float) -> str:
-        """How it is, in the words of `Condition`."""
+        """The state of the place at `now`, for a `Condition`."""
         if self.active is None or self.active.state != "ready":
             return "restarting" if self.has_served else "starting"
         silent_at = self.active.heard_at
@@ -56,36 +52,36 @@ class Role:
 
     @property
     def num_restarts(self) -> int:
-        """Processes that had this place before."""
+        """The number of processes that were activated here before the current one."""
         return max(0, self._incarnation - 1)
 
     @property
     def is_preparing_spare(self) -> bool:
-        """Whether a spare is on its way and does not wait yet."""
+        """Whether a spare is starting and does not wait yet."""
         return self.spare is not None and self.spare.settled_at is None
 
     @property
     def limit(self) -> str:
-        """How often it may be filled again, for people."""
+        """The restart budget, for messages."""
         return self._policy.limit
 
     def fill(self, child: Child) -> None:
-        """This one serves from now on: the spare, or one just started."""
+        """Activate `child`: the spare, or a new process."""
         assert self.active is None
         if child is self.spare:
             self.spare = None
-            self.spare_due_at = 0.0  # at once when all are ready
+            self.spare_due_at = 0.0  # at once, when all processes are ready
         self.active, self.due_at = child, None
         self._incarnation += 1
         child.activate(Activate(self._incarnation, self._died_within))
 
     def became_ready(self) -> None:
-        """The active one serves."""
+        """Note that the active process is ready."""
         assert self.active is not None
         self.has_served = True
 
     def lost(self, child: Child, exit_: ChildExit, now: float) -> bool:
-        """One of the two died. False where the place stays empty for good."""
+        """Note the death of the active process or the spare. False if no other one may follow."""
         served_s = 0.0 if child.settled_at is None else now - child.settled_at
         if child is self.spare:
             self.spare = None
