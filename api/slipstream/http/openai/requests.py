@@ -140,7 +140,7 @@ class ChatRequest(Request, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
-    parallel_tool_calls: Ignored = None  # the template alone decides what is said of tools
+    parallel_tool_calls: Ignored = None  # the chat template alone presents the tools
 
     tool_choice: NotYet = None
     functions: NotYet = None
