@@ -1,8 +1,9 @@
-"""What holds for every test.
+"""Settings for every test.
 
-- Nothing is left to chance: each test begins with the same seeds, and Hypothesis tries the same
-  examples each time. HYPOTHESIS_PROFILE=search has it look for new ones.
-- Nothing depends on how fast the machine is: Hypothesis has no deadlines (see also `patience`).
+- Tests are deterministic: each begins with the same seeds, and Hypothesis tries the same examples
+  each time. HYPOTHESIS_PROFILE=search makes it look for new ones.
+- Tests do not depend on the machine's speed: Hypothesis has no deadlines (see also
+  `tests.helpers.patience`).
 """
 
 import gc
@@ -16,13 +17,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-# how long an example takes says more about a busy machine than about the code
+# the duration of an example says more about a busy machine than about the code
 _CLOCKLESS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("same", derandomize=True, **_CLOCKLESS)
 settings.register_profile("search", print_blob=True, **_CLOCKLESS)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
-# nohup, and some CI, start programs with these ignored, which the processes of a test would inherit
+# nohup and some CI systems ignore these signals, and the processes of a test would inherit that
 for _number, _usual in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGHUP, signal.SIG_DFL),
@@ -32,20 +33,20 @@ for _number, _usual in (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with the most slow tests first, so that no file is run alone at the end."""
+    """Run files with the most slow tests first, so that no long file is left alone at the end."""
     num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -num_slow[item.path])
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: the collector, which many tests call, need not look at it again."""
+    """Keep imported objects out of later garbage collections, which many tests trigger."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def no_chance():
-    """The generators that everybody shares begin anew."""
+    """Reseed the global random generators."""
     random.seed(0)
     np.random.seed(0)
     if "torch" in sys.modules:
@@ -54,7 +55,7 @@ def no_chance():
 
 @pytest.fixture(autouse=True)
 def no_variable_is_left():
-    """What a test sets in the environment for the processes it starts ends with it."""
+    """Assert that a test leaves no SLIPSTREAM_ variable changed in the environment."""
     before = _ours()
     yield
     assert _ours() == before

@@ -1,4 +1,4 @@
-"""A worker that tests play: the accepting end of the client hop, with nothing behind it."""
+"""A fake worker that tests control: the router's end of the client connection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipstream_ipc.transport.sockets import private_directory
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """Where a worker may listen; gone after the test."""
+    """A socket address for a worker, removed after the test."""
     directory = private_directory()
     yield f"ipc://{directory}/client.sock"
     for path in directory.iterdir():
@@ -23,7 +23,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture
 def worker(address: str) -> Iterator[FakeWorker]:
-    """A worker that runs, and says nothing by itself."""
+    """A running worker that answers Hellos and nothing else by itself."""
     fake = FakeWorker(address)
     yield fake
     fake.stop()

@@ -1,6 +1,6 @@
-"""A core and its workers in one thread: real sockets, a simulated device, a worker made of states.
+"""A core and fake workers in one thread, over real sockets, on a simulated device.
 
-Nothing runs but when it is stepped, so a test decides the order of everything.
+Nothing runs unless it is stepped, so a test decides the order of events.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slipstream_ipc.messages import (
 
 @pytest.fixture
 def make_core() -> Iterator[Callable[..., CoreBox]]:
-    """Makes cores; closes them afterwards."""
+    """A factory of cores, which are closed after the test."""
     directory = Path(tempfile.mkdtemp(prefix="core-"))
     boxes: list[CoreBox] = []
 
@@ -38,7 +38,7 @@ def make_core() -> Iterator[Callable[..., CoreBox]]:
 
 @pytest.fixture
 def undisturbed(make_core: Callable[..., CoreBox]) -> Callable[..., Held]:
-    """What one stream gets where nothing happens to it."""
+    """Runs one stream without faults, and returns what its worker received."""
 
     def run(admit: Admit, **settings: object) -> Held:
         box = make_core(**settings)

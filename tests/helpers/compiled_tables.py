@@ -30,7 +30,7 @@ KINDS = [
 
 @dataclass(frozen=True)
 class Compiled:
-    """A tokenizer, its table, and ids to try them with."""
+    """A tokenizer, its compiled table, and a strategy of token ids to test them with."""
 
     tokenizer: Tokenizer
     table: TokenTable
@@ -44,7 +44,7 @@ class Compiled:
         return token_id
 
     def spell(self, data: bytes) -> list[int]:
-        """The tokens that are one byte each."""
+        """The single-byte tokens that spell `data`."""
         byte_ids = self.table.byte_ids or range(self.table.vocab_size)
         id_of = {self.table.pieces[i]: i for i in reversed(byte_ids)}
         return [id_of[bytes([byte])] for byte in data]
@@ -54,7 +54,9 @@ class Compiled:
 
 
 def any_ids(table: TokenTable, has_bytes: bool) -> st.SearchStrategy[list[int]]:
-    """Ids of all sorts: beyond the vocabulary, special, without token or text, broken."""
+    """Lists of token ids of every kind: beyond the vocabulary, special, without a piece, with an
+    empty one, invalid UTF-8. has_bytes: also characters spelled as single bytes.
+    """
     pieces = list(enumerate(table.pieces))
     pools = [
         list(range(table.vocab_size + 4)),

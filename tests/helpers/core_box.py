@@ -1,4 +1,4 @@
-"""A whole core in the test's own process, and the workers it talks to."""
+"""A core in the test's process, and fake workers attached to it over real sockets."""
 
 from __future__ import annotations
 
@@ -56,21 +56,25 @@ Entry = tuple[list[float], list[int], int]  # a token's log-probabilities, their
 
 
 class Died(Exception):  # noqa: N818  (what befalls a core, not an error of the test)
-    """The device is gone, and the core's process with it."""
+    """The device is lost, and the core's process dies with it."""
 
 
 class WatchedRunner:
-    """A simulated device that says whose steps it was given, and fails or dies where told."""
+    """A simulated runner that records the streams of each step, and fails or dies on demand.
+
+    ids_of: the stream ids of a plan. fails, dies: whether a step of these streams fails alone, or
+    kills the core.
+    """
 
     def __init__(self, inner: SimulatedRunner) -> None:
         self._inner = inner
-        self._order: deque[StepFailed | BaseException | None] = deque()  # None: the inner one's
+        self._order: deque[StepFailed | BaseException | None] = deque()  # None: of `inner`
         self.info, self.num_blocks = inner.info, inner.num_blocks
         self.ids_of: Callable[[StepPlan], list[bytes]] = lambda _plan: []
         self.fails: Callable[[list[bytes]], bool] = lambda _ids: False
         self.dies: Callable[[list[bytes]], bool] = lambda _ids: False
         self.launched: list[list[bytes]] = []
-        self.num_in_flight: list[int] = []  # with each of `launched`, itself included
+        self.num_in_flight: list[int] = []  # steps in flight at each of `launched`, inclusive
 
     def launch(self, plan: StepPlan) -> None:
         ids = self.ids_of(plan)
@@ -86,7 +90,7 @@ class WatchedRunner:
             self._inner.launch(plan)
 
     def sample(self, plan: StepPlan, masks: npt.NDArray[np.int32]) -> None:
-        if self._order[-1] is None:  # what fails or dies was never launched
+        if self._order[-1] is None:  # a step that fails or dies was not launched
             self._inner.sample(plan, masks)
 
     def collect(self) -> StepResult:
@@ -112,16 +116,16 @@ class WatchedRunner:
 
 @dataclass
 class Held:
-    """What a worker has of one stream."""
+    """A worker's copy of one stream."""
 
     admit: Admit
     row: int | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Entry] = field(default_factory=list)
     fault: Fault | None = None
-    end: End | None = None  # as it was registered with
+    end: End | None = None  # from its registration
     strikes: int = 0
-    num_at_strike: int = 0  # tokens it had then
+    num_at_strike: int = 0  # tokens at the last strike
     num_admitted: int = 0
     was_admitted: bool = False
 
@@ -135,9 +139,10 @@ class Held:
 
 
 class StateWorker:
-    """Takes what a core sends and keeps it; asserts that nothing is doubled, lost or out of turn.
+    """A worker that keeps what a core sends; asserts that nothing is duplicated, lost or reordered.
 
-    It admits again what a core does not know, counts strikes, and ends nothing by itself.
+    It admits a stream again if the core does not know it, counts strikes, and ends no stream by
+    itself.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, **hop: int) -> None:
@@ -288,7 +293,7 @@ class StateWorker:
             if step.starts:
                 at = len(held.admit.prompt_ids) // 4 + len(held.token_ids)
                 assert int(u32(step.starts)[i]) == at
-            assert held.fault is None or held.fault.code == "conflict"  # another's, that one
+            assert held.fault is None or held.fault.code == "conflict"  # of a second admission
             held.token_ids += token_ids[:count]
             del token_ids[:count]
             held.logprobs += logprobs[i]
@@ -334,7 +339,7 @@ class CoreBox:
         ]
 
     def kill(self) -> None:
-        """As kill -9 does."""
+        """Drop the core, as kill -9 does."""
         assert self.core is not None
         self.core.close()
         self.core = None
@@ -345,7 +350,7 @@ class CoreBox:
         return worker
 
     def kill_worker(self, worker: StateWorker) -> None:
-        """As kill -9 does."""
+        """Disconnect a worker, as kill -9 does."""
         worker.hop.close()
         worker.is_reading = False
 
@@ -363,21 +368,19 @@ class CoreBox:
             self.step()
 
     def take_in(self, num: int) -> None:
-        """Have the core hear of `num` streams, in however many messages they arrive, before it
-        computes anything.
-        """
+        """Let the core receive `num` streams, in any number of messages, before it computes."""
         core = self.core
         assert core is not None
         self.hear_until(lambda: core.handler.num_streams == num)
 
     def hear_until(self, condition: Callable[[], bool]) -> None:
-        """Step until `condition`, while the core hears and answers but computes nothing."""
+        """Step until `condition`; the core receives and answers, but launches no step."""
         assert self.core is not None
         with patch.object(self.core.engine, "_may_launch", return_value=False):
             self.until(condition)
 
     def survives_until(self, condition: Callable[[], bool]) -> bool:
-        """Step until `condition`, or until the device is gone; the core is killed then."""
+        """Step until `condition`. If the device dies first, kill the core and return False."""
         try:
             self.until(condition)
         except Died:
@@ -394,7 +397,7 @@ class CoreBox:
 
 
 def entries(columns: LogprobColumns) -> list[Entry]:
-    """Of columns that have one width."""
+    """The entries of columns with a single width."""
     width = columns.width
     values, ids = f32(columns.values).tolist(), u32(columns.ids).tolist()
     return [
@@ -404,7 +407,7 @@ def entries(columns: LogprobColumns) -> list[Entry]:
 
 
 def columns(of: list[Entry]) -> LogprobColumns:
-    """One entry's."""
+    """Columns of entries that all have the same number of candidates."""
     return LogprobColumns(
         len(of[0][0]),
         pack_f32([value for values, _, _ in of for value in values]),
@@ -414,7 +417,7 @@ def columns(of: list[Entry]) -> LogprobColumns:
 
 
 def split(columns: LogprobColumns | None, counts: list[int]) -> list[list[Entry]]:
-    """By entry of the message."""
+    """The log-probabilities of a Step, per row: one entry per token, none for rows without any."""
     if columns is None:
         return [[] for _ in counts]
     widths = u32(columns.widths).tolist() if columns.widths else [columns.width] * len(counts)

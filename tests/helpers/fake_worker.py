@@ -1,4 +1,4 @@
-"""A worker that a test plays, and the messages it sends."""
+"""A fake worker that a test controls, and the messages it sends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Body = TypeVar("Body")
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a Deltas message; `ids` default to one to a character."""
+    """One entry of a Deltas message. ids: by default one token per character."""
 
     handle: int
     text: str
@@ -55,12 +55,12 @@ class Entry:
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """What goes into the column."""
+        """The entry's part of the column of token ids."""
         return [ord(char) for char in self.text] if self.ids is None else self.ids
 
 
 def deltas(*entries: Entry, logprobs: LogprobColumns | None = None) -> Deltas:
-    """The message that holds `entries`."""
+    """A Deltas message of `entries`."""
     ended = [index for index, entry in enumerate(entries) if entry.end is not None]
     counts = [len(entry.token_ids) for entry in entries]
     starts = [entry.chars if entry.tokens is None else entry.tokens for entry in entries]
@@ -78,24 +78,27 @@ def deltas(*entries: Entry, logprobs: LogprobColumns | None = None) -> Deltas:
 
 
 def end_of(text: str, reason: Any = "stop", **fields: Any) -> End:
-    """The end of a stream that said `text`."""
+    """The end of a stream whose output is `text`, with one token per character."""
     return End(reason, len(text), **fields)
 
 
 class FakeWorker:
-    """Answers every Hello; anything else goes to `script`, or waits for the test to expect it."""
+    """Answers each Hello in a thread; other messages go to `script`, or else to `expect`.
+
+    A script runs in the worker's thread and must not wait for it: it uses `post`, not `send`.
+    """
 
     def __init__(self, address: str, script: Callable[[FakeWorker, Any], None] | None = None):
         self.address = address
         self.script = script
         self.model = MODEL
-        self.is_silent = False  # then Hellos stay unanswered
-        self.hellos: queue.Queue[Hello] = queue.Queue()  # of attaches after the first
+        self.is_silent = False  # leave Hellos unanswered
+        self.hellos: queue.Queue[Hello] = queue.Queue()  # of attaches after a client's first
         self._received: queue.Queue[Any] = queue.Queue()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._bell, self._rope = socket.socketpair()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        # what a test says may run further ahead of its client than a worker's window allows
+        # a test may send further ahead of its client than a worker's window allows
         with patch("slipstream_ipc.transport.sockets._PEER_HWM", 0):
             self._router = bind_router(self._context, address)
         self._acceptor: Router[Any, Any, None] = Router(self._router, front_codec(), window=1000)
@@ -106,48 +109,48 @@ class FakeWorker:
     # ---- for the test ----------------------------------------------------------------------
 
     def expect(self, kind: type[Body]) -> Body:
-        """The next message of a client, which is of this kind."""
+        """The next message of a client; asserts its type."""
         body = self._received.get(timeout=PATIENCE_S)
         assert isinstance(body, kind), body
         return body
 
     def accept(self, submit: Submit, prompt_ids: Sequence[int] = (1, 2)) -> int:
-        """Answer a Submit; the stream's handle."""
+        """Accept a Submit. Returns the stream's handle."""
         self.send(Accepted(submit.handle, pack_u32(list(prompt_ids))))
         return submit.handle
 
     def expect_and_accept(self) -> int:
-        """Accept the next message, a Submit; the stream's handle."""
+        """Accept the next message, a Submit. Returns the stream's handle."""
         return self.accept(self.expect(Submit))
 
     def accept_from_script(self, submit: Submit, prompt_ids: Sequence[int] = (1, 2)) -> None:
-        """Answer a Submit, from a script."""
+        """`accept`, from a script."""
         self.post(Accepted(submit.handle, pack_u32(list(prompt_ids))))
 
     def reject(self, submit: Submit, fault: Fault) -> None:
-        """Answer a Submit."""
+        """Reject a Submit."""
         self.send(Rejected(submit.handle, fault))
 
     def send(self, *bodies: Any) -> None:
-        """To the latest client."""
+        """Send messages to the latest client."""
         self.do(lambda: self.post(*bodies))
 
     def post(self, *bodies: Any) -> None:
-        """The same, from a script."""
+        """`send`, from a script."""
         for body in bodies:
             assert self._acceptor.send(self._acceptor.sessions[-1], body, None)
 
     def tell_to_attach(self) -> None:
-        """End the session: the client has to attach anew."""
+        """End the session, so that the client has to attach again."""
         self.do(self.interrupt)
 
     def interrupt(self) -> None:
-        """The same, from a script."""
+        """`tell_to_attach`, from a script."""
         self._control(Reattach())
         self._acceptor.close(self._acceptor.sessions[-1])
 
     def refuse(self, fault: Fault, *, is_leaving: bool = False) -> None:
-        """Answer something with an AttachRefused."""
+        """Send the latest client an AttachRefused."""
         self.do(lambda: self._control(AttachRefused(fault, is_leaving)))
 
     def acknowledged(self) -> bool:
@@ -156,11 +159,11 @@ class FakeWorker:
 
     @property
     def has_session(self) -> bool:
-        """Whether anybody is attached; for scripts."""
+        """Whether a client is attached. To be called from a script or in `do`."""
         return bool(self._acceptor.sessions)
 
     def do(self, action: Callable[[], Any]) -> Any:
-        """Run something in the worker's thread."""
+        """Run `action` in the worker's thread and return its result."""
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -174,7 +177,7 @@ class FakeWorker:
         return future.result(PATIENCE_S)
 
     def stop(self) -> None:
-        """Vanish without a word."""
+        """Stop without a message to clients."""
         if not self._is_done:
             self._is_done = True
             self._rope.send(b"!")
@@ -209,7 +212,7 @@ class FakeWorker:
                 elif isinstance(body, Goodbye):
                     self._received.put(body)
                 else:
-                    # answers that were asked for together as if each were alone
+                    # one Submit for several answers becomes one per answer
                     for each in answers_of(body) if isinstance(body, Submit) else (body,):
                         if self.script is not None:
                             self.script(self, each)

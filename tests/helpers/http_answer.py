@@ -1,4 +1,4 @@
-"""Parts of a front that answers are written with, without sockets."""
+"""Stand-ins for a front's connection and engine, to write answers without sockets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CARD = ModelCard("a model", "nowhere", 1000, 100, ())
 
 
 class Wire:
-    """In a connection's place. Takes `room` bytes, then pauses its exchange until there is more."""
+    """A sink in place of a connection. After `room` bytes it pauses its exchange, until `read`."""
 
     def __init__(self) -> None:
         self.room = 1 << 30
@@ -27,55 +27,55 @@ class Wire:
         self.is_dropped = False
 
     def write(self, data: bytes) -> None:
-        """As a transport does: all of it, whatever the room."""
+        """Take all bytes, as a transport does, and pause the exchange if `room` is exceeded."""
         self.writes.append(data)
         self.room -= len(data)
         if self.room < 0 and self.exchange is not None and not self.exchange.is_paused:
             self.exchange.pause(True)
 
     def read(self, num_bytes: int) -> None:
-        """The client takes so much."""
+        """The client reads: there is room for `num_bytes` more, and the exchange is resumed."""
         assert self.exchange is not None
         self.room = num_bytes
         self.exchange.pause(False)
 
     def respond(self, response: Response) -> None:
-        """The whole answer."""
+        """Take a complete answer."""
         self.exchange = None
         self.write(b"HTTP/1.1 200 OK\r\n\r\n" + response.body)
 
     def begin_stream(self) -> None:
-        """A head."""
+        """Write a minimal head."""
         assert self.exchange is not None
         is_chunked = self.exchange.request.version != "1.0"
         self.write(STREAM_HEAD + (b"Transfer-Encoding: chunked\r\n\r\n" if is_chunked else b"\r\n"))
 
     def finish(self) -> None:
-        """The answer is complete."""
+        """The stream is complete."""
         self.exchange = None
 
     def abort(self) -> None:
-        """The client is given up."""
+        """The connection is dropped."""
         self.is_dropped = True
         assert self.exchange is not None
         self.exchange.leave()
 
 
 class Table:
-    """An engine that is a client's table of streams."""
+    """A `StreamEngine` that is only a client's table of streams."""
 
     def __init__(self) -> None:
         self.streams, self.fan_out = ClientStreamTable(), FanOut()
 
     def submit(self, state: StreamState) -> None:
-        """Ask for the stream."""
+        """Add the stream to the table."""
         self.streams.add(state)
 
     def abandon(self, state: StreamState) -> None:
-        """End it."""
+        """Give the stream up."""
         self.streams.give_up(state, None)
 
     def say(self, *entries: Entry, logprobs: LogprobColumns | None = None) -> None:
-        """A message arrives."""
+        """Deliver a message of `entries`, then ring the wakeups."""
         assert self.streams.deliver(deltas(*entries, logprobs=logprobs))
         self.streams.wake()

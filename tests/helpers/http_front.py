@@ -1,4 +1,4 @@
-"""An HTTP front in a process of its own, and raw connections to it."""
+"""An HTTP front in a separate process, and raw connections to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ JSON = "Content-Type: application/json"
 
 
 class Front:
-    """The process; `url` once it is ready."""
+    """The process of a front. port: known once it is ready, which the constructor waits for unless
+    `wait` is False.
+    """
 
     def __init__(self, address: str, wait: bool = True, **options: Any) -> None:
         config = FrontConfig(address, str(MODEL_PATH), port=options.pop("port", 0), **options)
@@ -52,7 +54,7 @@ class Front:
             self.port = int(status.detail.rpartition(":")[2])
 
     def status(self) -> Status:
-        """What it reports next, beats aside."""
+        """The next status that the process reports, beats skipped."""
         while True:
             while b"\n" not in self._unread:
                 ready, _, _ = select.select([self._status], [], [], PATIENCE_S)
@@ -64,7 +66,7 @@ class Front:
                 return status
 
     def stop(self) -> str:
-        """End it; what it logged."""
+        """Stop the process. Returns its log."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         _, errors = self.process.communicate(timeout=PATIENCE_S)
@@ -74,7 +76,7 @@ class Front:
 
 
 class Answer:
-    """A response, chunked or not, as it came over the wire."""
+    """A response. body: without the framing of chunks."""
 
     def __init__(self, head: bytes, body: bytes) -> None:
         first, *lines = head.decode().split("\r\n")
@@ -86,12 +88,12 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """The body."""
+        """The body, decoded."""
         return json.loads(self.body)
 
     @property
     def error(self) -> dict[str, Any]:
-        """An error body's fields."""
+        """The fields of an error body."""
         assert set(self.json) == {"error"}
         fields: dict[str, Any] = self.json["error"]
         assert set(fields) == {"message", "type", "param", "code"}
@@ -99,12 +101,12 @@ class Answer:
 
     @property
     def events(self) -> list[Any]:
-        """A stream's events; "[DONE]" as it is."""
+        """The decoded events of a stream; "[DONE]" stays a string."""
         return events_of(self.body)
 
 
 def events_of(body: bytes) -> list[Any]:
-    """Server-sent events, each of them one line, for the strictest and the laxest of readers."""
+    """Decode server-sent events. Asserts that each is one line, however lines are split."""
     parts = body.decode().split("\n\n")
     assert parts.pop() == ""
     for part in parts:
@@ -115,7 +117,7 @@ def events_of(body: bytes) -> list[Any]:
 
 
 class Raw:
-    """A connection on which a test says what it likes."""
+    """A connection on which a test can send any bytes."""
 
     def __init__(self, port: int, receive_buffer: int | None = None) -> None:
         self.socket = socket.socket()
@@ -132,7 +134,7 @@ class Raw:
         self.socket.close()
 
     def send(self, data: str | bytes) -> None:
-        """As it is."""
+        """Send data unchanged."""
         self.socket.sendall(data.encode() if isinstance(data, str) else data)
 
     def get(self, path: str, *headers: str) -> Answer:
@@ -152,7 +154,7 @@ class Raw:
         self.send("\r\n".join([*lines, *headers, "\r\n"]).encode() + body)
 
     def read(self, *, with_body: bool = True) -> Answer:
-        """The next answer, in full."""
+        """Read the next answer to its end."""
         head = self.read_until(b"\r\n\r\n")[:-4]
         answer = Answer(head, b"")
         if not with_body or answer.status == 100:
@@ -167,33 +169,33 @@ class Raw:
         return answer
 
     def read_chunk(self) -> bytes:
-        """A chunked body's next chunk, empty at its end."""
+        """Read the next chunk of a chunked body; b"" at its end."""
         size = int(self.read_until(b"\r\n"), 16)
         chunk = self.read_bytes(size)
         assert self.read_bytes(2) == b"\r\n"
         return chunk
 
     def read_event(self) -> Any:
-        """The next event of a stream that sends each in a chunk of its own."""
+        """Read the next event of a stream that sends one event per chunk."""
         (event,) = events_of(self.read_chunk())
         return event
 
     def read_until(self, end: bytes) -> bytes:
-        """Up to and with `end`."""
+        """Read up to and including `end`."""
         while end not in self._unread:
             self._receive()
         found, _, self._unread = self._unread.partition(end)
         return found + end
 
     def read_bytes(self, number: int) -> bytes:
-        """So many."""
+        """Read exactly `number` bytes."""
         while len(self._unread) < number:
             self._receive()
         found, self._unread = self._unread[:number], self._unread[number:]
         return found
 
     def read_to_end(self) -> bytes:
-        """All that comes until the server ends the connection."""
+        """Read until the server closes the connection."""
         while data := self.socket.recv(1 << 16):
             self._unread += data
         found, self._unread = self._unread, b""

@@ -1,9 +1,9 @@
-"""A card that has no values: whoever asks it for one is told that there is none.
+"""A stand-in for a GPU that detects host synchronization, on torch's meta device.
 
-Tensors lie on torch's meta device, which knows shapes alone. What would make the host wait on a
-card raises here: `item`, `tolist`, a tensor as a condition, nonzero, boolean indices, a copy to
-the host that is not the runner's own. `Watch` adds what a card would do, and wait for: indices or
-other operands that lie on the host, and numbers that a list of Python's is made into there.
+Meta tensors have shapes but no values, so operations that would make the host wait for a GPU raise:
+`item`, `tolist`, a tensor as a condition, nonzero, boolean indices, a copy to the host other than
+the runner's. `Watch` adds those that would copy from the host and wait: operands or indices on the
+host, and Python lists or numbers that become tensors.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _MADE_OF_A_LIST = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
 
 
 class WaitedError(Exception):
-    """Here the host would wait for the card."""
+    """On a GPU, the host would wait here."""
 
 
 class _Calls(TorchFunctionMode):
-    """What torch does before any operator runs: lists and numbers of Python's become tensors."""
+    """Catches what torch does before an operator is dispatched: Python values become tensors."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -57,7 +57,7 @@ class _Calls(TorchFunctionMode):
             place = args[1] if isinstance(args[1], tuple) else (args[1],)
             by_index = any(isinstance(it, torch.Tensor) and it.dim() > 0 for it in place)
             is_lists = any(isinstance(it, list) for it in place)
-            # on a card the number would be copied there while the host waits
+            # on a GPU the number would be copied while the host waits
             is_lists |= by_index and func is torch.Tensor.__setitem__ and _is_number(args[2])
         if is_lists:
             raise WaitedError(f"{func}: numbers of Python's become a tensor")
@@ -69,10 +69,13 @@ def _is_number(value: Any) -> bool:
 
 
 class Watch(TorchDispatchMode):
-    """Raises where the host would wait, in the thread that enters it. `num_ops` counts."""
+    """Raises WaitedError where the host would wait, in the thread that enters it.
+
+    num_ops: operators dispatched so far.
+    """
 
     def __init__(self, *, uploads: bool) -> None:
-        """`uploads`: `to_device` may bring columns to the card; not while something is recorded."""
+        """uploads: whether `to_device` may copy columns; not allowed while work is recorded."""
         super().__init__()
         self._uploads = uploads
         self._calls = _Calls()
@@ -102,7 +105,7 @@ class Watch(TorchDispatchMode):
         outputs = func(*args, **kwargs)
         made = [it for it in tree_leaves(outputs) if isinstance(it, torch.Tensor)]
         if any(it.is_meta for it in given + made):
-            # a number that lies on the host is read there
+            # a zero-dimensional tensor on the host is a number, which needs no copy
             hosts = [it for it in given + made if not it.is_meta and it.dim() > 0]
             if hosts:
                 raise WaitedError(f"{func}: something of it lies on the host")
@@ -123,7 +126,7 @@ def _indices(func: Any, args: tuple[Any, ...]) -> Sequence[torch.Tensor]:
 
 
 class MetaCopies:
-    """Implements Copies. What comes back to the host is zeros."""
+    """Implements Copies. Host buffers stay zero."""
 
     def host(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.uint8)
@@ -152,13 +155,13 @@ _PAST = _Past()
 
 
 class WatchedRecorder:
-    """Implements Recorder: nothing may be brought to the card while work is recorded."""
+    """Implements Recorder: copies to the device raise while work is recorded."""
 
     def __init__(self) -> None:
         self.num_recorded = 0
 
     def record(self, work: Work) -> Work:
-        work()  # libraries set themselves up
+        work()  # lazy initialization of libraries
         with Watch(uploads=False) as watch:
             work()
         assert watch.num_ops > 0
@@ -170,7 +173,7 @@ class WatchedRecorder:
 
 
 class MetaAttention:
-    """In place of Triton's, whose own tests see to it: shapes alone."""
+    """In place of Triton's attention, which has its own tests: computes shapes only."""
 
     def of_plan(self, plan: StepPlan) -> MetaAttention:
         return self
@@ -190,9 +193,9 @@ class MetaAttention:
 
 
 def meta_model(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) -> LoadedModel:
-    """A model without values, as the loader would give it."""
+    """A model on the meta device, as the loader returns it."""
     register()
-    config.pad_token_id = None  # as the loader has it
+    config.pad_token_id = None  # as the loader sets it
     make: Any = AutoModelForCausalLM.from_config
     with META:
         module = make(config, dtype=dtype, attn_implementation=ATTENTION_NAME).eval()
@@ -212,7 +215,7 @@ def meta_model(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) ->
 
 
 class MetaDraws:
-    """In place of `RejectionSampler`, likewise."""
+    """In place of `RejectionSampler`: checks and computes shapes only."""
 
     def all(self, scaled: torch.Tensor, keys: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         assert keys.shape == (2, len(scaled))
@@ -231,7 +234,7 @@ class MetaDraws:
 def meta_runner(
     model: LoadedModel, graph_sizes: Sequence[int] = (), max_num_seqs: int = 8
 ) -> Iterator[tuple[TorchRunner, WatchedRecorder]]:
-    """A runner on such a card; its steps are recorded, watched."""
+    """A runner on the meta device; steps of `graph_sizes` are recorded under `Watch`."""
     runner = TorchRunner(
         model,
         num_blocks=100,
@@ -247,7 +250,7 @@ def meta_runner(
         draws: Any = MetaDraws()
         runner._triton, runner._whole = attention, draws
         if graph_sizes:
-            with torch.inference_mode():  # here, not on the device's thread: modes are a thread's
+            with torch.inference_mode():  # modes are per thread, so not on the device's thread
                 runner._record(graph_sizes, recorder)
         yield runner, recorder
     finally:
@@ -255,7 +258,7 @@ def meta_runner(
 
 
 def step(runner: TorchRunner, plan: StepPlan) -> Any:
-    """Run a step's enqueuing part, watched; what it gives back."""
+    """Run the enqueuing part of a step under `Watch`, and return its result."""
     with torch.inference_mode(), Watch(uploads=True) as watch:
         pending = runner._step(plan)
     assert watch.num_ops > 0

@@ -1,4 +1,4 @@
-"""Core, workers and clients in one thread, which die where a test wants it."""
+"""A core, a worker and clients in one thread, each of which a test can kill between two steps."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ from slipstream_worker.worker import Worker
 MODEL = f"simulated:step_ms=0.2,prefill_us=0,tokenizer={MODEL_PATH}"
 
 
-CHAIN = MODEL + ",mode=chain"  # each token depends on all before it
+CHAIN = MODEL + ",mode=chain"  # each token depends on all tokens before it
 
 
 _LONGEST_TURN_S = 0.02
 
 
 class InstantPrompts:
-    """Renders in the same breath; holds prompts back while `is_held`."""
+    """In place of the tokenizer process: answers at once, or not at all while `is_held`."""
 
     def __init__(self, tokenizer: object) -> None:
         self._tokenizer = tokenizer
@@ -91,14 +91,14 @@ class InstantPrompts:
 
 @dataclass
 class Received:
-    """What a client has of one stream."""
+    """A client's copy of one stream."""
 
     stream_id: bytes
     submit: Submit
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
-    logprobs: bytearray = field(default_factory=bytearray)  # f32, all that came with its tokens
+    logprobs: bytearray = field(default_factory=bytearray)  # f32 values of all candidates
     num_deltas: int = 0
     accepted: int = 0
     end: End | None = None
@@ -106,7 +106,7 @@ class Received:
     is_unknown: bool = False
     is_aborted: bool = False
     is_superseded: bool = False
-    wants_prompt: bool = False  # its log-probabilities, which are whole before any delta
+    wants_prompt: bool = False  # prompt log-probabilities, complete before the first delta
     prompt: PromptPieces = field(default_factory=PromptPieces)
     prompt_len: int = 0
 
@@ -116,7 +116,9 @@ class Received:
 
 
 class RawClient:
-    """Speaks the protocol by hand; asserts that nothing is doubled, lost or out of order."""
+    """A client that speaks the protocol directly; asserts that nothing is duplicated, lost or
+    reordered.
+    """
 
     def __init__(self, stack: MiniStack) -> None:
         self._stack = stack
@@ -158,7 +160,7 @@ class RawClient:
     def submit_together(
         self, prompt: str | list[int], seeds: Sequence[int], **params: object
     ) -> list[Received]:
-        """Answers to one prompt, asked for in one message, and again each by itself."""
+        """Several answers to one prompt, submitted in one message; resubmitted one by one."""
         streams = [self.submit(prompt, **params, seed=seed) for seed in seeds]
         del self._waiting[-len(seeds) :]
         others = tuple(
@@ -174,7 +176,7 @@ class RawClient:
         return Resume(handle, it.stream_id, len(it.text), len(it.token_ids), digest)
 
     def take_over(self, it: Received, num_chars: int = 0, num_tokens: int = 0) -> Received:
-        """Read somebody else's stream from a position on, of which nothing is kept here."""
+        """Take over another client's stream from a position on, without its history."""
         handle = len(self.streams)
         taken = Received(it.stream_id, structs.replace(it.submit, handle=handle))
         taken.text, taken.token_ids = it.text[:num_chars], it.token_ids[:num_tokens]
@@ -236,7 +238,7 @@ class RawClient:
                 raise AssertionError(f"unexpected {other}")
 
     def _is_waiting(self, it: Received) -> bool:
-        """Whether it is about to be asked for, alone or with others."""
+        """Whether a Submit of the stream, alone or with others, is still to be sent."""
         submits = [body for body in self._waiting if isinstance(body, Submit)]
         return any(
             it.stream_id in (submit.stream_id, *(other.stream_id for other in submit.others))
@@ -244,7 +246,7 @@ class RawClient:
         )
 
     def _lost(self, it: Received) -> None:
-        """Nobody knows the stream any more: ask for it again, with what there is of it."""
+        """The stream is unknown to the worker: submit it again with the output so far."""
         it.is_unknown = True
         if self.resubmits:
             again = structs.replace(
@@ -292,7 +294,7 @@ class RawClient:
 
 
 class MiniStack:
-    """One core, one worker, any number of clients."""
+    """One core, one worker and any number of clients, stepped by the test."""
 
     def __init__(
         self,
@@ -329,8 +331,8 @@ class MiniStack:
         self.start_worker()
 
     def now(self) -> float:
-        """The worker's and the clients' clock; it stands still where all of this one thread does,
-        so that nobody takes anybody for silent because the machine had other work."""
+        """The clock of the worker and the clients. It advances by at most `_LONGEST_TURN_S` per
+        call, so that a pause of this thread on a busy machine causes no timeout."""
         looked_s = time.monotonic()
         self._now_s += min(looked_s - self._looked_s, _LONGEST_TURN_S)
         self._looked_s = looked_s
@@ -356,13 +358,13 @@ class MiniStack:
         )
 
     def kill_core(self) -> None:
-        """As kill -9 does: everything it held is gone, its address is free."""
+        """Drop the core, as kill -9 does: its state is lost and its address is free."""
         assert self.core is not None
         self.core.close()
         self.core = None
 
     def kill_worker(self) -> None:
-        """As kill -9 does."""
+        """Drop the worker, as kill -9 does."""
         assert self.worker is not None
         self.worker.close()
         self.prompts = InstantPrompts(self._tokenizer)
@@ -391,7 +393,7 @@ class MiniStack:
             self.step()
 
     def pass_time(self, seconds: float) -> None:
-        """The worker's and the clients' clocks jump."""
+        """Advance the clock of the worker and the clients."""
         self._now_s += seconds
 
     def close(self) -> None:
@@ -405,7 +407,7 @@ class MiniStack:
 
     @property
     def held(self) -> dict[str, int]:
-        """Everything that the stack holds for streams; all zero where it has none."""
+        """What the stack holds for streams; all zero if it has none."""
         assert self.core is not None
         assert self.worker is not None
         scheduler = self.core.scheduler

@@ -1,8 +1,8 @@
 """A recorder for CPUs that is as strict as a CUDA graph.
 
-It notes every operator that runs while work is recorded, and runs the same ones on the same
-tensors at a replay. What the host said while it was recorded stays so for ever, and asking a tensor
-for its value raises: on a card both would be errors that no test on a CPU sees.
+It records every operator that runs, and a replay runs the same operators on the same tensors.
+Values that the host computes while recording are frozen, and reading a tensor's value raises: with
+CUDA graphs both are errors that a test on a CPU would otherwise miss.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Work = Callable[[], None]
 
 
 class OpRecorder:
-    """Implements Recorder. `num_replays` counts."""
+    """Implements Recorder. num_replays: of all recorded work."""
 
     def __init__(self) -> None:
         self.num_replays = 0
 
     def record(self, work: Work) -> Work:
         tape = _Tape()
-        # on a CPU it may look at values beforehand, which is no part of what is recorded
+        # on a CPU `top_tokens` may read values first, which cannot be recorded
         with patch.object(top_tokens, "_may_look", lambda _logits: False):
             with _Warm():
                 work()
@@ -46,7 +46,7 @@ class OpRecorder:
 
 
 class _Warm(TorchDispatchMode):
-    """Work is run once before it is recorded, and may ask for values as little."""
+    """For the run before recording, in which values may not be read either."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -56,18 +56,20 @@ class _Warm(TorchDispatchMode):
 
 
 class _Call:
-    """An operator with its arguments, of which some are to be what the replay has made so far."""
+    """A recorded operator. At a replay, arguments made by earlier calls are replaced by the
+    replay's own.
+    """
 
     def __init__(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any, made: set[int]
     ) -> None:
-        """made: the ids of the tensors that earlier calls made; grows by those of this one."""
+        """made: ids of the tensors made by earlier calls; those of this call are added."""
         self._func = func
         self._leaves, self._tree = tree_flatten((args, kwargs))
         self._made_before = [
             (place, id(leaf)) for place, leaf in enumerate(self._leaves) if id(leaf) in made
         ]
-        self._outputs = tree_flatten(outputs)[0]  # held, so that nothing else has their ids
+        self._outputs = tree_flatten(outputs)[0]  # kept alive, so that their ids stay unique
         given = {id(leaf) for leaf in self._leaves}
         self._makes = [
             (place, id(output))
@@ -77,7 +79,7 @@ class _Call:
         made.update(number for _, number in self._makes)
 
     def repeat(self, made: dict[int, Any]) -> None:
-        """made: what stands for a tensor that was made while recording, by its id."""
+        """made: the replay's tensors, by the id of the recorded tensor that each replaces."""
         leaves = self._leaves.copy()
         for place, number in self._made_before:
             leaves[place] = made[number]
@@ -110,7 +112,7 @@ class _Tape(TorchDispatchMode):
 
 
 _aten = torch.ops.aten
-# whose result, or its size, hangs on values
+# operators whose result is a host value, or has a size that depends on values
 _ASKING = (
     _aten._local_scalar_dense.default,
     _aten._unique2.default,

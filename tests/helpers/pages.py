@@ -12,14 +12,14 @@ PAGES = [ROOT / "README.md", *GUIDES, ROOT / "examples" / "README.md"]
 
 
 class Block(NamedTuple):
-    """A block of code. `name`: its page and its place among the page's blocks of that language."""
+    """A block of code. name: its page and number among the page's blocks of that language."""
 
     name: str
     text: str
 
 
 def blocks(language: str) -> list[Block]:
-    """All blocks of a language, page by page, in the order in which a reader meets them."""
+    """All blocks of a language, in the order of `PAGES` and within each page."""
     return [
         Block(f"{page.relative_to(ROOT)}-{number}", text)
         for page in PAGES

@@ -1,8 +1,8 @@
-"""How long tests wait for what must come to pass.
+"""The deadline of every wait in a test.
 
-One bound for all, so generous that a busy machine does not reach it: a wait ends when what it
-waits for is there, and it lasts this long only where something is broken. No test says how fast
-anything is. What is waited for by taking turns is waited for with `Patience`.
+There is one bound for all, long enough for a busy machine: a wait ends as soon as its condition
+holds, and takes this long only if something is broken. Tests do not check speed. Loops that step
+until a condition holds use `Patience`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ PATIENCE_S = 120.0
 
 
 class Patience:
-    """Ends a loop that takes turns until something holds: each turn calls `check`."""
+    """A deadline for a loop that steps until a condition holds: each turn calls `check`."""
 
     def __init__(self, seconds: float = PATIENCE_S) -> None:
         self._end_s = time.monotonic() + seconds
 
     @property
     def left_s(self) -> float:
-        """None is left at 0."""
+        """Seconds until the deadline, at least 0."""
         return max(0.0, self._end_s - time.monotonic())
 
     def check(self, told: object = "it did not come to pass") -> None:
-        """Raises: AssertionError, when too long has been waited."""
+        """Raises AssertionError, with `told`, after the deadline."""
         assert time.monotonic() < self._end_s, told

@@ -1,4 +1,4 @@
-"""Answers of a played worker."""
+"""Scripts and answers of a `FakeWorker`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Found = TypeVar("Found")
 
 
 def away(call: Callable[..., Found], *arguments: Any) -> Awaitable[Found]:
-    """Wait for the worker without holding up the event loop."""
+    """Run a blocking call of the worker in a thread, so that the event loop goes on."""
     return asyncio.to_thread(call, *arguments)
 
 
 def echo(worker: FakeWorker, body: Any) -> None:
-    """A script: say the prompt, a character at a time."""
+    """A script: stream the prompt back, one character per message."""
     if isinstance(body, Submit):
         worker.accept_from_script(body)
         text = body.text or ""
@@ -29,7 +29,7 @@ def echo(worker: FakeWorker, body: Any) -> None:
 
 
 def answer(worker: FakeWorker, submit: Submit, text: str, size: int = 3) -> None:
-    """From a script: accept, and stream `text` in entries of `size` characters."""
+    """From a script: accept, then stream `text` in messages of `size` characters."""
     worker.accept_from_script(submit)
     for at in range(0, len(text), size):
         end = end_of(text) if at + size >= len(text) else None

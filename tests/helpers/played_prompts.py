@@ -1,4 +1,4 @@
-"""Prompts whose prompt process is played by a test, and its clock."""
+"""A `TokenizerClient` whose tokenizer process, and clock, a test controls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipstream_worker.tokenizer.client import TokenizerClient
 
 
 class Child:
-    """A process, as `Popen` shows it."""
+    """In place of the process's `Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -31,7 +31,7 @@ class Child:
 
 
 class PlayedPrompts:
-    """Prompts, their children so far, and the socket of the newest."""
+    """The client (`prompts`), the processes it has started, and a socket in place of theirs."""
 
     def __init__(
         self,

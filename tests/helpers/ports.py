@@ -1,7 +1,7 @@
-"""Ports for what cannot be told to choose one itself.
+"""Free ports, for programs that cannot choose one themselves.
 
-They lie below those that the kernel gives to connections and to port 0 (ip_local_port_range), so
-nothing that tests start beside this one comes by one of them between here and its use.
+They lie below the range that the kernel assigns to connections and to port 0 (ip_local_port_range),
+so no connection of another test takes one before it is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens at."""
+    """A random port on which `host` can be bound."""
     highest = int(_RANGE.read_text().split()[0]) if _RANGE.exists() else 32_768
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     while True:

@@ -1,4 +1,4 @@
-"""Plans of sampled rows, and the distributions that they are to follow."""
+"""Plans of sampled rows, and the distributions that samples have to follow."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def plan_of(rows: Sequence[Row]) -> StepPlan:
 
 
 def distribution(logits: torch.Tensor, row: Row) -> torch.Tensor:
-    """What a row should sample from, float64 [vocab], by sorting everything."""
+    """The distribution of a row's samples, float64 [vocab], by sorting the whole vocabulary."""
     logits = logits.double()
     logits[list(row.masked)] = -torch.inf
     probs, order = (logits / row.temperature).softmax(-1).sort(descending=True, stable=True)
@@ -83,10 +83,12 @@ def distribution(logits: torch.Tensor, row: Row) -> torch.Tensor:
 
 
 def assert_follows(counts: torch.Tensor, probs: torch.Tensor) -> None:
-    """Nothing outside the support; inside, chi-square within 4.5 standard deviations."""
+    """Assert that no sample is outside the support, and that chi-square is within 4.5 standard
+    deviations of its mean.
+    """
     assert int(counts[probs == 0].sum()) == 0
     expected = probs * counts.sum()
-    rare = expected < 5  # pooled, as chi-square wants it
+    rare = expected < 5  # pooled: chi-square needs about 5 expected counts per bin
     expected = torch.cat([expected[~rare], expected[rare].sum()[None]])
     observed = torch.cat([counts[~rare], counts[rare].sum()[None]])
     observed, expected = observed[expected > 0], expected[expected > 0]

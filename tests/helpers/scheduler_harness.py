@@ -22,7 +22,7 @@ MAX_ROWS = 64
 
 @dataclass
 class Stream:
-    """What the harness remembers of a request."""
+    """A request, and the output it has to produce (`want`)."""
 
     request: NewRequest
     prompt: list[int]
@@ -41,7 +41,7 @@ class Limits:
 
 @dataclass
 class Harness:
-    """The engine's part: histories, acknowledgements, a device that lags by some steps."""
+    """In place of the engine: histories, acknowledgements, and a device some steps behind."""
 
     limits: Limits = field(default_factory=Limits)
     mode: str = "chain"
@@ -64,7 +64,7 @@ class Harness:
         self.acked = np.zeros(MAX_ROWS, np.int64)
         self.streams: dict[int, Stream] = {}
         self.launched: deque[StepPlan] = deque()
-        self.failing: set[int] = set()  # steps that the device will not do
+        self.failing: set[int] = set()  # steps that fail when they are collected
         self.num_faults = 0
 
     def add(
@@ -76,7 +76,7 @@ class Harness:
         row: int | None = None,
         **params: Any,
     ) -> int:
-        """Admit a request; `outputs` of its tokens are there already, as after a core's death."""
+        """Admit a request. outputs: tokens in its history already, as after a core's death."""
         row = min(set(range(MAX_ROWS)) - self.streams.keys()) if row is None else row
         fields = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": row} | params
         request = NewRequest(row=row, prompt_len=len(prompt), max_tokens=max_tokens, **fields)
@@ -112,7 +112,7 @@ class Harness:
         return ids
 
     def launch(self, *, fails: bool = False) -> StepPlan | None:
-        """Launch a step. One that fails writes nothing, so those behind it compute from garbage."""
+        """Launch a step. A failing step writes nothing, so later steps compute from garbage."""
         known = {row: self.log.length(row) for row in self.streams}
         in_flight = [self.scheduler.rows_of(plan).tolist() for plan in self.launched]
         is_taken = self.scheduler._in_flight.has_probation
@@ -135,9 +135,9 @@ class Harness:
         return bool(self.scheduler._requests.on_probation[row])
 
     def collect(self) -> Sampled | None:
-        """Take in the oldest step; who has ended must have what the model says.
+        """Complete the oldest step; asserts that ended requests have the expected output.
 
-        None where it failed.
+        Returns None if the step failed.
         """
         plan = self.launched.popleft()
         if plan.step in self.failing:
@@ -152,7 +152,7 @@ class Harness:
         return sampled
 
     def fail(self, plan: StepPlan) -> None:
-        """The oldest step failed: only who was alone in it goes, everybody else keeps all."""
+        """The oldest step failed: only a request alone in it is dropped, others keep everything."""
         rows = self.scheduler.rows_of(plan).tolist()
         had = {row: self.outputs(row) for row in self.streams}
         at_fault = self.scheduler.fail(plan).tolist()
@@ -165,7 +165,7 @@ class Harness:
             assert self.outputs(row) == had[row]
 
     def finish(self, ahead: int = 1) -> int:
-        """Run until nothing is left; returns the steps taken."""
+        """Run until no work is left. Returns the number of steps launched."""
         steps = 0
         while self.scheduler.has_work or self.launched:
             self.acknowledge()
@@ -180,7 +180,7 @@ class Harness:
         return steps
 
     def check(self, plan: StepPlan, host_lens: dict[int, int]) -> None:
-        """What must be true of any plan's columns."""
+        """Assert the invariants of a plan's columns. host_lens: history lengths by row."""
         size = self.limits.block_size
         num_requests, num_sampled = plan.num_requests, int(plan.samples.sum())
         assert 0 < plan.num_tokens == plan.query_lens.sum() <= self.limits.max_num_batched_tokens
@@ -224,7 +224,7 @@ class Harness:
                 assert i < plan.num_decodes
                 assert gathered.tolist() == [plan.slots[i]]
             if plan.samples[i]:
-                # seeds are unique in every test that checks masks and history
+                # requests are found by seed, which tests keep unique
                 stream = owners[int(plan.seeds[nth])]
                 row, request = stream.request.row, stream.request
                 outputs = kv_len - request.prompt_len

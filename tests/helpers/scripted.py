@@ -1,8 +1,8 @@
-"""A stack in one thread whose model says what a test wrote, and eyes on what goes over its links.
+"""A single-threaded stack whose model follows a script, and tools to observe its messages.
 
-`play` makes such a stack: after this prompt come these tokens, then FILLER without end. `catch_up`
-lets the worker fall behind, so that many tokens reach it in one step. `Watch` keeps every message
-of deltas as it came.
+`play` makes the stack: each prompt is followed by its scripted tokens, then by FILLER forever.
+`catch_up` lets the worker fall behind, so that many tokens reach it in one step. `Watch` keeps all
+messages of deltas.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from slipstream_core.runner.factory import load_runner
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import Deltas, Step
 
-FILLER = 92  # "x" in the demo model's vocabulary; a sample of ordinary text that ends nothing
-EOS = 1  # special in that vocabulary; the simulated model has no end of its own
+FILLER = 92  # "x" in the demo model's vocabulary: ordinary text that ends nothing
+EOS = 1  # a special token of that vocabulary; the simulated model has no end token
 
 Prompt = tuple[int, ...]
 
@@ -33,7 +33,7 @@ def play(
     vocab_size: int = 4096,
     **settings: object,
 ) -> Any:
-    """A stack whose model, also that of its next core, answers each prompt as it is written."""
+    """A stack whose model answers each prompt as scripted, also after a restart of the core."""
     stack = make_stack(f"simulated:step_ms=0.2,prefill_us=0,vocab_size={vocab_size}", **settings)
 
     def start_core() -> None:
@@ -69,14 +69,16 @@ def _write_script(text: Any, answers: Mapping[Prompt, Sequence[int]], length: in
 
 
 def _logprobs(chosen: Any, ids: Any, k: int) -> Any:
-    """Every column tells whose it is: the token itself, then it plus 1, 2, ..."""
+    """Log-probabilities that identify their token: candidates are its id, then id + 0, 1, ..., each
+    with the negated id as its value.
+    """
     ranks = np.concatenate([[0], np.arange(k)])
     columns = ids[:, None] + ranks
     return -columns.astype(np.float32), columns.astype(np.uint32)
 
 
 class Watch:
-    """Every message of deltas that a `RawClient` has taken, entry by entry."""
+    """Keeps every Deltas message that a `RawClient` takes."""
 
     def __init__(self, client: Any) -> None:
         self.messages: list[Deltas] = []
@@ -89,7 +91,7 @@ class Watch:
         client._take_deltas = keep
 
     def of(self, handle: int) -> list[tuple[str, list[int]]]:
-        """The stream's deltas: text and ids of each, in order."""
+        """Text and token ids of each delta of a stream, in order."""
         found = []
         for deltas in self.messages:
             num = len(deltas.texts)
@@ -103,7 +105,7 @@ class Watch:
         return found
 
     def num_ends(self, handle: int) -> int:
-        """How often the stream's end was said."""
+        """How many times the end of a stream was sent."""
         return sum(
             u32(deltas.handles)[index] == handle
             for deltas in self.messages
@@ -112,7 +114,7 @@ class Watch:
 
 
 def shown(it: Any, until: Callable[[Callable[[], bool]], None]) -> list[tuple[str, int]]:
-    """Every state that the stream's reader has seen, to its end: the text, and how many tokens."""
+    """Step until a stream is over. Returns each state that its reader saw: text, token count."""
     states: list[tuple[str, int]] = []
 
     def look() -> bool:
@@ -126,17 +128,17 @@ def shown(it: Any, until: Callable[[Callable[[], bool]], None]) -> list[tuple[st
 
 
 def catch_up(stack: Any, it: Any, num_tokens: int) -> list[int]:
-    """Stop the worker until the core has so many outputs of a stream, then let it attach anew.
+    """Stop the worker until the core has `num_tokens` outputs of a stream, then reattach it.
 
-    The tokens that came to the worker in one step: more than one, or nothing was tested.
-    `num_tokens` may be 60 more than the worker has; further ahead of it no core computes.
+    Returns the tokens that reached the worker in one step, which have to be several for the test to
+    mean anything. `num_tokens` may exceed the worker's by 60; no core computes further ahead.
     """
     worker, stack.worker = stack.worker, None
     handler, tokens = stack.core.handler, stack.core.tokens
     stream = handler._streams.get(it.stream_id)
     stack.until(lambda: tokens.length(stream.row) - stream.prompt_len >= num_tokens)
     stack.worker = worker
-    worker._core.attach(stack.now())  # what lies in the old socket is lost, and comes as one
+    worker._core.attach(stack.now())  # messages in the old socket are lost, and sent again as one
     widest: list[int] = []
     handle = worker._from_core.handle
 

@@ -1,4 +1,4 @@
-"""Stacks of real processes, for tests that no spare has a part in."""
+"""Stacks of real processes without spares, for tests that do not need any."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from slipstream.stack.settings import SHORT_LIVED
 
 
 def spareless_stack(model: str | None = None, **settings: Any) -> Stack:
-    """A stack that starts no process that waits for another's death: half of them.
+    """A stack that starts no spares, hence half as many processes.
 
-    Who dies is replaced all the same, by a process that is started then.
+    A process that dies is still replaced, by one that is started then.
     """
     return Stack(model, **{**SHORT_LIVED, **settings})

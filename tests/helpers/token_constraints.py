@@ -1,4 +1,4 @@
-"""Requests with constraints on single tokens, and the logits that they are to see."""
+"""Requests with token constraints, and the logits that are expected for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Word = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Asked:
-    """What one request asks, and its prompt."""
+    """A request's prompt and sampling parameters. words: its bad words, as token ids."""
 
     prompt: Word = (1, 2, 3)
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -31,7 +31,7 @@ def asked(prompt: Word = (1, 2, 3), words: Sequence[Word] = (), **params: Any) -
 
 
 def expected_logits(logits: Sequence[float], it: Asked, outputs: Sequence[int]) -> list[float]:
-    """One row's, token by token."""
+    """The logits of one row after penalties and masks, computed token by token."""
     params, found = it.params, []
     for token_id, logit in enumerate(logits):
         value = logit + (params.logit_bias or {}).get(token_id, 0.0)

@@ -57,18 +57,18 @@ class Request:
     slot: int = -1
     table: list[int] = field(default_factory=list)
     num_computed: int = 0
-    num_launched: int = 0  # output tokens, sampled or being sampled
+    num_launched: int = 0  # output tokens, including those in flight
 
     @property
     def pending(self) -> int:
-        """Tokens known or about to be, and not yet computed."""
+        """Tokens, known or in flight, that are not computed yet."""
         if self.num_launched == self.max_tokens:
             return 0
         return len(self.prompt) + self.num_launched - self.num_computed
 
 
 class Driver:
-    """Schedules toy steps onto a runner, `depth` of them in flight."""
+    """Schedules steps on a runner, with `depth` of them in flight. budget: tokens per step."""
 
     def __init__(
         self, runner: TorchRunner, *, budget: int = 16, depth: int = 1, seed: int = 0
@@ -100,7 +100,7 @@ class Driver:
     def launch(self, running: list[Request]) -> None:
         left = self.budget
         rows: list[tuple[Request, int]] = []
-        # decodes first; in shuffled order, so that lengths are not sorted by chance
+        # decodes first; otherwise shuffled, so that no test depends on an order of lengths
         for request in sorted(running, key=lambda r: (r.pending != 1, self.random.random())):
             if count := min(left, request.pending):
                 rows.append((request, count))
@@ -188,8 +188,8 @@ def prompts_of(*lengths: int, seed: int = 1) -> list[list[int]]:
 
 
 def generate(folder: Path, prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
-    """What transformers says, one prompt at a time."""
-    torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
+    """The outputs of transformers, one prompt at a time."""
+    torch.set_num_threads(1)  # threads that wait for each other are slow on a busy machine
     kind = MistralForCausalLM if "mistral" in folder.name else LlamaForCausalLM
     model = kind.from_pretrained(folder, attn_implementation="eager").eval()
     return [

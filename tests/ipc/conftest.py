@@ -1,7 +1,7 @@
-"""Real sockets for the tests of this folder, and the two ends of a hop on them.
+"""A router and dealers on real sockets, stepped by the test.
 
-Time is an argument everywhere, so tests pass their own; what really takes time is the way of a
-message through the sockets, and that is waited for with a deadline.
+Time is an argument of all calls, so tests pass their own. Only the passage of a message through the
+sockets takes real time, and waits for it have a deadline.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ CARD = ModelCard("m", "p", 100, 64, (2,))
 
 
 class Hop:
-    """One accepting end and any number of attaching ones, driven by hand."""
+    """One `Router` (the acceptor) and any number of `Dealer`s (the attachers)."""
 
     def __init__(self, address: str) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.address = address
         self.now = 1000.0
         self.attachers: list[Dealer[Any, Any, Any]] = []
-        self.received: list[Any] = []  # by the accepting end, Hellos left out
+        self.received: list[Any] = []  # by the acceptor, without Hellos
         self.hellos: list[Hello] = []
         self.is_welcoming = True
         self.answers: dict[Dealer[Any, Any, Any], list[Any]] = {}
         self.accept()
 
     def accept(self, window: int = 4) -> None:
-        """(Re)start the accepting end."""
+        """(Re)start the acceptor."""
         self.router = bind_router(self.context, self.address)
         self.acceptor: Router[Any, Any, Any] = Router(self.router, front_codec(), window=window)
 
@@ -66,7 +66,7 @@ class Hop:
         return next(s for s in self.acceptor.sessions if s.identity == identity)
 
     def serve(self) -> None:
-        """One turn of the accepting end."""
+        """One turn of the acceptor."""
         for session, body in self.acceptor.receive(self.now):
             if isinstance(body, Hello):
                 self.hellos.append(body)
@@ -76,19 +76,19 @@ class Hop:
                 self.received.append(body)
 
     def turn(self) -> None:
-        """One turn of everybody."""
+        """One turn of the acceptor and all attachers."""
         self.serve()
         for attacher in self.attachers:
             self.answers[attacher] += attacher.receive(self.now)
 
     def until(self, is_done: Callable[[], Any], turn: Callable[[], None] | None = None) -> None:
-        """Take turns until something holds."""
+        """Take turns until `is_done`, with a deadline."""
         poller = zmq.Poller()
         poller.register(self.router, zmq.POLLIN)
         patience = Patience()
         while not is_done():
             patience.check()
-            poller.poll(1)  # as long as an attaching end has to wait for its turn
+            poller.poll(1)  # ms; bounds how long an attacher waits for its turn
             (turn or self.turn)()
 
     def close(self) -> None:

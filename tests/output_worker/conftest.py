@@ -1,4 +1,4 @@
-"""Small tokenizers of each kind, trained once for all tests; no files and no hub needed."""
+"""Small tokenizers of each kind, trained once per session, without files or the hub."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipstream_worker.detokenizer.reference import DecodeReference
 
 @pytest.fixture(scope="session")
 def tokenizer_of() -> Callable[[str], Tokenizer]:
-    """The tokenizer of a kind, by the kind's name."""
+    """Returns the tokenizer of a kind by its name in `KINDS`."""
     return cache(lambda kind: KINDS[kind]())
 
 

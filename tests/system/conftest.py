@@ -1,6 +1,6 @@
-"""A whole stack inside one thread: real sockets, real parts, nothing runs but when it is stepped.
+"""A complete stack in one thread, over real sockets; nothing runs unless it is stepped.
 
-So a test decides the order of everything, and can drop a core or a worker between any two steps.
+A test thus decides the order of events, and can kill a core or a worker between any two steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def tokenizer() -> object:
 
 @pytest.fixture(scope="session")
 def detokenizers(tokenizer: object) -> DetokenizerFactory:
-    """By table, as the demo model's are."""
+    """Table-driven detokenizers of the demo model's tokenizer."""
     return TableDetokenizerFactory(compile_table(tokenizer))  # type: ignore[arg-type]
 
 
@@ -35,7 +35,7 @@ def detokenizers(tokenizer: object) -> DetokenizerFactory:
 def make_stack(
     tokenizer: object, detokenizers: DetokenizerFactory
 ) -> Iterator[Callable[..., MiniStack]]:
-    """Makes stacks; closes them afterwards."""
+    """A factory of stacks, which are closed after the test."""
     directory = Path(tempfile.mkdtemp(prefix="mini-"))
     stacks: list[MiniStack] = []
 
@@ -54,7 +54,7 @@ def make_stack(
 
 @pytest.fixture
 def expected(make_stack: Callable[..., MiniStack]) -> Callable[..., list[Received]]:
-    """What undisturbed streams get."""
+    """Runs prompts without faults, and returns what a client received."""
 
     def run(prompts: list[str], model: str = CHAIN, **params: object) -> list[Received]:
         stack = make_stack(model)

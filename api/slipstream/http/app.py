@@ -1,18 +1,15 @@
-"""Which request goes where.
+"""Routing: the paths, their handlers, and the checks made before a body is read.
 
-Owns: the paths, who may use them, what is refused before a body is read. Does not know: sockets,
-how answers are made (`answer`).
-
-Rules:
-- A request's body is JSON, and one that a browser sends says so: on behalf of a foreign page it
-  cannot without asking beforehand.
-- Who calls this server by a name that is none of its own is refused whatever it asks (`hosts`);
-  the live page and its numbers are for that page alone.
-- OPTIONS says which methods a path has; a browser's preflight is answered where `cors` allows it.
-- /health says whether every process of the stack lives and goes on, as the supervisor sees it (one
-  that starts for the first time does); /ready, whether a request would be served now; /metrics is
-  for Prometheus. None of them asks for a key: numbers tell nothing of what anybody says.
-- While the stack drains they answer, as all does that is about what runs; no stream begins.
+- A body is JSON. A request with an Origin header must declare `Content-Type: application/json`,
+  which a page of another origin cannot send without a preflight.
+- A request whose Host is not one of this server's names is refused on any path (`hosts`). The live
+  page and /live are closed to other origins.
+- OPTIONS lists the methods of a path; a browser's preflight is answered as `cors` allows.
+- /health: whether every process of the stack is alive, as the supervisor sees it (a process in its
+  first start counts as alive). /ready: whether a request would be served now. /metrics: Prometheus.
+  None of them needs a key: the numbers reveal nothing of prompts or outputs.
+- While the stack drains, no stream begins; every other path answers, and a running stream can be
+  resumed.
 """
 
 from __future__ import annotations
@@ -54,7 +51,7 @@ _BEGINNING = frozenset(("/v1/completions", "/v1/chat/completions", "/generate"))
 
 
 class App:
-    """The handlers, over one connection to the worker."""
+    """Routes requests to handlers, over one connection to the worker."""
 
     def __init__(
         self,
@@ -72,10 +69,10 @@ class App:
         self._hosts = Hosts(None) if hosts is None else hosts
         self._started = int(time.time())
         self.is_draining = False
-        self.processes: dict[str, str] = {}  # how they are, by name, as far as somebody has said
+        self.processes: dict[str, str] = {}  # state by process name, as the supervisor reports it
         self.live = Live()
         self._metrics = Metrics()
-        self.statistics = Statistics()  # the newest, of the whole stack; empty: nobody tells any
+        self.statistics = Statistics()  # latest of the whole stack; empty before the first report
         self._handlers: dict[str, dict[str, Handler]] = {
             "/health": {"GET": self._health},
             "/metrics": {"GET": self._tell_metrics},
@@ -89,13 +86,13 @@ class App:
         self._handlers |= {path: {"GET": each} for path, each in self._model.gets.items()}
         self._pages = page_handlers()
         self._handlers |= self._pages
-        self._below: dict[str, dict[str, Handler]] = {  # paths that begin so
+        self._below: dict[str, dict[str, Handler]] = {  # by path prefix
             _MODEL: {"GET": self._tell_model},
             STREAMS: {"GET": self._model.streams},
         }
 
     def pattern_of(self, path: str) -> str:
-        """The path as it is served, the page's files as one; "other" where it is not."""
+        """The route that a path matches, one for all files of the page; "other" if none does."""
         for beginning in self._below:
             if path.startswith(beginning):
                 return beginning + "{id}"
@@ -105,12 +102,12 @@ class App:
 
     @property
     def endpoints(self) -> dict[str, tuple[str, ...]]:
-        """Every path of the API and its methods; one that others begin with ends with a slash."""
+        """Every path of the API with its methods; a prefix of paths ends with a slash."""
         handlers = {**self._handlers, **self._below}
         return {path: tuple(each) for path, each in handlers.items() if path not in self._pages}
 
     def check_head(self, request: HttpRequest) -> ApiError | None:
-        """What is to be refused before its body is read."""
+        """The refusal of a request, as far as its head decides; None if its body may be read."""
         path = request.path
         request.answer_headers = self._cors.headers(request)
         refusal = self._hosts.check(request)
@@ -137,7 +134,7 @@ class App:
         if (refusal := self._begins_too_late(request)) is not None:
             return refusal
         if method == "POST":
-            # a program may leave it out; so may a page, but its browser says which one it is
+            # programs may leave it out; a request from a page, which has an Origin, may not
             unsaid = b"" if b"origin" in request.headers else b"application/json"
             kind = request.headers.get(b"content-type", unsaid)
             if kind.partition(b";")[0].strip().lower() != b"application/json":
@@ -146,10 +143,10 @@ class App:
         return None
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
-        """See to it that the exchange gets its answer, now or later."""
+        """Answer the exchange, now or later."""
         method = "GET" if request.method == "HEAD" else request.method
         methods = self._methods(request.path)
-        assert methods is not None  # `check_head` has looked
+        assert methods is not None  # `check_head` refuses unknown paths
         if method == "OPTIONS":
             exchange.respond(self._options(request, methods))
             return
@@ -165,10 +162,10 @@ class App:
         return self._handlers.get(path)
 
     def _begins_too_late(self, request: HttpRequest) -> ApiError | None:
-        """The refusal where a stream would begin while all others end."""
+        """The refusal of a request that would begin a stream while the server drains."""
         if not self.is_draining or request.path not in _BEGINNING or request.method != "POST":
             return None
-        return is_draining() if last_event(request) is None else None  # it goes on
+        return is_draining() if last_event(request) is None else None  # else it resumes a stream
 
     def _options(self, request: HttpRequest, methods: dict[str, Handler]) -> Response:
         head = ("HEAD",) if "GET" in methods else ()

@@ -1,8 +1,4 @@
-"""Who may ask: API keys.
-
-Owns: the comparison. Rules: it takes as long for a wrong key as for a right one, and no key is ever
-logged, shown or kept in the clear.
-"""
+"""API keys. They are compared in constant time, kept as digests only, and never logged or shown."""
 
 from __future__ import annotations
 
@@ -16,13 +12,13 @@ _SCHEME = b"bearer "
 
 
 class Keys:
-    """The keys that are accepted; none of them at all lets everybody in."""
+    """The accepted keys. With none, no request needs a key."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = tuple(_digest(key.encode()) for key in keys)
 
     def check(self, authorization: bytes | None) -> ApiError | None:
-        """The refusal that the header `authorization` deserves."""
+        """The 401 for a missing or wrong `Authorization` header; None if it is accepted."""
         if not self._digests:
             return None
         if authorization is None or not authorization.lower().startswith(_SCHEME):
@@ -32,8 +28,9 @@ class Keys:
         return None if any(matches) else unauthorized(was_given=True)
 
     def tenant(self, authorization: bytes | None) -> bytes:
-        """For whom the engine is told that requests with an accepted key are, 16 bytes; empty where
-        there are no keys. It is as hard to guess as the key, which does not follow from it.
+        """The tenant that the engine sees for an accepted key: 16 bytes, empty without keys.
+
+        A hash of the key: as hard to guess as the key, and the key cannot be derived from it.
         """
         if not self._digests or authorization is None:
             return b""

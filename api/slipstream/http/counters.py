@@ -1,13 +1,10 @@
-"""What a front counts: answers by path and status, chunks of streamed ones, who is there.
+"""Counters of a front: answers by path and status, chunks of streams, open streams.
 
-Owns: these numbers. Does not know: connections, handlers.
-
-Rules:
-- A path that nobody serves counts as "other", one with a name in it as its pattern: what clients
-  make up makes no new counters.
-- All of it is to fit into a beat (`slipstream_ipc.process`), or nobody would hear of it any more.
-  So there are few counters: beyond MOST_KINDS only what goes well gets one of its own path.
-- A client that leaves before its answer has begun counts as status 499, as nginx has it.
+- Unknown paths count as "other" and paths with a parameter as their pattern, so that clients cannot
+  create counters.
+- The numbers have to fit into a beat (`slipstream_ipc.process`), so there are at most `MOST_KINDS`
+  pairs of path and status; beyond that only answers with status 200 get a new pair.
+- A client that disconnects before its answer has begun counts as status 499, as in nginx.
 """
 
 from __future__ import annotations
@@ -17,39 +14,39 @@ from collections.abc import Callable
 from slipstream_ipc.telemetry.statistics import FrontCounters, FrontGauges, FrontNumbers
 
 GONE = 499
-MOST_KINDS = 40  # of answers
-OTHER = "other"  # paths
+MOST_KINDS = 40  # pairs of path and status
+OTHER = "other"  # all unknown paths
 _OK = 200
 
 
 class HttpCounters:
-    """One front's. `num_chunks` is counted up by whoever writes one."""
+    """The counters of one front. The writer of a chunk increments `num_chunks`."""
 
     def __init__(self, pattern_of: Callable[[str], str] = str) -> None:
-        """`pattern_of`: what a request's path counts as."""
+        """pattern_of: maps a request's path to the label it is counted under."""
         self._pattern_of = pattern_of
         self._answers: dict[str, int] = {}
         self._num_open_streams = 0
         self.num_chunks = 0
 
     def answered(self, path: str, status: int) -> None:
-        """A request has its answer, or the beginning of one."""
+        """A request got its answer, or the head of a stream."""
         kind = f"{status} {self._pattern_of(path)}"
         if kind not in self._answers and len(self._answers) >= MOST_KINDS and status != _OK:
             kind = f"{status} {OTHER}"
         self._answers[kind] = self._answers.get(kind, 0) + 1
 
     def begun(self, path: str) -> None:
-        """An answer is being streamed."""
+        """A stream has begun."""
         self.answered(path, 200)
         self._num_open_streams += 1
 
     def ended(self) -> None:
-        """One that was is complete, or its client has left."""
+        """A stream is complete, or its client has disconnected."""
         self._num_open_streams -= 1
 
     def numbers(self, num_connections: int) -> FrontNumbers:
-        """All of it."""
+        """The current values."""
         return FrontNumbers(
             FrontGauges(num_connections, self._num_open_streams),
             FrontCounters(self._answers.copy(), self.num_chunks),

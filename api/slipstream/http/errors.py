@@ -1,12 +1,14 @@
-"""Which HTTP answer an error is: the one place where status codes are decided.
+"""Errors as HTTP answers, with OpenAI's error bodies.
 
-Owns: OpenAI's error bodies. Does not know: sockets, handlers.
+Status codes are decided here alone:
 
-    400 the request is wrong     401 no or a wrong key        403 another name or page is meant
-    404 no such path, model or stream
-    405 another method is meant  408 it did not come in time  409 it is another's, or another text
-    413 431 it is too large      415 it is no JSON            417 unknown expectation
-    500 the engine failed it     503 not now: overloaded, starting, stopping (with Retry-After)
+    400  invalid request                       413  body too large
+    401  no API key, or a wrong one            415  body not declared as JSON
+    403  Host or Origin not allowed            417  unknown expectation
+    404  no such path, model or stream         431  headers too large
+    405  method not allowed                    500  the engine or the server failed
+    408  request not received in time          503  overloaded, starting or stopping,
+    409  conflict, superseded, or diverged          with Retry-After
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _RETRY_SOON = ((b"retry-after", b"1"),)
 
 
 class ErrorFields(Struct, frozen=True):
-    """What an OpenAI client reads of an error."""
+    """The fields of an OpenAI error."""
 
     message: str
     type: str
@@ -42,13 +44,13 @@ class ErrorFields(Struct, frozen=True):
 
 
 class ErrorBody(Struct, frozen=True):
-    """An error, as a response's body or as a stream's last event."""
+    """An error as a response's body, or as the last event of a stream."""
 
     error: ErrorFields
 
 
 class ApiError(Exception):
-    """A refusal: what the client is answered."""
+    """A refused or failed request, with its HTTP status and OpenAI error body."""
 
     def __init__(
         self,
@@ -66,23 +68,23 @@ class ApiError(Exception):
         self._headers = headers
 
     def response(self) -> Response:
-        """The whole answer."""
+        """The complete answer."""
         return json_response(self.status, self.body, self._headers)
 
 
 def bad_field(param: str | None, message: str, code: str | None = None) -> ApiError:
-    """The caller's fault; `param` names the field."""
+    """400: an invalid field of the request, named by `param`."""
     return ApiError(400, message, param=param, code=code)
 
 
 def unknown_model(name: str, served: str) -> ApiError:
-    """Another model is asked for than the one served."""
+    """404: the request names a model that is not the one served."""
     message = f"model: got {name!r}, allowed: {served!r}"
     return ApiError(404, message, param="model", code="model_not_found")
 
 
 def unauthorized(was_given: bool) -> ApiError:
-    """No key, or a wrong one."""
+    """401: no API key, or a wrong one."""
     what = "the API key is not one of this server's" if was_given else "no API key"
     message = f"{what}: send one in the header `Authorization: Bearer KEY`"
     return ApiError(
@@ -91,25 +93,25 @@ def unauthorized(was_given: bool) -> ApiError:
 
 
 def not_ready(why: str) -> ApiError:
-    """There is no engine behind us, for now."""
+    """503: the engine behind the front does not answer yet, or at present."""
     return ApiError(503, why, code="not_ready", headers=_RETRY_SOON)
 
 
 def is_draining() -> ApiError:
-    """The server ends when what runs has ended; nothing new is begun."""
+    """503: the server is draining and begins nothing new."""
     what = "the server is shutting down, and begins nothing new"
     return ApiError(503, what, code="draining", headers=_RETRY_SOON)
 
 
 def overloaded(what: str) -> ApiError:
-    """There is no room for a request, for now."""
+    """503: no capacity for the request at present."""
     return ApiError(503, f"{what}: send it again later", code="overloaded", headers=_RETRY_SOON)
 
 
 def error_of(error: BaseException, param_names: dict[str, str]) -> ApiError:
-    """The answer to what went wrong with a stream.
+    """The answer for an exception. One of no known kind becomes a 500 without its text.
 
-    param_names: our fields' names by the caller's, where they differ.
+    param_names: the caller's name for each internal field whose name differs.
     """
     match error:
         case ApiError():

@@ -1,7 +1,7 @@
-"""A request, and the way back for its answer, as the endpoints see them.
+"""A request and the exchange that takes its answer, as the endpoints see them.
 
-What reads requests and carries answers is a `Sink`: a connection of the HTTP server, or a caller in
-this process. Endpoints know neither.
+The answer goes to a `Sink`: a connection of the HTTP server, or a caller in this process. Endpoints
+do not depend on which.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slipstream.http.wire import Headers, Response
 
 @dataclass(slots=True, eq=False)
 class HttpRequest:
-    """One request. Header names are in lower case, of equal ones the last counts."""
+    """One request. Header names are in lower case; of repeated headers the last one counts."""
 
     method: str = ""
     path: str = ""
@@ -24,35 +24,35 @@ class HttpRequest:
     version: str = "1.1"
     headers: dict[bytes, bytes] = field(default_factory=dict)
     body: bytes = b""
-    id: str = ""  # X-Request-Id, the client's or made here
-    answer_headers: Headers = ()  # of its answer, whatever that is
+    id: str = ""  # X-Request-Id: the client's, or generated
+    answer_headers: Headers = ()  # sent with any answer to this request
 
 
 class Sink(Protocol):
-    """Takes one answer: `respond`, or `begin_stream`, `write` as often as needed, and `finish`."""
+    """Takes one answer: `respond`, or `begin_stream`, any number of `write`, and `finish`."""
 
     def respond(self, response: Response) -> None:
-        """The whole answer."""
+        """Send a complete answer."""
 
     def begin_stream(self) -> None:
-        """The head of a stream of events, at once."""
+        """Send the head of an event stream immediately."""
 
     def write(self, data: bytes, /) -> None:
-        """Bytes of the stream, at once."""
+        """Send bytes of the stream immediately."""
 
     def finish(self) -> None:
-        """The stream is complete."""
+        """End the stream."""
 
     def abort(self) -> None:
-        """The answer ends here, incomplete."""
+        """End the answer incomplete."""
 
 
 class Exchange:
-    """A request that waits for its answer: `respond`, or `begin_stream`, `write` and `finish`.
+    """A request and its pending answer: `respond`, or `begin_stream`, `write` and `finish`.
 
-    send: a chunk of the stream, framed and counted by the caller; allowed while `is_ready`.
-    on_gone: called when the client leaves before the answer is complete. on_writable: called when
-    the sink takes more again. All calls but those do nothing once the client has gone.
+    send: writes a chunk that the caller has framed and counted; allowed while `is_ready`.
+    on_gone: called when the client disconnects before the answer is complete. on_writable: called
+    when backpressure ends. After a disconnect, the methods do nothing.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Exchange:
     ) -> None:
         self.request = request
         self.counters = counters or HttpCounters()
-        self.is_ready = False  # a chunk may be sent by `send`
+        self.is_ready = False  # `send` may be called
         self.send: Callable[[bytes], None]
-        self.is_paused = False  # the client reads too slowly: hold back what can be held
+        self.is_paused = False  # backpressure: the client reads too slowly
         self.has_begun = False
         self.on_gone: Callable[[], None] | None = None
         self.on_writable: Callable[[], None] | None = None
@@ -71,11 +71,11 @@ class Exchange:
 
     @property
     def is_open(self) -> bool:
-        """Whether the client is there, and the answer is not complete."""
+        """Whether the client is connected and the answer incomplete."""
         return self._sink is not None
 
     def respond(self, response: Response) -> None:
-        """The whole answer."""
+        """Send a complete answer."""
         sink = self._sink
         if sink is not None:
             self.counters.answered(self.request.path, response.status)
@@ -83,7 +83,7 @@ class Exchange:
             sink.respond(response)
 
     def begin_stream(self) -> None:
-        """The head of a stream of events."""
+        """Send the head of an event stream."""
         sink = self._sink
         if sink is None:
             return
@@ -94,7 +94,7 @@ class Exchange:
         sink.begin_stream()
 
     def write(self, events: bytes) -> None:
-        """Events of the stream that has begun."""
+        """Send events; the stream has begun."""
         sink = self._sink
         if sink is not None:
             if self._is_chunked:
@@ -103,7 +103,7 @@ class Exchange:
             self.counters.num_chunks += 1
 
     def finish(self) -> None:
-        """The stream is complete."""
+        """End the stream."""
         sink = self._sink
         if sink is not None:
             self._sink, self.is_ready = None, False
@@ -111,12 +111,12 @@ class Exchange:
             sink.finish()
 
     def drop(self) -> None:
-        """End the answer without a word."""
+        """Abort the answer, incomplete."""
         if self._sink is not None:
             self._sink.abort()
 
     def leave(self) -> None:
-        """The client has gone."""
+        """The client has disconnected."""
         if self._sink is None:
             return
         self._sink, self.is_ready = None, False
@@ -128,7 +128,7 @@ class Exchange:
             self.on_gone()
 
     def pause(self, is_paused: bool) -> None:
-        """The sink takes no more, or takes more again."""
+        """Backpressure of the sink begins or ends."""
         self.is_paused = is_paused
         self.is_ready = self.has_begun and self._is_chunked and not is_paused and self.is_open
         if not is_paused and self.on_writable is not None:

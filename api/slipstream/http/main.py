@@ -1,12 +1,11 @@
-"""The front's process: start-up, loop, drain, shutdown.
+"""The process of the HTTP front: start-up, event loop, drain, shutdown.
 
-Rules:
-- It listens at once, so that /health answers and /ready says that it is too early; it reports ready
-  when the worker has answered.
-- It takes connections from the sockets that its parent hands down; only without a parent that
-  hands down any it binds some itself.
-- Told to drain, it says so to those who ask how it is and begins no stream; it has drained when the
-  answers that run have left.
+- The front listens at once, so /health answers while the model loads and /ready returns 503. It
+  reports ready once the worker has answered.
+- It accepts connections on the sockets inherited from its parent, and binds its own only if there
+  are none.
+- While draining, /health and /ready say so and no stream begins. The drain is complete once the
+  running answers have been sent.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _logger = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Run until SIGTERM. Exit code 0, or 1 where the address cannot be listened at."""
+    """Run until SIGTERM. Returns 0, or 1 if the address or the certificate cannot be used."""
     config, stop = start_child("http", FrontConfig)
     commands, beats = ParentCommands(), Beats()
     listeners = Listeners.inherited()
@@ -111,11 +110,11 @@ async def _serve(
         config.client_address,
         config.timeout_s,
         open_tracer(config.trace, "http"),
-        outlives_server=False,  # they stop together
+        outlives_server=False,  # the front and the worker stop together
     )
     cors = Cors(config.allowed_origins)
     hosts = hosts_of(
-        config.host if config.uds is None else "",  # no browser gets there
+        config.host if config.uds is None else "",  # no browser reaches a unix socket
         has_keys=bool(config.api_keys),
         allowed=config.allowed_hosts,
         origins=config.allowed_origins,
@@ -130,10 +129,10 @@ async def _serve(
     server = Server(app, config.limits, tls, **options)
     loop.add_reader(stop.fileno(), stopped.set)
     loop.add_reader(commands.fileno(), on_command)
-    on_command()  # what came with the activation
+    on_command()  # commands that came with the activation
     beat()
     try:
-        port = listeners.port or config.port  # none: the stack stops
+        port = listeners.port or config.port  # None for a unix socket, or once closed
         where = http_address(config.host, port, uds=config.uds, has_tls=tls is not None)
         server.listen(listeners)
         is_local = config.uds is not None or is_loopback(config.host)
@@ -154,14 +153,14 @@ async def _serve(
 
 
 async def _drain(server: Server, told: asyncio.Event) -> None:
-    """When we are told to: the answers that run may go on, nothing else begins."""
+    """On the command to drain: let the running answers finish, begin nothing else."""
     await told.wait()
     await server.drain()
     report(Status(drained=True))
 
 
 async def _report_ready(io: LoopIO, detail: str) -> None:
-    """When the worker is there, however long the model takes to load."""
+    """Report ready once the worker has answered, however long the model takes to load."""
     while io.model is None:
         try:
             await io.connect()
@@ -170,7 +169,7 @@ async def _report_ready(io: LoopIO, detail: str) -> None:
         except SlipstreamError as error:
             report(Status(error=str(error)))
             return
-    # what is loaded stays: the collector need not look at it again
+    # everything loaded by now stays alive: keep the garbage collector from scanning it
     gc.collect()
     gc.freeze()
     report(Status(ready=True, detail=detail))

@@ -1,13 +1,9 @@
-"""Work that can wait, done in a share of the event loop's turns.
+"""Cooperative time slices: long work done in parts between the event loop's other callbacks.
 
-Owns: whose work is done next, how much of a turn it takes. Does not know: what the work is.
-
-Rules:
-- A turn takes up work until its share is over, then everybody else has a turn: what takes seconds
-  in all keeps nobody waiting for longer than the share, and one part.
-- Of work in several parts one is done, and it queues again: who has little does not wait for who
-  has much.
-- Work raises nothing: its faults are its own.
+- A turn of the loop runs parts until `SHARE_S` is used up, so other callbacks are delayed by at
+  most that and one part.
+- Scheduling is round-robin, one part at a time: short work does not wait for long work to finish.
+- Work handles its own exceptions and raises none.
 """
 
 from __future__ import annotations
@@ -21,11 +17,11 @@ from typing import TypeVar
 SHARE_S = 0.002  # of a turn
 
 Result = TypeVar("Result")
-Parts = Generator[None, None, Result]  # yields where others may have their turn
+Parts = Generator[None, None, Result]  # yields between parts
 
 
 def at_once(parts: Parts[Result]) -> Result:
-    """All parts, one after the other."""
+    """Run all parts without a break; returns the generator's result."""
     while True:
         try:
             next(parts)
@@ -35,14 +31,14 @@ def at_once(parts: Parts[Result]) -> Result:
 
 
 class Share:
-    """Of the turns of the running event loop."""
+    """A queue of work that takes up to `SHARE_S` seconds of each turn of the running event loop."""
 
     def __init__(self) -> None:
         self._work: deque[Callable[[], bool]] = deque()
-        self._is_due = False  # some of it will be done
+        self._is_due = False  # `_turn` is scheduled
 
     def add(self, work: Callable[[], bool]) -> None:
-        """`work` does a part of itself, and says whether there is more."""
+        """Queue `work`: each call runs one part and returns whether any is left."""
         self._work.append(work)
         if not self._is_due:
             self._is_due = True

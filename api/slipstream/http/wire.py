@@ -1,10 +1,7 @@
-"""What goes over an HTTP connection as bytes: heads, chunks, events. Pure functions.
+"""Response bodies and server-sent events as bytes. Pure functions.
 
-Owns: framing of responses, and of server-sent events. Does not know: sockets, routes, streams.
-
-Rules:
-- An event is one line. Some clients split lines at U+0085, U+2028 and U+2029 too, so those leave as
-  JSON escapes; JSON escapes every control character below them by itself.
+An event is one line. Some clients also split lines at U+0085, U+2028 and U+2029, so these are sent
+as JSON escapes; JSON itself escapes the control characters below U+0020.
 """
 
 from __future__ import annotations
@@ -20,15 +17,15 @@ EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
-_MARK = "\x7f"  # stands for itself in JSON, and hardly ever in a text
+_MARK = "\x7f"  # not escaped in JSON, and rare in text
 _MARK_BYTES = _MARK.encode()
 _encode = msgspec.json.Encoder().encode
 
 
 class Response(Struct, frozen=True):
-    """A whole answer. `headers` go out besides those that every answer has.
+    """A complete answer. headers: in addition to those of every answer.
 
-    body: with a status of 304 the one that the client has already: it is not sent.
+    body: with status 304 the one that the client already has; it is not sent.
     """
 
     status: int
@@ -40,12 +37,12 @@ class Response(Struct, frozen=True):
 def json_response(
     status: int, content: object, headers: tuple[tuple[bytes, bytes], ...] = ()
 ) -> Response:
-    """`content`, a Struct, as JSON."""
+    """A response with `content`, a Struct, as JSON."""
     return Response(status, _encode(content), headers)
 
 
 def json_raw(content: object) -> Raw:
-    """`content`, a Struct, as JSON that is to stand in other content."""
+    """`content`, a Struct, as JSON to be embedded in other content."""
     return Raw(_encode(content))
 
 
@@ -55,25 +52,25 @@ def event(content: object) -> bytes:
 
 
 def json_parts(texts: Sequence[str]) -> list[bytes]:
-    """`json_part` of each, at the price of one."""
+    """`json_part` of each text, encoded in one call."""
     parts = one_line(_encode(_MARK.join(texts)))[1:-1].split(_MARK_BYTES)
-    if len(parts) != len(texts):  # one of them has the mark in it, or there are none
+    if len(parts) != len(texts):  # a text contains the mark, or there are no texts
         parts = [json_part(text) for text in texts]
     return parts
 
 
 def json_part(text: str) -> bytes:
-    """What is between the quotes of `json_text`."""
+    """`json_text` without the quotes."""
     return json_text(text)[1:-1]
 
 
 def json_text(text: str) -> bytes:
-    """A JSON string that holds no line break of any kind."""
+    """A JSON string without line breaks of any kind."""
     return one_line(_encode(text))
 
 
 def one_line(encoded: bytes) -> bytes:
-    """JSON without a raw line or paragraph separator."""
+    """JSON with U+0085, U+2028 and U+2029 escaped."""
     if encoded.isascii():
         return encoded
     encoded = encoded.replace(b"\xc2\x85", b"\\u0085")

@@ -1,4 +1,4 @@
-"""The front's process, with a worker that tests play, and a client that speaks raw HTTP."""
+"""An HTTP front in a separate process, a fake worker, and a client that speaks raw HTTP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream_ipc.transport.sockets import private_directory
 
 @pytest.fixture(scope="module")
 def played() -> Iterator[FakeWorker]:
-    """A worker that says what the test says; each test takes what it caused."""
+    """A worker controlled by the tests of a module; each has to expect the messages it causes."""
     directory = private_directory()
     fake = FakeWorker(f"ipc://{directory}/client.sock")
     yield fake
@@ -27,7 +27,7 @@ def played() -> Iterator[FakeWorker]:
 
 @pytest.fixture(scope="module")
 def front(played: FakeWorker) -> Iterator[Front]:
-    """A front of that worker, with limits of size that tests reach, and none of time."""
+    """A front of that worker, with size limits low enough for tests to reach."""
     limits = Limits(body_bytes=100_000, header_bytes=8192)
     running = Front(played.address, limits=limits)
     yield running
@@ -36,6 +36,6 @@ def front(played: FakeWorker) -> Iterator[Front]:
 
 @pytest.fixture
 def raw(front: Front) -> Iterator[Raw]:
-    """A connection to it."""
+    """A connection to the front."""
     with Raw(front.port) as connection:
         yield connection

@@ -1,1 +1,1 @@
-"""What tells about the server: metrics, the live page and its numbers."""
+"""Metrics, and the live page with its numbers."""

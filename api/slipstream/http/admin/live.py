@@ -1,13 +1,11 @@
-"""GET /live: how the stack does right now, as numbers for a page that asks twice a second.
+"""GET /live: rates, percentiles and a timeline of the last seconds, for the live page.
 
-Owns: rates and percentiles of the last seconds, and the timeline of the last one, out of the
-statistics that the supervisor tells (`slipstream_ipc.telemetry.statistics`). Does not know: HTTP,
-the page.
+They are computed from the statistics that the supervisor sends twice a second
+(`slipstream_ipc.telemetry.statistics`).
 
-Rules:
-- Nothing here tells what anybody asked or was answered, so no key is needed, as for /metrics.
-- Everything is worked out when statistics come, twice a second: who asks often gets the same bytes.
-- null stands for what nobody has told, or what there was none of.
+- Nothing here reveals prompts or outputs, so no key is needed, as for /metrics.
+- A response is computed once per report; requests in between get the same bytes.
+- null means not reported, or no values in the period.
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ from slipstream_ipc.telemetry.statistics import (
 )
 from slipstream_ipc.telemetry.timeline import SPAN_US, Spans, since
 
-_RATE_S = 2.0  # over which tokens a second and the device's time are counted
-_LATENCY_S = 10.0  # … and latencies
-_FRESH_US = 2_000_000  # a process that has been silent for longer has no lane
+_RATE_S = 2.0  # window of tokens_per_s and device_busy
+_LATENCY_S = 10.0  # window of latencies
+_FRESH_US = 2_000_000  # a process silent for longer is left out of the timeline
 _NO_STORE = ((b"cache-control", b"no-store"),)
 
 
 class Percentiles(Struct, frozen=True):
-    """Of `num` values, in seconds; read from histograms, so about right."""
+    """Percentiles of `num` values, in seconds; interpolated from histograms."""
 
     num: int
     p50: float | None = None
@@ -42,17 +40,17 @@ class Percentiles(Struct, frozen=True):
 
 
 class Process(Struct, frozen=True):
-    """One place of the stack. state: as /health has it."""
+    """One process of the stack. state: as in /health."""
 
     state: str
     restarts: int = 0
 
 
 class Timeline(Struct, frozen=True):
-    """What was done when, in µs on one clock: the last `span_us`.
+    """What happened in the last `span_us`, in µs on one clock.
 
-    steps: begin and end of the engine's steps, and how many requests each was for. work: begin and
-    end of what the workers did with what steps had sampled.
+    steps: begin, end and number of requests of each engine step. work: begin and end of the
+    workers' processing of sampled tokens.
     """
 
     span_us: int = SPAN_US
@@ -61,8 +59,8 @@ class Timeline(Struct, frozen=True):
 
 
 class LiveNumbers(Struct, frozen=True):
-    """What /live tells. cache_use, device_busy: shares, 0 to 1. tokens_per_s and device_busy are of
-    the last 2 seconds, latencies of the last 10.
+    """The body of /live. cache_use, device_busy: 0 to 1. tokens_per_s and device_busy are over the
+    last 2 seconds, latencies over the last 10.
     """
 
     model: str | None = None
@@ -78,7 +76,7 @@ class LiveNumbers(Struct, frozen=True):
 
 
 class Live:
-    """The newest statistics, and as many before them as rates need."""
+    """Recent statistics, and the response computed from them."""
 
     def __init__(self) -> None:
         self._told: deque[Statistics] = deque()  # oldest first
@@ -86,14 +84,14 @@ class Live:
         self._model: str | None = None
 
     def take(self, statistics: Statistics) -> None:
-        """There are new ones."""
+        """Add a report; drop those older than the windows."""
         self._told.append(statistics)
         while self._told[0].at_s < statistics.at_s - _LATENCY_S - 1.0:
             self._told.popleft()
         self._response = None
 
     def response(self, model: str | None, states: dict[str, str]) -> Response:
-        """What is told of them; `states` of processes where there are none yet."""
+        """The response. states: of processes, by name, used until statistics have come."""
         if self._response is None or self._model != model or not self._told:
             self._model = model
             self._response = json_response(200, self._numbers(model, states), _NO_STORE)
@@ -133,7 +131,7 @@ class Live:
         )
 
     def _before(self, at_s: float) -> Statistics:
-        """The newest that are as old as that; the oldest where none are."""
+        """The newest report from `at_s` or before; the oldest if there is none."""
         return next((each for each in reversed(self._told) if each.at_s <= at_s), self._told[0])
 
 
@@ -154,7 +152,7 @@ def _workers(statistics: Statistics) -> dict[str, WorkerNumbers]:
 
 
 def _rate(before: dict[str, WorkerNumbers], now: dict[str, WorkerNumbers]) -> float | None:
-    """Tokens a second, each worker's over the time between its own reports; None without any."""
+    """Tokens per second, summed over workers; None if no worker has two reports."""
     rates = [
         (worker.counters.num_delivered_tokens - earlier.counters.num_delivered_tokens)
         / (worker.recent.at_us - earlier.recent.at_us)
@@ -167,7 +165,7 @@ def _rate(before: dict[str, WorkerNumbers], now: dict[str, WorkerNumbers]) -> fl
 
 
 def _busy_share(before: dict[str, CoreNumbers], now: dict[str, CoreNumbers]) -> float | None:
-    """For how much of the time a step was under way; None where nothing is known."""
+    """The share of time with a step running, averaged over cores; None if not known."""
     shares = []
     for name, core in now.items():
         earlier = before.get(name)
@@ -185,7 +183,7 @@ def _histogram(statistics: Statistics, name: str, field: str) -> Histogram:
 
 
 def _percentiles(pairs: Iterable[tuple[Histogram, Histogram]]) -> Percentiles:
-    """Of the values that lie between the two histograms of each pair, all together."""
+    """Percentiles of the values added between the two histograms of each pair, pooled."""
     counts = [0] * (len(BOUNDS_S) + 1)
     for before, now in pairs:
         for bucket, num in enumerate(now.counts):
@@ -196,8 +194,8 @@ def _percentiles(pairs: Iterable[tuple[Histogram, Histogram]]) -> Percentiles:
 
 
 def percentile(counts: Sequence[int], share: float) -> float:
-    """Below which a share of the values lie, in seconds, as if they lay evenly in each bucket of
-    BOUNDS_S. Values behind the last bound count as that.
+    """The value, in seconds, below which a share of all values lies, by linear interpolation within
+    the buckets of BOUNDS_S. Values above the last bound count as the bound.
     """
     wanted = share * sum(counts)
     for bucket, num in enumerate(counts[:-1]):
@@ -211,7 +209,7 @@ def percentile(counts: Sequence[int], share: float) -> float:
 def _timeline(
     at_s: float, cores: Iterable[CoreNumbers], workers: Iterable[WorkerNumbers]
 ) -> Timeline:
-    """The last second that everybody has told of who tells anything."""
+    """The last second that all reporting processes have covered."""
     oldest_us = at_s * 1e6 - _FRESH_US
     engine = [core.recent for core in cores if core.recent.at_us >= oldest_us]
     text = [worker.recent for worker in workers if worker.recent.at_us >= oldest_us]
@@ -225,6 +223,6 @@ def _timeline(
 
 
 def _lane(told: Iterable[Spans], origin_us: int) -> list[tuple[int, int, int]]:
-    """What lies within the second behind `origin_us`, in order; what ends behind it is cut."""
+    """Spans that begin within `SPAN_US` after `origin_us`, in order; their ends are clipped."""
     spans = sorted(span for each in told for span in since(each, origin_us))
     return [(begin, min(end, SPAN_US), num) for begin, end, num in spans if begin < SPAN_US]

@@ -1,13 +1,12 @@
-"""GET /metrics: the newest statistics in Prometheus' formats.
+"""GET /metrics: the latest statistics of all processes, in Prometheus' formats.
 
-Owns: which metric says what, and the rendering. Does not know: where anything is counted
-(`slipstream_ipc.telemetry.statistics` says what each number means), how it comes here.
+The numbers are those of `slipstream_ipc.telemetry.statistics`; every front serves all of them.
 
-Rules:
-- Names are vLLM's where it has the metric, with our prefix, so that its dashboards can be ported.
-- What is rendered is kept until there are newer statistics: a scraper, or a hundred, cannot load
-  the front. Any front tells of all processes. There are two formats, whatever is asked for.
-- Ratios are told as their two counters: a share over any span of time is one division of rates.
+- Names are vLLM's, with Slipstream's prefix, where vLLM has the metric: its dashboards can be
+  ported.
+- The rendered text is cached until newer statistics come, so scrapers cannot load the front. There
+  are two formats, so at most two cached texts.
+- Ratios are exported as two counters: the share over any period is a division of two rates.
 """
 
 from __future__ import annotations
@@ -46,8 +45,9 @@ _NO_COUNTS = (0,) * len(_LES)
 
 
 class _Family(Struct, frozen=True):
-    """One metric. value: of a process' statistics, from its numbers of the kind `of`, or, where
-    `of` is None, from the rest. labels: behind model and process; then `value` is a dict by those.
+    """One metric. value: computed from a process's numbers of type `of`, or from its
+    `ProcessStatistics` if `of` is None. labels: in addition to model and process; `value` then
+    returns a dict keyed by them.
     """
 
     kind: Callable[..., Metric]
@@ -66,7 +66,7 @@ def _cache_use(core: CoreNumbers) -> float:
 
 
 def _by_path(front: FrontNumbers) -> dict[tuple[str, ...], int]:
-    """Of answers by "STATUS PATH"."""
+    """Answers by path and status; they are counted under "STATUS PATH"."""
     pairs = ((kind.partition(" "), num) for kind, num in front.counters.answers.items())
     return {(path, status): num for (status, _, path), num in pairs}
 
@@ -246,12 +246,12 @@ _FAMILIES = (*_of_core(), *_of_worker(), *_of_fronts(), *_of_all())
 
 
 class Metrics:
-    """What scrapers get."""
+    """Renders and caches the metrics."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Collector(self))
-        self._rendered: dict[bytes, bytes] = {}  # of these statistics, by content type
+        self._rendered: dict[bytes, bytes] = {}  # of `statistics`, by content type
         self.statistics = Statistics()
         self.model_name = ""
         self.states: dict[str, str] = {}
@@ -259,9 +259,9 @@ class Metrics:
     def response(
         self, statistics: Statistics, model_name: str, accept: str, states: dict[str, str]
     ) -> Response:
-        """In the format that `accept`, a request's header, asks for: OpenMetrics if it is named.
+        """The metrics, as OpenMetrics if `accept`, the request's header, names it; else as text.
 
-        states: of processes by name, those without statistics too.
+        states: of all processes by name, including those without statistics.
         """
         is_new = statistics is not self.statistics
         if is_new or model_name != self.model_name or states != self.states:
@@ -276,20 +276,20 @@ class Metrics:
 
     def _render(self, *, is_open: bool) -> bytes:
         if is_open:
-            # any other escaping takes colons from names (prometheus_client 0.26); ours need none
+            # other escapings replace the colons in names (prometheus_client 0.26)
             render: Callable[..., bytes] = openmetrics.generate_latest
             return render(self._registry, openmetrics.ALLOWUTF8, "1.0.0")
         return generate_latest(self._registry)
 
 
 class _Collector(Collector):
-    """Statistics as Prometheus' client library wants them."""
+    """The statistics as metrics of Prometheus' client library."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric, whether there is anything to tell or not."""
+        """Every metric, with or without samples."""
         metrics = self._metrics
         for family in _FAMILIES:
             labels = ("model_name", "process", *family.labels)
@@ -297,7 +297,7 @@ class _Collector(Collector):
             for name, process in metrics.statistics.processes.items():
                 _add(metric, family, [metrics.model_name, name], process)
             told = metrics.statistics.processes
-            if told and family.name == _UP:  # the prompt process tells nothing else
+            if told and family.name == _UP:  # all that is known of a process without statistics
                 for name in metrics.states.keys() - told.keys():
                     process = ProcessStatistics(state=metrics.states[name])
                     _add(metric, family, [metrics.model_name, name], process)

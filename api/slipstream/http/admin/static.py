@@ -1,13 +1,10 @@
-"""The live page's files, as they lie in `page/`: read once, told apart by what is in them.
+"""The static files of the live page, from `page/`, with entity tags of their content.
 
-Owns: their paths, kinds, headers and entity tags. Does not know: what the page shows (`live`).
-
-Rules:
-- Whoever reaches this server may see the page: it tells nothing. What it asks for has its own keys.
-- The page runs nothing and shows nothing but these files (Content-Security-Policy), is shown in no
-  other page, and its address is told to nobody.
-- A browser asks each time whether a file is still as it has it (RFC 9110, §13.1.2), so that a page
-  and its programs are always of one version.
+- The page needs no key: it contains no data, and its requests are checked like any other.
+- Its headers allow only these files to be loaded (Content-Security-Policy), no framing by other
+  pages, and no Referer to be sent.
+- Browsers revalidate each file (RFC 9110, section 13.1.2), so a page and its scripts are always of
+  the same version.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from slipstream.http.wire import Response
 _FOLDER = files("slipstream.http").joinpath("page")
 _START = "index.html"
 _PREFIX = "/page/"
-PAGE = _PREFIX + "{file}"  # all of it, where it is counted
+PAGE = _PREFIX + "{file}"  # the label under which all files are counted
 _KINDS = {
     "html": b"text/html; charset=utf-8",
     "css": b"text/css; charset=utf-8",
@@ -44,7 +41,7 @@ Handler = Callable[[HttpRequest, Exchange], None]
 
 
 def page_handlers() -> dict[str, dict[str, Handler]]:
-    """By path and method; the page itself is at `/`."""
+    """Handlers of the files, by path and method; the page itself is at `/`."""
     found = {entry.name: entry.read_bytes() for entry in _FOLDER.iterdir()}
     return {
         "/" if name == _START else _PREFIX + name: {"GET": partial(_answer, _response(name, body))}
@@ -66,6 +63,6 @@ def _answer(response: Response, request: HttpRequest, exchange: Exchange) -> Non
 
 
 def is_one_of(tag: bytes, given: bytes) -> bool:
-    """Whether an If-None-Match names this entity tag, in the weak comparison that it asks for."""
+    """Whether an If-None-Match header matches this entity tag, by weak comparison."""
     named = [each.strip().removeprefix(b"W/") for each in given.split(b",")]
     return tag in named or named == [b"*"]

@@ -1,1 +1,1 @@
-"""OpenAI's API, and the endpoints beside it: what may be asked, and how it is answered."""
+"""The endpoints that run the model, OpenAI's and others: their requests, streams and answers."""

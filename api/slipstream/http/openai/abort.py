@@ -1,13 +1,10 @@
-"""POST /abort: end a request, whichever front or client it came by.
+"""POST /abort: end a request, whichever front or client submitted it.
 
-Owns: how a request is named, and what is said of its streams. Does not know: who reads them.
-
-Rules:
-- A request is named by the `id` of its answer, which is as hard to guess as its streams' ids: who
-  knows it may read it and end it.
-- It is aborted where any of its streams still ran, has ended where all have; where none is known
-  any more, it is not found. Who reads it gets what had come, with the finish reason `abort`; one
-  whose prompt is not tokenised yet is refused instead.
+- A request is named by the `id` of its answer, which is as hard to guess as its stream ids: its
+  holder may read the request and end it.
+- The result is `aborted` if any stream was still running, `ended` if all had ended, and 404 if none
+  is known any more. The reader gets the output so far, with the finish reason `abort`; a request
+  whose prompt is not tokenized yet is refused instead.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ _decoder = BodyDecoder(AbortRequest)
 
 
 def abort(io: LoopIO, request: HttpRequest, exchange: Exchange) -> None:
-    """See to it that the exchange gets its answer. Raises: ApiError."""
+    """Abort the request and answer the exchange, later. Raises: ApiError."""
     name = _decoder.decode(request.body).request_id
     answer = parse_answer_id(name, "request_id")
     if answer.num_streams > MAX_CANCELLED:

@@ -1,16 +1,11 @@
-"""From a message of deltas to the connections of its streams, in one pass.
+"""Fan-out: writes the deltas of one message to the connections of all its streams in one pass.
 
-Owns: which streams are told together, the messages that have not been told yet, and the chunks that
-are nothing but a text between bytes known beforehand. Does not know: what an answer looks like, how
-it begins and ends (`answer`), sockets.
-
-Rules:
-- A message is told when the turn's messages have been read. One that came alone is told in one
-  pass: all its texts are encoded at once, and what a stream costs is a format and a write.
-- Of several messages in a turn, the front being late, each stream's deltas are put together, and
-  leave in one chunk. So are those of a stream that waits for anything, its reader's room say, or
-  that ends: its wakeup (`answer`) sees to them.
-- A fault while one stream is told is that stream's own.
+- Messages are written once all messages of a turn of the loop have been read. A message that came
+  alone takes one pass: its texts are encoded in one call, and a stream costs a format and a write.
+- Several messages in one turn mean that the front is late: then each stream's deltas are merged
+  into one chunk. The same holds for a stream under backpressure or at its end. Both go through the
+  stream's queue and its own wakeup (`streaming`, `unary`).
+- An exception while one stream is written affects that stream only.
 """
 
 from __future__ import annotations
@@ -29,18 +24,18 @@ from slipstream.outputs import Delta
 
 
 class Teller(Protocol):
-    """Makes the chunks of a stream that have more to them than a text."""
+    """Writes chunks that contain more than text."""
 
     def tell(self, delta: Delta, part: bytes) -> None:
-        """Say a delta behind which none waits; part: its text, as JSON without the quotes."""
+        """Write a delta while none is queued. part: its text as JSON, without the quotes."""
 
 
 class BroadcastLine:
-    """One stream's way out. Deltas of one that has no teller and is not bare wait for its wakeup.
+    """How the deltas of one stream are written: bare, by a teller, or by its own wakeup.
 
-    is_bare: its chunks, but for the last, are `before`, the text and `after`, and there is none
-    where there is no text. num_framed: bytes of both as a chunk of HTTP counts them, less the line
-    break that ends `after`. on_fault: is called while an exception is handled.
+    is_bare: every chunk but the last is `before`, the text and `after`; empty text gives no chunk.
+    num_framed: bytes of `before` and `after` that count towards an HTTP chunk's size, so without
+    the line break that ends `after`. on_fault: called while an exception is being handled.
     """
 
     __slots__ = (
@@ -74,31 +69,31 @@ class BroadcastLine:
         self.num_framed = 0
 
     def hold(self, delta: Delta) -> None:
-        """It waits with what waits already."""
+        """Queue a delta; merge the queue if it has grown too long."""
         self.deltas.append(delta)
         if len(self.deltas) > (MOST_UNREAD_AT_END if self.state.is_over else MOST_UNREAD):
             merge_unread(self.deltas)
 
     def ring(self) -> None:
-        """For what waits; the end is rung for by the table."""
+        """Wake the stream's answer for queued deltas; for the end, the client's table does it."""
         state = self.state
         if not (state.wants_whole or state.is_over):
             self.wakeup.ring(state)
 
 
 class FanOut:
-    """Streams of one client's table (`GroupMember`), and the wakeup of each of them."""
+    """A group of streams in the client's table (`GroupMember`), and the wakeup of each of them."""
 
     def __init__(self) -> None:
         self.group_id = 0
         self.num_open = 0
         self.states: dict[int, StreamState] = {}
         self._next = 0
-        self._lines: dict[int, BroadcastLine] = {}  # of those whose end has not been rung for
+        self._lines: dict[int, BroadcastLine] = {}  # by index, until the stream's end has been rung
         self._indices: Sequence[int] = ()  # of the last message
-        self._found: list[BroadcastLine] = []  # their lines
-        self._untold: list[tuple[list[BroadcastLine], DeltaBatch]] = []
-        self._late: dict[BroadcastLine, None] = {}  # whose parts of them lie in their queues now
+        self._found: list[BroadcastLine] = []  # the lines of `_indices`
+        self._untold: list[tuple[list[BroadcastLine], DeltaBatch]] = []  # messages not written yet
+        self._late: dict[BroadcastLine, None] = {}  # with queued deltas of such messages
 
     def join(
         self,
@@ -107,8 +102,7 @@ class FanOut:
         exchange: Exchange,
         on_fault: Callable[[], None],
     ) -> BroadcastLine:
-        """A stream that has not been asked for yet. `wakeup` is rung for what waits, and the
-        end."""
+        """Add a stream that is not submitted yet. wakeup: rung for queued deltas and the end."""
         state.group, state.index, state.wakeup = self, self._next, self
         self._next += 1
         self.num_open += 1
@@ -144,7 +138,7 @@ class FanOut:
         self.states.pop(state.index, None)
 
     def ring(self, state: StreamState) -> None:
-        """There is news of the stream, and of others perhaps."""
+        """There are deltas of the stream, perhaps of others too, or it has ended."""
         if self._untold or self._late:
             self._tell()
         line = self._lines.get(state.index)

@@ -1,6 +1,6 @@
-"""POST /v1/chat/completions: a conversation to a stream, and the shape of what it says.
+"""POST /v1/chat/completions: from a body to an `Ask`, and the shape of the answer.
 
-Owns: what messages may be. Does not know: chat templates (the worker renders), how streams run.
+The worker renders the chat template; the front only checks the messages.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from slipstream_ipc.messages import ChatMessage as Turn
 from slipstream_ipc.messages import ModelCard, TemplateOptions
 
 _ANSWERER = "assistant"
-_TURN_TOKENS = 16  # that a template puts around a turn
+_TURN_TOKENS = 16  # that a template adds around a turn, estimated
 _decoder = BodyDecoder(ChatRequest)
 
 
 def read_chat(content: bytes) -> ChatRequest:
-    """Raises: ApiError."""
+    """Decode a body and refuse unsupported fields. Raises: ApiError."""
     body = _decoder.decode(content)
     refuse_unsupported(body)
     for index, message in enumerate(body.messages):
@@ -53,7 +53,7 @@ def read_chat(content: bytes) -> ChatRequest:
 
 
 def ask_chat(body: ChatRequest, model: ModelCard) -> Ask:
-    """Raises: ApiError, BadRequestError."""
+    """The streams of a new chat completion. Raises: ApiError, BadRequestError."""
     num_logprobs = _num_logprobs(body)
     max_tokens, names = _max_tokens(body)
     params = sampling_params(
@@ -129,7 +129,7 @@ def _num_logprobs(body: ChatRequest) -> int | None:
 
 
 def _max_tokens(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
-    """The limit, and what the caller calls it."""
+    """The token limit, and the caller's name for it."""
     if body.max_completion_tokens is None:
         return body.max_tokens, {}
     if body.max_tokens not in (None, body.max_completion_tokens):
@@ -139,14 +139,14 @@ def _max_tokens(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
 
 
 def turns_of(messages: tuple[Message, ...]) -> tuple[Turn, ...]:
-    """What the worker renders. Raises: ApiError."""
+    """The messages as the worker renders them. Raises: ApiError."""
     if not messages:
         raise bad_field("messages", "messages: got none, allowed: one or more")
     return tuple(_turn(index, message) for index, message in enumerate(messages))
 
 
 def template_of(body: ChatRequest | TokenizeRequest) -> TemplateOptions:
-    """What the template is given beside them. Raises: BadRequestError."""
+    """What the chat template is given besides the messages. Raises: BadRequestError."""
     return checked_template(
         body.tools,
         body.chat_template_kwargs,
@@ -169,6 +169,6 @@ def _turn(index: int, message: Message) -> Turn:
 
 
 def _most_tokens(turns: tuple[Turn, ...], template: TemplateOptions, model: ModelCard) -> int:
-    """Of what a template makes of them, roughly; where each byte could be one."""
+    """An estimated upper bound of the rendered prompt's tokens, assuming one per byte."""
     num_bytes = len(msgspec.json.encode(turns)) + len(template.tools) + len(template.kwargs)
     return min(num_bytes + _TURN_TOKENS * len(turns), model.max_model_len)

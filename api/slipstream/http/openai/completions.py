@@ -1,7 +1,4 @@
-"""POST /v1/completions: prompts to streams, and the shape of what they say.
-
-Owns: the kinds of prompts. Does not know: how streams run or are written.
-"""
+"""POST /v1/completions: from a body to an `Ask`, and the shape of the answer."""
 
 from __future__ import annotations
 
@@ -32,8 +29,8 @@ from slipstream.outputs import Delta
 from slipstream.requests import Prompt, params_of_answers
 from slipstream_ipc.messages import ModelCard
 
-MAX_PROMPTS = 1024  # of one request
-MAX_ANSWERS = 4096  # to all of them
+MAX_PROMPTS = 1024  # per request
+MAX_ANSWERS = 4096  # per request, over all prompts
 _DEFAULT_MAX_TOKENS = 16
 _KINDS = "text, token ids, or a list of several of either"
 _PARAM_NAMES = {"prompt_token_ids": "prompt"}
@@ -41,14 +38,14 @@ _decoder = BodyDecoder(CompletionRequest)
 
 
 def read_completion(content: bytes) -> CompletionRequest:
-    """Raises: ApiError."""
+    """Decode a body and refuse unsupported fields. Raises: ApiError."""
     body = _decoder.decode(content)
     refuse_unsupported(body, supported=("echo",))
     return body
 
 
 def ask_completion(body: CompletionRequest, model: ModelCard) -> Ask:
-    """Raises: ApiError, BadRequestError."""
+    """The streams of a new completion. Raises: ApiError, BadRequestError."""
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     is_all_echo = bool(body.echo) and max_tokens == 0
     params = sampling_params(
@@ -70,7 +67,7 @@ def ask_completion(body: CompletionRequest, model: ModelCard) -> Ask:
             ),
             is_all_echo,
         )
-        # each for itself: none waits with its first text for another
+        # for each answer, so that no answer's first text waits for another stream
         wanted = _more(body.logprobs, body.prompt_logprobs)
         answers = [msgspec.structs.replace(each, prompt_logprobs=wanted) for each in answers]
     if len(prompts) * len(answers) > MAX_ANSWERS:
@@ -133,18 +130,18 @@ class CompletionShape:
 
 
 def _more(one: int | None, other: int | None) -> int | None:
-    """The larger of two numbers of log-probabilities, where -1 is all."""
+    """The larger of two numbers of log-probabilities; -1 means all, None none."""
     given = [number for number in (one, other) if number is not None]
     return -1 if -1 in given else max(given, default=None)
 
 
 def _echo_names(body: CompletionRequest) -> dict[str, str]:
-    """What log-probabilities of the prompt are called by who asks for them by `echo`."""
+    """The caller's name for `prompt_logprobs` if `echo` is what asks for them."""
     return {"prompt_logprobs": "logprobs"} if body.echo and body.prompt_logprobs is None else {}
 
 
 def _most_tokens(prompt: Any) -> int:
-    """Of a prompt; where it is text, each of its bytes could be one, and one may begin it."""
+    """An upper bound of a prompt's tokens: for text, one per byte and one in front."""
     return len(prompt.encode(errors="replace")) + 1 if isinstance(prompt, str) else len(prompt)
 
 

@@ -1,10 +1,8 @@
-"""From a request's body to its type, or to a refusal that names the field.
+"""Decoding of request bodies: from JSON to the types of `requests`, or to an error that names the
+field.
 
-Owns: JSON, and what msgspec says about it. Does not know: what the fields do.
-
-Rules:
-- Reading JSON keeps the loop, and so everybody's streams, for as long as it has values: 16 MiB of
-  token ids took 0.4 s. How many there may be is counted before, in a fraction of that time.
+Decoding blocks the event loop, and with it all streams, in proportion to the number of values:
+16 MiB of token ids took 0.4 s. So values are counted first, in a fraction of that time.
 """
 
 from __future__ import annotations
@@ -24,19 +22,19 @@ _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _NAMED = re.compile(r"(?:unknown|required) field `([^`]*)`")
 _PART_TYPE = re.compile(r"messages\[\d+\]\.content\[\d+\]\.type")
 _MAX_SHOWN = 80
-_SMALL_BYTES = 2**17  # of a body that nobody waits for, whatever is in it
+_SMALL_BYTES = 2**17  # smaller bodies decode fast, whatever they contain
 _MAX_VALUES = 2**20  # a batch of 1,024 prompts of 1,024 token ids
 _MAX_OBJECTS = 2**16
 
 
 class BodyDecoder(Generic[Body]):
-    """Reads bodies of one type."""
+    """Decodes bodies of one type."""
 
     def __init__(self, body_type: type[Body]) -> None:
         self._decoder = msgspec.json.Decoder(body_type)
 
     def decode(self, body: bytes) -> Body:
-        """Raises: ApiError."""
+        """Raises ApiError for malformed JSON, unknown fields and wrong types."""
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
@@ -46,10 +44,10 @@ class BodyDecoder(Generic[Body]):
 
 
 def check_num_values(body: bytes, max_model_len: int) -> None:
-    """Raises ApiError for a body of more values than a request can need, whatever the model is.
+    """Raises ApiError for a body with more values or objects than a valid request can have.
 
-    Values are told by their commas and objects by their braces, those in texts among them: a text
-    of so many has more tokens than the model takes.
+    Values are counted by commas and objects by braces, including those inside strings: a text with
+    as many has more tokens than the model takes. max_model_len: 0 while the model is not known.
     """
     if len(body) <= _SMALL_BYTES:
         return
@@ -63,9 +61,9 @@ def check_num_values(body: bytes, max_model_len: int) -> None:
 def refuse_unsupported(
     body: msgspec.Struct, where: str = "", *, supported: Collection[str] = ()
 ) -> None:
-    """Raises ApiError for the first field that says what is not supported yet.
+    """Raises ApiError for the first field whose value is not supported yet (see `NEUTRAL`).
 
-    supported: fields that do something here, though not everywhere.
+    where: prefix of field names in messages. supported: fields that this endpoint does support.
     """
     for name in type(body).__struct_fields__:
         neutral = NEUTRAL.get(name)
@@ -92,7 +90,7 @@ def _wrong_field(message: str) -> ApiError:
     path = found.group(1) if found else ""
     what = message[: found.start()] if found else message
     if _PART_TYPE.fullmatch(path):
-        what += ", allowed: 'text'"  # a picture or a sound, which no model served here takes
+        what += ", allowed: 'text'"  # no served model takes images or audio
     named = _NAMED.search(what)
     if named is not None:
         path = f"{path}.{named.group(1)}" if path else named.group(1)

@@ -1,15 +1,12 @@
-"""The prompt in front of its answer, as a completion with `echo` has it. Names and shape: OpenAI's.
+"""The prompt in front of a completion with `echo`: its text and log-probabilities.
 
-Owns: what is repeated of a prompt, as text and as log-probabilities. Does not know: streams, JSON.
-
-Rules:
-- A prompt given as text is repeated as it was given, one of token ids as they are decoded: its
-  special tokens too, whatever is left out of the answer (vLLM's rule).
-- With max_tokens 0 the prompt is all there is: a token is sampled, as there is no stream without
-  any, and shown to nobody.
-- A prompt's first token has no log-probability: null in its place.
-- A token's offset is where its text begins in the prompt as it is shown. What the tokenizer adds
-  (a special token, a blank in front) takes no place there.
+- A prompt given as text is repeated verbatim; token ids are decoded with their special tokens, even
+  if the answer skips those (as in vLLM).
+- With max_tokens 0 the answer is the prompt alone: one token is sampled, since every stream has at
+  least one, and not shown.
+- The first token of a prompt has no log-probability: null.
+- A token's offset is where its text begins in the prompt as shown. Text that the tokenizer adds (a
+  special token, a leading space) has length zero there.
 """
 
 from __future__ import annotations
@@ -27,18 +24,18 @@ from slipstream.outputs import PromptTokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """What is asked for."""
+    """What a request with `echo` asks for."""
 
-    prompts: tuple[str | None, ...]  # of each choice, as it was given; None: as token ids
-    is_all: bool  # nothing follows
+    prompts: tuple[str | None, ...]  # per choice, as given; None if given as token ids
+    is_all: bool  # only the prompt is shown (max_tokens 0)
 
     @property
     def needs_texts(self) -> bool:
-        """Whether the vocabulary has to be there."""
+        """Whether the vocabulary has to be loaded, to decode token ids."""
         return None in self.prompts
 
     def text(self, index: int, prompt_ids: Sequence[int], texts: TokenTexts) -> str:
-        """The prompt of one choice."""
+        """The prompt of one choice as shown."""
         given = self.prompts[index]
         if given is not None:
             return given
@@ -52,7 +49,7 @@ def prompt_logprobs(
     texts: TokenTexts,
     text: str,
 ) -> Parts[CompletionLogprobs]:
-    """The columns of a prompt that is shown as `text`; `k` likeliest ones beside each token."""
+    """The columns of a prompt that is shown as `text`, with the top `k` candidates per token."""
     values: list[float | None] = []
     tops: list[dict[str, float] | None] = []
     for some in entries:
@@ -66,7 +63,7 @@ def prompt_logprobs(
 
 
 def _offsets(prompt_ids: Sequence[int], texts: TokenTexts, text: str) -> list[int]:
-    """Where each token's text begins in `text`."""
+    """Where each token's text begins in `text`, in characters."""
     offset, offsets = 0, []
     decoder = getincrementaldecoder("utf-8")("replace")
     for token_id in prompt_ids:
@@ -77,6 +74,6 @@ def _offsets(prompt_ids: Sequence[int], texts: TokenTexts, text: str) -> list[in
             offset += len(chars)
         elif not offset and chars.startswith(" ") and text.startswith(chars[1:]):
             offset += len(chars) - 1
-        elif not token.is_added:  # a tokenizer that changes what it reads
+        elif not token.is_added:  # the tokenizer normalizes text: the offset is an estimate
             offset = min(offset + len(chars), len(text))
     return offsets

@@ -1,7 +1,7 @@
-"""The endpoints that run the model, whatever carries their requests and answers.
+"""The endpoints that run the model or its tokenizer, independent of HTTP's transport.
 
-Each takes a request and an exchange, which gets the answer now or later. The HTTP server's
-application calls them by path; `answer` calls one from this process and waits for the answer.
+Each takes a request and an exchange, which gets the answer now or later. `App` calls them by path;
+`Endpoints.answer` calls one from within this process and waits for the answer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Handler = Callable[[HttpRequest, Exchange], None]
 
 
 class Endpoints:
-    """Over one connection to the worker. `posts` and `gets` are the handlers by path."""
+    """The endpoints, over one connection to the worker. posts, gets: handlers by path."""
 
     def __init__(self, io: LoopIO, keys: Keys, texts: TokenTexts, limits: Limits) -> None:
         self._io = io
@@ -62,14 +62,14 @@ class Endpoints:
         self.gets: dict[str, Handler] = {"/tokenizer_info": partial(tokenizer_info, texts)}
 
     async def answer(self, path: str, body: bytes) -> Response:
-        """The whole answer to a POST, of `posts`, of this process's own."""
+        """POST `body` to `path`, one of `posts`, from within this process. Not for streams."""
         request = HttpRequest("POST", path, body=body)
         answered: Future[Response] = asyncio.get_running_loop().create_future()
         self.handle(self.posts[path], request, Exchange(request, _EndpointCaller(answered)))
         return await answered
 
     def handle(self, handler: Handler, request: HttpRequest, exchange: Exchange) -> None:
-        """Call it; what it raises is the answer."""
+        """Call a handler; an exception becomes the answer."""
         model = self._io.model
         try:
             check_num_values(request.body, 0 if model is None else model.max_model_len)
@@ -81,7 +81,7 @@ class Endpoints:
             exchange.respond(error_of(error, {}).response())
 
     def completions(self, request: HttpRequest, exchange: Exchange) -> None:
-        """A text's continuation. Raises: ApiError, BadRequestError."""
+        """POST /v1/completions. Raises: ApiError, BadRequestError."""
         body = read_completion(request.body)
         model = served_model(self._io, body.model)
         event_id = last_event(request)
@@ -92,7 +92,7 @@ class Endpoints:
             self._start(ask_completion(body, model), request, exchange)
 
     def chat(self, request: HttpRequest, exchange: Exchange) -> None:
-        """A chat's next message. Raises: ApiError, BadRequestError."""
+        """POST /v1/chat/completions. Raises: ApiError, BadRequestError."""
         body = read_chat(request.body)
         model = served_model(self._io, body.model)
         event_id = last_event(request)
@@ -103,7 +103,7 @@ class Endpoints:
             self._start(ask_chat(body, model), request, exchange)
 
     def generate(self, request: HttpRequest, exchange: Exchange) -> None:
-        """/generate, in the engine's own terms. Raises: ApiError, BadRequestError."""
+        """POST /generate. Raises: ApiError, BadRequestError."""
         body, params = read_generate(request.body)
         model = served_model(self._io, body.model)
         event_id = last_event(request)
@@ -114,8 +114,8 @@ class Endpoints:
             self._start(ask_generate(body, params, model), request, exchange)
 
     def streams(self, request: HttpRequest, exchange: Exchange) -> None:
-        """The rest of a stream that a client has left. Raises: ApiError."""
-        if request.method == "HEAD":  # it would take the stream from its reader
+        """GET /v1/streams/ID: resume an answer. Raises: ApiError."""
+        if request.method == "HEAD":  # it would take the stream over from its reader
             raise ApiError(405, "method: got HEAD, allowed: GET", headers=((b"allow", b"GET"),))
         self._start(ask_for_stream(request, served_model(self._io)), request, exchange)
 
@@ -136,7 +136,7 @@ class Endpoints:
             start()
 
     def _remember(self, ask: Ask) -> None:
-        """Where a later request goes on with its streams, what they were submitted as is known."""
+        """Keep what the streams were submitted as, so that a later GET can compute them again."""
         for state in ask.states:
             before = self._streams_by_id.get(state.stream_id)
             if state.resubmittable is None and before is not None:
@@ -145,13 +145,13 @@ class Endpoints:
 
 
 class _EndpointCaller:
-    """Takes a whole answer where it was asked for in this process."""
+    """The sink of a request made within this process: takes a complete answer, no stream."""
 
     def __init__(self, answered: Future[Response]) -> None:
         self._answered = answered
 
     def respond(self, response: Response) -> None:
-        if not self._answered.done():  # the caller waits for it no more
+        if not self._answered.done():  # else the caller has cancelled
             self._answered.set_result(response)
 
     def write(self, data: bytes) -> None:

@@ -1,17 +1,13 @@
-"""By what a client finds its answer again: the answer's id, and the ids of its stream's events.
+"""The ids by which a client resumes: the id of an answer, and the ids of its stream's events.
 
-Owns: how both are written and read. Does not know: streams that run, HTTP.
-
-Rules:
-- The id of an answer (`id` in its body) names all of its streams: `cmpl-`, `chatcmpl-` or
-  `gen-`, the first stream's id, and where there are several, `.PxN`: P prompts with N answers
-  each. The other streams' ids follow from the first one's by a hash, so that whoever knows the
-  answer's id, and nobody else, can read them.
-- The id of an event is the answer's id, how the answer is written, a checksum of the request, and
-  how far each stream has been told, with a checksum of its tokens. Any front can give the rest, one
-  that has never heard of the answer too. Where nothing is left of it, the same request is computed
-  again, and goes on behind the event if its tokens up to there have the same checksum.
-- To clients an id is opaque. One that an earlier version made is refused.
+- The id of an answer (`id` in its body) names all its streams: `cmpl-`, `chatcmpl-` or `gen-`, the
+  first stream's id and, if there are several, `.PxN` for P prompts with N answers each. The other
+  stream ids are hashes of the first, so only a holder of the answer's id can read them.
+- The id of an event holds the answer's id, how the answer is written, a checksum of the request,
+  and a cursor for each stream with a checksum of its tokens. Any front can continue from it, even
+  one that has never seen the answer. If the streams are gone, the same request is computed again
+  and continues after the event, provided that its tokens up to there have the same checksum.
+- Ids are opaque to clients. An event id made by an earlier version is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ import msgspec
 from slipstream.http.errors import ApiError, bad_field
 from slipstream_ipc.messages import Submit
 
-MAX_PLACES = 128  # an answer of more streams has no ids: each would be longer than its event
+MAX_PLACES = 128  # streams; with more, events get no ids, which would be longer than the events
 _ANSWER = re.compile(r"(cmpl|chatcmpl|gen)-([0-9a-f]{32})(?:\.([1-9]\d{0,3})x([1-9]\d{0,3}))?")
 _NUMBER = r"(0|[1-9]\d{0,9})"
 _OPTIONS = re.compile(_NUMBER + r"(?:l(0|[1-9]\d{0,6}))?(?:(u)(c)?(U)?)?")
@@ -42,20 +38,22 @@ _OLD = "which an earlier version of this server made: ask for the answer from it
 
 @dataclass(frozen=True, slots=True)
 class AnswerId:
-    """kind: `cmpl`, `chatcmpl` or `gen`. first: the first stream's id."""
+    """The id of an answer. kind: `cmpl`, `chatcmpl` or `gen`. first: the first stream's id, 16
+    bytes.
+    """
 
     kind: str
     first: bytes
     num_prompts: int = 1
-    num_answers: int = 1  # to each prompt
+    num_answers: int = 1  # per prompt
 
     @property
     def num_streams(self) -> int:
-        """How many choices the answer has."""
+        """The number of choices of the answer."""
         return self.num_prompts * self.num_answers
 
     def stream_ids(self) -> list[str]:
-        """Of all its streams, 32 hexadecimal digits each."""
+        """The ids of all streams, 32 hexadecimal digits each."""
         rest = range(1, self.num_streams)
         return [self.first.hex(), *(_following(self.first, number).hex() for number in rest)]
 
@@ -66,30 +64,30 @@ class AnswerId:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How much of a stream has been told, in characters and tokens.
+    """A client's cursor in one stream: what it has received, in characters and tokens.
 
-    checksum: `history_checksum` of the tokens. has_begun: what precedes its text has been told,
-    where something does.
+    checksum: `history_checksum` of the tokens. has_begun: the chunk that precedes the text, if the
+    shape has one, has been sent.
     """
 
     num_chars: int = 0
     num_tokens: int = 0
     checksum: int = 0
-    text_offset: int = 0  # where the next token's text begins, as completions count it
-    pending: bytes = b""  # of a character that the tokens so far have begun
-    has_ended: bool = False  # and its end has been told
+    text_offset: int = 0  # where the next token's text begins, as in a completion's logprobs
+    pending: bytes = b""  # of an incomplete character at the end of the tokens
+    has_ended: bool = False  # the end has been sent
     has_begun: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What somebody has of an answer, and how it is written.
+    """The content of an event id: what the client has of an answer, and how it is written.
 
-    request: `checksum_of` what the streams were submitted as; None where that is not known.
+    request: `checksum_of` the submits; None if they are not known.
     """
 
     answer: AnswerId
-    created: int  # seconds
+    created: int  # Unix time, s
     num_logprobs: int | None
     with_usage: bool
     with_usage_so_far: bool
@@ -99,7 +97,7 @@ class Told:
 
 
 class EventIds:
-    """The ids of one answer's events, as it goes on."""
+    """Writes the event ids of one answer."""
 
     def __init__(self, told: Told) -> None:
         self._told = told
@@ -109,13 +107,13 @@ class EventIds:
         self._has_offsets = told.num_logprobs is not None
 
     def move(self, index: int, place: Place) -> None:
-        """So much of this stream has been told."""
+        """Set the cursor of one stream."""
         self._places[index] = _place_text(place, self._told)
 
     def move_on(
         self, index: int, num_chars: int, num_tokens: int, checksum: int, offset: int, raw: bytes
     ) -> bytes:
-        """The same of a stream that has begun and goes on; raw: what is pending. And `line`."""
+        """`move` and `line` in one, for a stream that has begun and not ended. raw: `pending`."""
         if self._has_offsets:
             numbers = (num_chars, num_tokens, checksum, offset, raw.hex().encode())
             place = b"%d.%d.%d.%d.%b" % numbers
@@ -125,12 +123,12 @@ class EventIds:
         return b"%b%b\n" % (self._prefix, place) if self._is_alone else self.line()
 
     def tell_usage(self) -> None:
-        """The usage has been told, too."""
+        """The usage has been sent."""
         self._told = replace(self._told, is_usage_told=True)
         self._prefix = self._new_prefix()
 
     def line(self) -> bytes:
-        """The id of what is told next, as a line of its event."""
+        """The `id:` line of the next event."""
         return self._prefix + b",".join(self._places) + b"\n"
 
     def _new_prefix(self) -> bytes:
@@ -142,7 +140,7 @@ class EventIds:
 
 
 def parse_answer_id(text: str, field: str = "id") -> AnswerId:
-    """Raises: ApiError, which names `field`."""
+    """Parse the id of an answer. Raises: ApiError, which names `field`."""
     found = _ANSWER.fullmatch(text)
     if found is None:
         allowed = "the `id` of an answer: cmpl-…, chatcmpl-… or gen-…"
@@ -152,7 +150,7 @@ def parse_answer_id(text: str, field: str = "id") -> AnswerId:
 
 
 def parse_event_id(text: str) -> Told:
-    """Raises: ApiError."""
+    """Parse the id of an event. Raises: ApiError."""
     parts = text.split("/")
     if len(parts) == _OLD_PARTS and _OPTIONS.fullmatch(parts[1]):
         raise bad_field("last-event-id", f"last-event-id: got {text[:200]!r}, {_OLD}")
@@ -180,9 +178,10 @@ def parse_event_id(text: str) -> Told:
 
 
 def checksum_of(submits: Sequence[Submit], num_answers: int) -> int:
-    """A u32 by which a request is known again, whichever ids its streams have.
+    """A CRC-32 of a request, independent of its stream ids.
 
-    num_answers: to each prompt, one behind the other; a prompt is looked at once.
+    submits: `num_answers` in a row for each prompt. Only the first of them is hashed as a whole,
+    of the others only the sampling parameters.
     """
     found = 0
     for number, submit in enumerate(submits):

@@ -1,12 +1,8 @@
 """POST /generate: one prompt, `SamplingParams` as they are, and token ids beside the text.
 
-Owns: what may be asked, and the shape of what is said. Does not know: how streams run or are
-written.
-
-Rules:
-- `sampling_params` is an object with the names and defaults of the Python client's (vLLM's), as
-  vLLM's and SGLang's own endpoints have it; what it leaves open is as the model's makers have it.
-- Everything else is as at the OpenAI endpoints: ids, usage, events, resuming, refusals.
+`sampling_params` is an object with the names and defaults of the Python client's (vLLM's), as in
+vLLM's and SGLang's own endpoints; fields that it leaves out take the model's own defaults. Ids,
+usage, events, resuming and errors are as at the OpenAI endpoints.
 """
 
 from __future__ import annotations
@@ -44,7 +40,7 @@ _decoder = BodyDecoder(GenerateRequest)
 
 
 class _Given(Struct):
-    """Which sampling parameters a body names."""
+    """The sampling parameters that a body names, undecoded."""
 
     sampling_params: dict[str, Raw] | None = None
 
@@ -53,14 +49,14 @@ _given_decoder = msgspec.json.Decoder(_Given)
 
 
 def read_generate(content: bytes) -> tuple[GenerateRequest, dict[str, Any]]:
-    """The body, and the sampling parameters that it names. Raises: ApiError."""
+    """The decoded body, and those sampling parameters that it names. Raises: ApiError."""
     body = _decoder.decode(content)
     names = _given_decoder.decode(content).sampling_params or {}
     return body, {name: getattr(body.sampling_params, name) for name in names}
 
 
 def ask_generate(body: GenerateRequest, given: dict[str, Any], model: ModelCard) -> Ask:
-    """Raises: ApiError."""
+    """The streams of a new answer. Raises: ApiError."""
     field, prompt = _prompt(body)
     names = _param_names(field)
     try:
@@ -132,7 +128,7 @@ class GenerateShape:
 
 
 def _prompt(body: GenerateRequest) -> tuple[str, Prompt]:
-    """The prompt, and what the caller calls it."""
+    """The name of the field that holds the prompt, and the prompt."""
     given = [name for name in _PROMPTS if getattr(body, name) is not None]
     if len(given) != 1:
         what = f"prompt: got {' and '.join(given) or 'none'}, allowed: one of {', '.join(_PROMPTS)}"

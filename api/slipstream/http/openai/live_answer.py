@@ -1,12 +1,11 @@
-"""One request's streams while they run: what an answer at once and one that comes have in common.
+"""The running streams of one request: what streamed and complete answers have in common.
 
-Owns: their failure, their end when nobody reads them, what is told once of all of them (usage, the
-prompt). Does not know: how an answer is written, or when (`answer`).
+It handles failures and disconnects, and computes usage and what is shown of the prompt. `streaming`
+and `unary` decide how and when an answer is written.
 
-Rules:
-- When the client leaves, or one stream fails, all of the request's streams are abandoned. Those of
-  a client that is told where it is (`event_ids`) run on for a while, unread: it may come back.
-- A stream that somebody has aborted by its id has ended, with the reason `abort`: no failure.
+- When the client disconnects or one stream fails, all streams of the request are abandoned. If the
+  client has event ids, a disconnect leaves them running for `resume_s`: it may resume.
+- A stream that was aborted by its id has ended with the finish reason `abort`; it has not failed.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ class StreamEngine(Protocol):
     """Runs streams."""
 
     def submit(self, state: StreamState) -> None:
-        """Ask for the stream."""
+        """Start the stream."""
 
     def abandon(self, state: StreamState) -> None:
-        """End it: nobody reads it any more."""
+        """Cancel the stream: it has no reader any more."""
 
 
 class Running:
-    """What both kinds of answers share: the streams, their failure, their usage."""
+    """The streams of one request while they run. num_left: choices that are not written yet."""
 
     def __init__(
         self, ask: Ask, exchange: Exchange, engine: StreamEngine, texts: TokenTexts, limits: Limits
@@ -70,13 +69,13 @@ class Running:
         exchange.on_gone = self._leave
 
     def place(self, index: int) -> Place:
-        """How much of a stream the client had beforehand."""
+        """The client's cursor in a stream when the request began."""
         if self.ask.places:
             return self.ask.places[index]
         return Place(has_begun=self.ask.shape.first(index) is None)
 
     def _leave(self) -> None:
-        """The client has gone."""
+        """The client has disconnected."""
         if self.event_ids is None:
             self.abandon()
         else:
@@ -89,7 +88,7 @@ class Running:
                 self._engine.abandon(state)
 
     def fail(self, failure: BaseException) -> None:
-        """The request ends here, with an error."""
+        """End the request with an error."""
         error = error_of(failure, self.ask.param_names)
         if isinstance(failure, SlipstreamError) and failure.fault.code == "unknown_stream":
             hint = self.ask.if_unknown
@@ -104,13 +103,13 @@ class Running:
         else:
             exchange.respond(error.response())
         if isinstance(failure, SupersededError):
-            self._leave()  # its client is elsewhere, and comes for the other choices too
+            self._leave()  # the client has resumed elsewhere, and will take the other choices too
         else:
             self.abandon()
 
     def fault(self) -> None:
-        """The same, by the exception that is being handled: one that names no fault of somebody
-        else's is ours.
+        """`fail` with the exception being handled. One of no known kind is logged with its
+        traceback.
         """
         error = sys.exception()
         if not isinstance(error, ApiError | SlipstreamError):
@@ -129,8 +128,9 @@ class Running:
         *,
         is_first: bool,
     ) -> Parts[tuple[str, Logprobs | None, str | None]]:
-        """A choice's text, log-probabilities and finish reason; where it `is_first` said anything
-        of that choice, behind the prompt if that is asked for. The text begins at `place`.
+        """A choice's text, log-probabilities and finish reason. The text begins at `place`.
+
+        is_first: nothing of the choice has been written; the prompt is put in front if echoed.
         """
         ask, echo, k = self.ask, self.ask.echo, self.ask.num_logprobs
         if echo is not None and echo.is_all:
@@ -142,7 +142,7 @@ class Running:
             prompt = echo.text(index, prompt_ids, self.texts)
             text = prompt + text
             found = None if k is None else _prompt_logprobs(state)
-            if k is None or found is None:  # aborted before they were there: it has no token
+            if k is None or found is None:  # None: aborted before they came, so without a token
                 return text, None, reason
             place.offset = len(prompt)
             parts.append((yield from prompt_logprobs(prompt_ids, found, k, self.texts, prompt)))
@@ -156,15 +156,15 @@ class Running:
         return text, parts[0] if len(parts) == 1 else joined(parts), reason
 
     def usage(self) -> Usage:
-        """Of all streams; they have ended."""
+        """The usage of all streams, which have ended."""
         states = self.ask.states
-        once = states[:: self.ask.id.num_answers]  # of a prompt's answers, the first
+        once = states[:: self.ask.id.num_answers]  # one per prompt
         num_prompt = sum(len(state.prompt_ids or b"") // 4 for state in once)
         num_output = sum(state.end.num_tokens for state in states if state.end is not None)
         return self._usage(num_prompt, num_output)
 
     def usage_so_far(self, index: int, num_tokens: int) -> Usage | None:
-        """Of a choice of which so much has been told; None where chunks do not have it."""
+        """The usage of a choice after `num_tokens`; None unless chunks contain it."""
         if not self.ask.with_usage_so_far:
             return None
         return self._usage(len(self.ask.states[index].prompt_ids or b"") // 4, num_tokens)
@@ -175,12 +175,12 @@ class Running:
         return Usage(num_prompt, num_output, num_prompt + num_output)
 
     def prompt_ids(self, index: int = 0) -> list[int]:
-        """Of the prompt of a choice."""
+        """The token ids of a choice's prompt."""
         ids: list[int] = u32(self.ask.states[index].prompt_ids or b"").tolist()
         return ids
 
     def shown_ids(self, index: int, ids: list[int], *, is_first: bool) -> list[int]:
-        """Of a part of a choice: where the prompt is shown in front, so are its ids."""
+        """The token ids of a chunk, with those of an echoed prompt in front of the first."""
         echo = self.ask.echo
         if echo is None:
             return ids
@@ -188,11 +188,11 @@ class Running:
         return before if echo.is_all else before + ids
 
     def prompt_logprobs(self, index: int) -> Parts[list[LogprobsById | None] | None]:
-        """Of the prompt of a choice; None where they were not asked for."""
+        """Prompt log-probabilities of a choice; None if not asked for, or aborted too early."""
         k = self.ask.num_prompt_logprobs
         if k is None:
             return None
-        state = self.ask.states[index - index % self.ask.id.num_answers]  # its prompt's first
+        state = self.ask.states[index - index % self.ask.id.num_answers]  # of its prompt, the first
         found = _prompt_logprobs(state)
         if found is None:
             return None
@@ -204,7 +204,10 @@ class Running:
 
 
 def _prompt_logprobs(state: StreamState) -> Iterator[PromptTokenLogprobs] | None:
-    """Some at a time. None: somebody aborted the stream before they were there."""
+    """Log-probabilities of the prompt, in parts. None if the stream was aborted before they came.
+
+    Raises: ApiError if they are missing otherwise.
+    """
     pieces = state.prompt_logprobs
     if pieces is not None and pieces.is_whole:
         return pieces.read_in_parts()
@@ -214,12 +217,12 @@ def _prompt_logprobs(state: StreamState) -> Iterator[PromptTokenLogprobs] | None
 
 
 def is_whole(state: StreamState) -> bool:
-    """Of a stream that is over: whether that is its proper end."""
+    """Whether a stream that is over ended without an error."""
     return state.error is None and state.end is not None and state.end.reason != "error"
 
 
 def raise_failure(state: StreamState) -> None:
-    """Of a stream that is over. Raises: its error, or ApiError, where it has no proper end."""
+    """Raises the error of a stream that is over, or ApiError if its finish reason is `error`."""
     if state.error is not None:
         raise state.error
     if not is_whole(state):

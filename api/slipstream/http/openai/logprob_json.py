@@ -1,13 +1,10 @@
-"""Log-probabilities of a delta as JSON, from its columns: no object to a candidate.
+"""The fast path of `logprobs`: a delta's log-probabilities as JSON, made from columns without an
+object per candidate. The bytes are identical to those of the slow path.
 
-Owns: the quick way of what `logprobs` says in full, byte for byte the same. Does not know: streams,
-events, whole answers.
-
-Rules:
-- What a token reads like was encoded once (`TokenTexts.written`), the values of all entries of a
-  message are encoded at once: what is left to an event is joining bytes.
-- Where the full way could say something else (`chat`: a tie at the last rank), None sends the
-  caller there.
+- A token's text is encoded once (`TokenTexts.written`) and the values of a message in one call; an
+  event only joins bytes.
+- Where the result could differ from the slow path (chats: a tie at the last rank), None is returned
+  and the caller takes the slow path.
 """
 
 from __future__ import annotations
@@ -33,24 +30,26 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Tokens(NamedTuple):
-    """Of all tokens of a message that have candidates."""
+    """All tokens of a message that have candidates, one entry per token."""
 
     ids: list[int]
     values: list[bytes]  # as JSON numbers
-    tops: list[bytes]  # `"name":value` of each candidate, with commas between
+    tops: list[bytes]  # `"name":value` of the candidates, separated by commas
 
 
 class _Columns(NamedTuple):
-    """Of all entries of a message, a candidate each, a token's own before its likeliest ones."""
+    """All candidates of a message, each token's own before its top candidates."""
 
-    shown: list[bytes]  # as chats have one among the likeliest
-    is_odd: list[bool]  # a token each: the full way has to say it
+    shown: list[bytes]  # per candidate, as an entry of top_logprobs
+    is_odd: list[bool]  # per token: it takes the slow path
 
 
 def completion_json(delta: Delta, texts: TokenTexts, place: TextPlace) -> bytes | None:
-    """Of tokens that begin at `place`, which goes on to their end; None where it has none."""
+    """A completion's log-probabilities of a delta, whose text begins at `place`, which is advanced
+    past it. None if the delta has none.
+    """
     single = single_of(delta)
-    if single is not None:  # as nearly always
+    if single is not None:  # the usual case
         batch, at = single
         ids, values, tops = _for_completions(batch, texts)
         token, offset = texts.written[ids[at]], place.offset
@@ -58,7 +57,7 @@ def completion_json(delta: Delta, texts: TokenTexts, place: TextPlace) -> bytes 
         if place.pending or not raw.isascii():
             place.advance(raw)
         else:
-            place.offset += len(raw)  # as that does, without a call
+            place.offset += len(raw)  # `advance` inlined
         return _ONE % (offset, values[at], token.name, tops[at])
     found = candidates_of(delta)
     if found is None:
@@ -78,7 +77,7 @@ def completion_json(delta: Delta, texts: TokenTexts, place: TextPlace) -> bytes 
 
 
 def chat_json(delta: Delta, texts: TokenTexts) -> bytes | None:
-    """One entry for each token; None where it has none, or the full way has to say."""
+    """A chat's log-probabilities of a delta; None if it has none, or needs the slow path."""
     found = candidates_of(delta)
     if found is None:
         return None
@@ -92,15 +91,15 @@ def chat_json(delta: Delta, texts: TokenTexts) -> bytes | None:
     return _CHAT % b",".join(tokens)
 
 
-@lru_cache(maxsize=1)  # the streams of a message come one after the other
+@lru_cache(maxsize=1)  # the streams of a message are written one after another
 def _for_completions(batch: DeltaBatch, texts: TokenTexts) -> _Tokens:
-    """All of it is put together as one long string, with a line to a token."""
+    """The tokens of a message, joined as one string with a line per token and then split."""
     columns = batch.message.logprobs
     assert columns is not None
     ids, values = u32(columns.ids), _least(f32(columns.values))
     widths = batch.token_widths
-    own = np.cumsum(widths) - widths  # where each token's own candidate lies
-    is_kept = ids != np.repeat(ids[own], widths)  # likely or not, it is named once
+    own = np.cumsum(widths) - widths  # index of each token's own candidate
+    is_kept = ids != np.repeat(ids[own], widths)  # drops the sampled token among the top ones
     is_kept[own] = True
     kept_ids: list[int] = ids[is_kept].tolist()
     numbers = _encode(values[is_kept].tolist())[1:-1].split(b",")
@@ -119,7 +118,7 @@ def _for_completions(batch: DeltaBatch, texts: TokenTexts) -> _Tokens:
 
 
 def _name_each_once(pieces: list[bytes], starts: list[int]) -> None:
-    """Of candidates of a token that have one name, the first has it."""
+    """Of a token's candidates with equal names, keep the first."""
     for start, behind in pairwise((*starts, len(pieces) // 2)):
         names: set[bytes] = set()
         for at in range(2 * start, 2 * behind, 2):
@@ -131,7 +130,7 @@ def _name_each_once(pieces: list[bytes], starts: list[int]) -> None:
 
 @lru_cache(maxsize=1)
 def _for_chats(batch: DeltaBatch, texts: TokenTexts) -> _Columns:
-    """shown: a token's own up to where the likeliest ones follow, then those."""
+    """The candidates of a message. A token's own is followed by the opening of `top_logprobs`."""
     columns = batch.message.logprobs
     assert columns is not None
     ids: list[int] = u32(columns.ids).tolist()
@@ -151,5 +150,5 @@ def _for_chats(batch: DeltaBatch, texts: TokenTexts) -> _Columns:
 
 
 def _least(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """As JSON can hold them."""
+    """Values, at least `LEAST`."""
     return np.maximum(values, np.float32(LEAST))

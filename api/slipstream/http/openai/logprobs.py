@@ -1,10 +1,8 @@
 """Log-probabilities in OpenAI's two shapes, and in vLLM's by token id. Pure functions.
 
-Owns: which candidates are shown, and how. Does not know: streams, JSON.
-
-Rules:
-- A log-probability of minus infinity is told as -9999, which JSON can hold.
-- `TokenLogprobs` has the sampled token first; the likeliest k are those whose rank is at most k.
+- Minus infinity is shown as -9999, as JSON has no infinities.
+- The first entry of a `TokenLogprobs` is the sampled token; the top `k` are the candidates whose
+  rank is at most `k`.
 """
 
 from __future__ import annotations
@@ -29,19 +27,19 @@ LEAST = -9999.0
 
 
 class TextPlace:
-    """How many characters of a text its tokens so far have completed."""
+    """Where the next token's text begins, for a sequence of tokens. offset: in characters."""
 
     def __init__(self, offset: int = 0, pending: bytes = b"") -> None:
-        """pending: of a character that the tokens before have begun."""
+        """pending: bytes of an incomplete UTF-8 character at the end of the tokens so far."""
         self.offset = offset
-        self.pending = b""  # of a character that the tokens so far have begun
+        self.pending = b""
         self._decoder = getincrementaldecoder("utf-8")("replace")
         if pending:
             self._decoder.decode(pending)
             self.pending = self._decoder.getstate()[0]
 
     def advance(self, raw: bytes) -> None:
-        """Behind the token that is these bytes."""
+        """Advance past a token, given as its bytes."""
         if not self.pending and raw.isascii():
             self.offset += len(raw)
             return
@@ -50,7 +48,7 @@ class TextPlace:
 
 
 def chat_logprobs(entries: Sequence[TokenLogprobs], k: int, texts: TokenTexts) -> ChatLogprobs:
-    """One entry for each token; `k` likeliest ones beside it."""
+    """One entry per token, with the top `k` candidates."""
     content = []
     for entry in entries:
         sampled = next(iter(entry.values()))
@@ -69,7 +67,7 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], k: int, texts: TokenTexts) -
 def completion_logprobs(
     entries: Sequence[TokenLogprobs], k: int, texts: TokenTexts, place: TextPlace
 ) -> CompletionLogprobs:
-    """The columns, of tokens that begin at `place`, which goes on to their end."""
+    """The columns of tokens that begin at `place`, which is advanced past them."""
     offsets: list[int] = []
     values: list[float | None] = []
     tokens: list[str] = []
@@ -86,7 +84,7 @@ def completion_logprobs(
 
 
 def joined(parts: Sequence[Logprobs]) -> Logprobs:
-    """Those of consecutive parts of a text, of one shape, as those of the whole text."""
+    """Concatenate the log-probabilities of consecutive parts of a text, all of one shape."""
     match parts[0]:
         case CompletionLogprobs():
             columns = [cast(CompletionLogprobs, part) for part in parts]
@@ -105,7 +103,7 @@ def joined(parts: Sequence[Logprobs]) -> Logprobs:
 
 
 def likeliest_by_name(entry: TokenLogprobs, k: int, texts: TokenTexts) -> dict[str, float]:
-    """A token's own value and those of the `k` likeliest ones in its place."""
+    """The log-probability of a token and of the top `k` candidates, by name."""
     own = next(iter(entry.values()))
     top = {texts.of(own.token_id).name: value_of(own)}
     for each in _likeliest(entry, k):
@@ -114,7 +112,7 @@ def likeliest_by_name(entry: TokenLogprobs, k: int, texts: TokenTexts) -> dict[s
 
 
 def by_id(entry: TokenLogprobs, k: int, texts: TokenTexts) -> LogprobsById:
-    """A token's own value and those of the `k` likeliest ones, by token id."""
+    """The log-probability of a token and of the top `k` candidates, by token id."""
     own = next(iter(entry.values()))
     return {
         each.token_id: LogprobById(value_of(each), each.rank, texts.of(each.token_id).text)
@@ -125,7 +123,7 @@ def by_id(entry: TokenLogprobs, k: int, texts: TokenTexts) -> LogprobsById:
 def logprobs_by_id(
     entries: Sequence[TokenLogprobs | None], k: int, texts: TokenTexts
 ) -> list[LogprobsById | None]:
-    """The same of several tokens; None stays None."""
+    """`by_id` of each token; None stays None."""
     return [None if entry is None else by_id(entry, k, texts) for entry in entries]
 
 
@@ -141,5 +139,5 @@ def _top(candidate: Logprob, texts: TokenTexts) -> TopLogprob:
 
 
 def value_of(candidate: Logprob) -> float:
-    """As JSON can hold it."""
+    """A candidate's log-probability, at least `LEAST`."""
     return max(candidate.logprob, LEAST)

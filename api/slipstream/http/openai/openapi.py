@@ -1,12 +1,9 @@
-"""GET /openapi.json: what this front understands, made from the types that read and write it.
+"""GET /openapi.json, generated from the types of requests and responses.
 
-Owns: which path takes and gives which type. Does not know: handlers; a test holds the paths here
-against those of `app`, both ways.
-
-Rules:
-- Schemas are msgspec's of the very types. Where one type serves several endpoints it is narrowed
-  here to what each of them sends.
-- A field that is not supported yet shows the values that it may have.
+- Schemas are msgspec's, of the types that read and write the JSON. A type that several endpoints
+  share is narrowed to what each of them sends.
+- A field that is not supported yet lists its accepted values.
+- A test compares the paths here with those of `app`.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ _PROMPT = list[gives.LogprobsById | None] | UnsetType | None
 
 
 def _narrowed(base: type[Struct], name: str, **types: Any) -> type[Struct]:
-    """The same Struct as one endpoint sends it: fields of these types."""
+    """A copy of a Struct type called `name`, with the types of some fields replaced."""
     fields: list[Any] = []
     for field in msgspec.structs.fields(base):
         kind = types.get(field.name, field.type)
@@ -62,7 +59,7 @@ def _answer(name: str, choice: type[Struct]) -> type[Struct]:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A path's method. body: of the request. gives: of the answer. streams: of its events."""
+    """One method of a path. Types: body of the request, gives of the answer, streams of events."""
 
     method: str
     summary: str
@@ -79,7 +76,7 @@ _CHAT = _answer("ChatAnswer", _CHAT_CHOICE)
 _CHAT_CHUNK = _answer("ChatChunk", _CHAT_CHUNK_CHOICE)
 _GENERATION = _answer("Generation", _GENERATE_CHOICE)
 
-# by path; what is in braces is a part that the caller chooses
+# by path; braces mark parameters
 ENDPOINTS: dict[str, Endpoint] = {
     "/health": Endpoint("get", "how every process is", gives.Health, has_key=False),
     "/ready": Endpoint("get", "whether a request would be served", gives.Health, has_key=False),
@@ -126,7 +123,7 @@ ENDPOINTS: dict[str, Endpoint] = {
 
 @cache
 def document() -> bytes:
-    """The description, as JSON: OpenAPI 3.1."""
+    """The OpenAPI 3.1 document as JSON."""
     return msgspec.json.encode(_document())
 
 
@@ -174,7 +171,7 @@ def _path(path: str, endpoint: Endpoint, by_kind: dict[Any, Any]) -> dict[str, A
             "4XX": error,
             "5XX": error,
         },
-        # a server without keys asks for none
+        # {}: a server without keys needs none
         "security": [{"key": []}, {}] if endpoint.has_key else [{}],
     }
     if endpoint.body is not None:
@@ -201,7 +198,7 @@ def _parameters(path: str, endpoint: Endpoint) -> list[dict[str, Any]]:
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:
-    """A union's types; of None none."""
+    """The members of a union; a single type alone, and nothing for None."""
     return () if kind is None else getattr(kind, "__args__", (kind,))
 
 

@@ -1,7 +1,7 @@
-"""What an endpoint makes of a request: the streams to run, and the shape of the answer.
+"""From a request's body to an `Ask`: the streams to run and the shape of their answer.
 
-Owns: the types, and what the endpoints do alike: reading sampling parameters, making the streams of
-a new answer. Does not know: what a body's own fields mean, how streams run.
+It holds what the endpoints share: sampling parameters, limits on log-probabilities, and the streams
+of a new answer.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from slipstream_ipc.transport.addresses import short_id
 from slipstream_ipc.validation.sampling_params import with_num_logprobs
 
 WITH_IDS = "gen"  # answers of this kind always have token ids
-WHOLE_INTERVAL = 64  # tokens to a delta where nobody looks at it before the end
-_FEW_LOGPROBS = 20  # to a token
-MAX_SHOWN = 2**20  # log-probabilities in an answer with more than few to a token
+WHOLE_INTERVAL = 64  # tokens per delta of an answer that is not streamed
+_FEW_LOGPROBS = 20  # per token; never refused
+MAX_SHOWN = 2**20  # log-probabilities in an answer with more than `_FEW_LOGPROBS` per token
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SAMPLING = (
     "temperature",
@@ -68,19 +68,19 @@ _SAMPLING = (
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What is told of a stream, or of a part of it, beside its text."""
+    """What a choice, or a chunk of it, contains besides text and log-probabilities."""
 
-    token_ids: list[int]  # where the shape has them
+    token_ids: list[int]  # empty unless the shape has ids
     stop_reason: int | str | None = None
     prompt_logprobs: list[LogprobsById | None] | UnsetType | None = UNSET
-    prompt_ids: list[int] | UnsetType = UNSET  # where the shape has them: in a choice's first part
+    prompt_ids: list[int] | UnsetType = UNSET  # if the shape has ids: in a choice's first chunk
 
 
 class Shape(Protocol):
-    """How an endpoint's answers look.
+    """The JSON shape of an endpoint's answers.
 
-    has_ids: token ids are told too. has_many_prompts: its choices may be of several prompts, so
-    that what is told of a prompt stands in its choices.
+    has_ids: choices contain token ids. has_many_prompts: one answer may be to several prompts, so
+    a prompt's ids and log-probabilities are in its choices, not beside them.
     """
 
     whole_object: str
@@ -93,10 +93,10 @@ class Shape(Protocol):
     def whole(
         self, index: int, text: str, logprobs: Logprobs | None, reason: str, said: Said
     ) -> Choice:
-        """An answer in full."""
+        """A complete choice."""
 
     def first(self, index: int) -> Choice | None:
-        """What precedes a stream's first text."""
+        """The chunk that precedes a choice's first text, if the shape has one."""
 
     def chunk(
         self,
@@ -106,54 +106,56 @@ class Shape(Protocol):
         reason: str | None,
         said: Said,
     ) -> Choice:
-        """A part of an answer."""
+        """A chunk of a choice."""
 
     def logprobs(
         self, entries: list[TokenLogprobs], k: int, texts: TokenTexts, place: TextPlace
     ) -> Logprobs:
-        """Log-probabilities of tokens that begin at `place`, which goes on to their end."""
+        """Log-probabilities of tokens whose text begins at `place`, which is advanced past it."""
 
     def logprobs_json(self, delta: Delta, texts: TokenTexts, place: TextPlace) -> bytes | None:
-        """The same of a delta, as JSON, where there is a quick way; else `place` is as it was."""
+        """`logprobs` of a delta as JSON, by a fast path; None, with `place` unchanged, if there is
+        none.
+        """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ask:
-    """Streams that are one request, each of them one choice of the answer."""
+    """One request: its streams, each a choice of the answer, and how the answer is written."""
 
     id: AnswerId
     model: str
-    created: int  # seconds
+    created: int  # Unix time, s
     states: list[StreamState]
     shape: Shape
     is_stream: bool
-    with_usage: bool  # at a stream's end
-    with_usage_so_far: bool  # and in each chunk, of its choice
-    num_logprobs: int | None  # the likeliest so many, beside the sampled one
-    param_names: dict[str, str] = field(default_factory=dict)  # the caller's, by ours
-    echo: Echo | None = None  # the prompts in front of their answers
+    with_usage: bool  # in the last chunk of a stream
+    with_usage_so_far: bool  # in each chunk, of its choice
+    num_logprobs: int | None  # top candidates per token, besides the sampled token
+    param_names: dict[str, str] = field(default_factory=dict)  # internal name -> caller's
+    echo: Echo | None = None  # the prompts to repeat in front of the outputs
 
     @property
     def has_logprobs(self) -> bool:
-        """Whether log-probabilities are told, of outputs or prompts."""
+        """Whether the answer has log-probabilities, of outputs or prompts."""
         return self.num_logprobs is not None or self.num_prompt_logprobs is not None
 
     @property
     def needs_texts(self) -> bool:
-        """Whether the vocabulary has to be there before it can be answered."""
+        """Whether the vocabulary has to be loaded before the request is run."""
         return self.has_logprobs or (self.echo is not None and self.echo.needs_texts)
 
-    places: tuple[Place, ...] = ()  # what the client has of each stream; none: it asks for it first
+    places: tuple[Place, ...] = ()  # the client's cursor in each stream; empty for a new answer
     is_usage_told: bool = False
-    is_resumable: bool = False  # the client may come back for the rest: events have ids
+    is_resumable: bool = False  # the client may resume: events have ids
     num_prompt_logprobs: int | None = None  # as num_logprobs, of the prompts
-    told_request: int | None = None  # `request_checksum`, as the client's last event has it
-    if_unknown: str = ""  # what to do where its streams are not known any more
+    told_request: int | None = None  # `request_checksum` from the client's last event
+    if_unknown: str = ""  # hint for the error if its streams are no longer known
 
     @property
     def request_checksum(self) -> int | None:
-        """By which the request is known again; None where a stream of it was submitted elsewhere,
-        and nobody has said as what.
+        """A u32 that identifies the request when it is sent again: `checksum_of` its submits, or
+        the one in the client's last event if the submits are not known here. None if neither is.
         """
         submits = [each for state in self.states if (each := state.resubmittable) is not None]
         if len(submits) < len(self.states):
@@ -162,13 +164,13 @@ class Ask:
 
     @property
     def can_resume(self) -> bool:
-        """Whether the ids of its events can say all there is to know."""
+        """Whether event ids can hold everything needed to resume the answer."""
         is_usual = self.echo is None and self.shape.has_ids == (self.id.kind == WITH_IDS)
         return self.is_stream and is_usual and self.id.num_streams <= MAX_PLACES
 
     @property
     def log_name(self) -> str:
-        """What a log calls it: by `id` whoever reads the log could read the streams, too."""
+        """A short name for logs: with the full `id` a reader of the log could read the streams."""
         return short_id(self.states[0].stream_id)
 
 
@@ -185,8 +187,9 @@ def new_ask(
     template: TemplateOptions | None = None,
     echo: Echo | None = None,
 ) -> Ask:
-    """The streams of a new answer and its id: to each prompt one for each of `answers`, which are
-    `params` for one choice each. kind: see `AnswerId`. Raises: BadRequestError.
+    """A new answer's id and streams: for each prompt, one stream per entry of `answers`.
+
+    kind: see `AnswerId`. answers: `params` split into one per choice. Raises: BadRequestError.
     """
     answer_id = AnswerId(kind, secrets.token_bytes(16), len(prompts), len(answers))
     options = body.stream_options or StreamOptions()
@@ -228,7 +231,7 @@ def sampling_params(
     num_logprobs: int | None,
     num_prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """Checked parameters; what the caller leaves open is as the model's makers have it.
+    """Checked parameters; fields that the body leaves out take the model's own defaults.
 
     Raises: BadRequestError, ApiError.
     """
@@ -245,13 +248,13 @@ def sampling_params(
         if num_logprobs is None:
             what = "logprob_token_ids: allowed only where logprobs are asked for"
             raise bad_field("logprob_token_ids", what)
-        num_logprobs = None  # the list says how many
+        num_logprobs = None  # logprob_token_ids determines them
     given |= {"logprobs": num_logprobs, "prompt_logprobs": num_prompt_logprobs}
     return checked_params(SamplingParams(max_tokens=max_tokens, **given), {})
 
 
 def _format(wanted: ResponseFormat, other: StructuredOutputs | None) -> dict[str, Any]:
-    """What a response_format asks for, as sampling parameters."""
+    """A response_format as sampling parameters."""
     if (wanted.type == "json_schema") != (wanted.json_schema is not None):
         what = "response_format.json_schema: goes with type json_schema, and only with that"
         raise bad_field("response_format", what)
@@ -265,14 +268,14 @@ def _format(wanted: ResponseFormat, other: StructuredOutputs | None) -> dict[str
 
 
 def model_defaults(defaults: SamplingDefaults) -> dict[str, Any]:
-    """What the model's makers say, as sampling parameters."""
+    """The model's default sampling parameters, those that are set."""
     return {name: value for name in _DEFAULTS if (value := getattr(defaults, name)) is not None}
 
 
 def check_prompt_logprobs(
     wanted: int | None, *, is_stream: bool, field: str = "prompt_logprobs"
 ) -> None:
-    """Raises ApiError where a stream is to have a prompt's log-probabilities (vLLM's rule)."""
+    """Raises ApiError if a stream asks for prompt log-probabilities, as vLLM does."""
     if wanted is not None and is_stream:
         raise bad_field(field, f"{field}: allowed only where stream is false")
 
@@ -280,7 +283,7 @@ def check_prompt_logprobs(
 def check_prompt_shown(
     wanted: int | None, prompt_lens: int, model: ModelCard, field: str = "prompt_logprobs"
 ) -> None:
-    """The same as `check_num_shown`, of prompts of so many tokens in all."""
+    """`check_num_shown` for prompt log-probabilities; prompt_lens: tokens of all prompts."""
     shown = num_shown(wanted, model)
     if shown is None or shown <= _FEW_LOGPROBS:
         return
@@ -296,11 +299,11 @@ def check_prompt_shown(
 def check_num_shown(
     params: SamplingParams, field: str, num_answers: int, prompt_lens: int, model: ModelCard
 ) -> None:
-    """Raises ApiError for more log-probabilities than one answer may be written with.
+    """Raises ApiError for more than `MAX_SHOWN` log-probabilities in one answer.
 
-    prompt_lens: tokens of all prompts that are echoed, at most. What every server allows to a token
-    (20) is never refused here, and written a part at a time (`whole`); the whole vocabulary's would
-    keep this process busy for minutes.
+    prompt_lens: an upper bound of the tokens of all echoed prompts. Up to 20 per token, the usual
+    limit of servers, are never refused here: they are written in parts (`unary`). Those of the
+    whole vocabulary would keep this process busy for minutes.
     """
     wanted = with_num_logprobs(params, model.vocab_size).logprobs
     if wanted is None or wanted <= _FEW_LOGPROBS:
@@ -316,12 +319,12 @@ def check_num_shown(
 
 
 def num_shown(num_logprobs: int | None, model: ModelCard) -> int | None:
-    """How many of the likeliest an answer has, where -1 asks for all."""
+    """The number of top candidates per token; -1 asks for the whole vocabulary."""
     return model.vocab_size if num_logprobs == -1 else num_logprobs
 
 
 def names_of(body: Request) -> dict[str, str]:
-    """What the caller calls fields of ours, where it differs."""
+    """The caller's name for each internal field whose name differs, for error messages."""
     is_format = body.response_format is not None and body.structured_outputs is None
     ours = ("structured_outputs", "structured_outputs.json")
     return dict.fromkeys(ours, "response_format") if is_format else {}

@@ -1,12 +1,7 @@
-"""What clients may send, as types: OpenAI's fields, and some that vLLM has beside them.
+"""Types of request bodies: OpenAI's fields, and those that vLLM adds.
 
-Owns: the fields' names and types. Does not know: what they become (`completions`, `chat`), how they
-are read (`decoding`).
-
-Rules:
-- Three kinds of fields: those that do something; those that may say anything, because nothing
-  depends on them; and those that are not supported yet, which may only say what is the case anyway
-  (`NEUTRAL`). A field that is none of these is refused by name.
+A field is supported, or `Ignored` (any value is accepted and has no effect), or `NotYet` (only
+values that change nothing are accepted, see `NEUTRAL`). Unknown fields are refused by name.
 """
 
 from __future__ import annotations
@@ -22,8 +17,8 @@ NotYet = Any
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a stream holds besides the answer. continuous_usage_stats (vLLM's): with include_usage,
-    each chunk tells the usage of its choice so far.
+    """What a stream contains besides the answer. continuous_usage_stats (vLLM's): with
+    include_usage, each chunk has the usage of its choice so far.
     """
 
     include_usage: bool | None = None
@@ -32,7 +27,7 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JsonSchema(Struct, frozen=True, forbid_unknown_fields=True):
-    """A schema that an answer is made to keep to, strictly, whatever `strict` says."""
+    """A JSON Schema that the answer has to match, always strictly, whatever `strict` is."""
 
     schema: dict[str, Any]
     name: Ignored = None
@@ -41,14 +36,14 @@ class JsonSchema(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponseFormat(Struct, frozen=True, forbid_unknown_fields=True):
-    """What an answer is made to look like. json_schema: with that type alone."""
+    """The format of the answer. json_schema: required for that type, not allowed for others."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both kinds of requests have in common; null stands for the default everywhere."""
+    """The fields that completions and chat completions share; null means the default."""
 
     model: str | None = None
     stream: bool | None = None
@@ -77,10 +72,10 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] | None = None
     structured_outputs: StructuredOutputs | None = None
-    prompt_logprobs: int | None = None  # of a prompt's tokens, in whole answers
-    logprob_token_ids: tuple[int, ...] | None = None  # beside logprobs, whose number does not count
+    prompt_logprobs: int | None = None  # not in streams
+    logprob_token_ids: tuple[int, ...] | None = None  # needs logprobs, and replaces their number
     return_token_ids: bool | None = None  # of answer and prompt; such a stream is not resumable
-    # OpenAI's name for a part of that
+    # OpenAI's form of a part of structured_outputs
     response_format: ResponseFormat | None = None
 
     user: Ignored = None
@@ -100,30 +95,30 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionRequest(Request, frozen=True, kw_only=True):
-    """POST /v1/completions. prompt: text, token ids, or a list of several of either."""
+    """POST /v1/completions. prompt: text, token ids, or a list of either."""
 
     prompt: str | list[Any]
     logprobs: int | None = None
-    echo: bool | None = None  # the prompt in front of the answer, its log-probabilities too
+    echo: bool | None = None  # repeats the prompt, with its log-probabilities if asked for
 
     best_of: NotYet = None
     suffix: NotYet = None
 
 
 class TextPart(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """A piece of a message's content."""
+    """A part of a message's content."""
 
     text: str
 
 
 class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One turn of a chat. content: null beside tool calls alone."""
+    """One turn of a chat. content: may be null only if there are tool calls."""
 
     role: str
     content: str | tuple[TextPart, ...] | None = None
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] | None = None  # of an assistant's turn
-    tool_call_id: str | None = None  # which of them a tool's turn answers
+    tool_call_id: str | None = None  # of a tool's turn: the call that it answers
 
     annotations: Ignored = None
     refusal: NotYet = None
@@ -139,13 +134,13 @@ class ChatRequest(Request, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    # what the model's chat template is given besides; answers are text, calls are not found in it
+    # passed to the chat template; tool calls are not parsed out of answers
     tools: tuple[dict[str, Any], ...] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
-    parallel_tool_calls: Ignored = None  # what a template says of tools is for it alone
+    parallel_tool_calls: Ignored = None  # the chat template alone presents the tools
 
     tool_choice: NotYet = None
     functions: NotYet = None
@@ -161,9 +156,9 @@ class ChatRequest(Request, frozen=True, kw_only=True):
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /generate. One of the first four is the prompt, `text` or `prompt` as text.
+    """POST /generate. Exactly one of the first four fields holds the prompt.
 
-    sampling_params: names and defaults of `SamplingParams`, but for what the model's makers say.
+    sampling_params: as `SamplingParams`; fields that it leaves out take the model's own defaults.
     """
 
     text: str | None = None
@@ -179,10 +174,10 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize. prompt: text, or messages in its place.
+    """POST /tokenize. Either prompt, as text, or messages.
 
-    add_special_tokens: those that the tokenizer puts around a text; null: to `prompt`, not to
-    `messages`, whose template has its own. The last four go with messages.
+    add_special_tokens: those that the tokenizer puts around a text. null adds them to `prompt` and
+    not to `messages`, whose template has them. The fields from `tools` on require messages.
     """
 
     prompt: str | None = None
@@ -199,19 +194,19 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class DetokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /detokenize. Special tokens are a part of the text."""
+    """POST /detokenize. Special tokens are kept in the text."""
 
     tokens: tuple[int, ...]
     model: str | None = None
 
 
 class AbortRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /abort. request_id: the `id` of an answer, or of its stream's chunks."""
+    """POST /abort. request_id: the `id` in the answer or in the chunks of its stream."""
 
     request_id: str
 
 
-# What a field that is not supported yet may say, besides null: what is the case without it.
+# Accepted values of `NotYet` fields, besides null: those that change nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "length_penalty": (1,),

@@ -1,6 +1,7 @@
-"""What clients get, as types in OpenAI's shapes. Types alone.
+"""Types of response bodies, in OpenAI's shapes.
 
-`Raw` stands where a stream's chunks differ: the rest of a chunk is encoded once (`answer`).
+`Raw` marks the parts in which a stream's chunks differ: the rest of a chunk is encoded once
+(`streaming`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ NULL = Raw(b"null")
 
 
 class Usage(Struct, frozen=True):
-    """How many tokens a request took."""
+    """The tokens of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -21,16 +22,16 @@ class Usage(Struct, frozen=True):
 
 
 class CompletionLogprobs(Struct, frozen=True):
-    """A completion's log-probabilities: a column for each kind of value."""
+    """A completion's log-probabilities, in columns of one entry per token."""
 
-    text_offset: list[int]  # where each token's text begins in the answer's
+    text_offset: list[int]  # where each token begins in the answer's text, in characters
     token_logprobs: list[float | None]  # null for a prompt's first token
     tokens: list[str]
     top_logprobs: list[dict[str, float] | None]
 
 
 class TopLogprob(Struct, frozen=True):
-    """A candidate. `bytes` is null where a token's bytes are not known."""
+    """A candidate for a token. bytes: null if unknown."""
 
     token: str
     bytes: list[int] | None
@@ -38,7 +39,7 @@ class TopLogprob(Struct, frozen=True):
 
 
 class TokenLogprob(Struct, frozen=True):
-    """A token of a chat's answer, with the likeliest ones in its place."""
+    """A token of a chat's answer, with the most likely candidates in its place."""
 
     token: str
     bytes: list[int] | None
@@ -47,40 +48,40 @@ class TokenLogprob(Struct, frozen=True):
 
 
 class ChatLogprobs(Struct, frozen=True):
-    """A chat's log-probabilities."""
+    """A chat's log-probabilities: one entry per token."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class LogprobById(Struct, frozen=True):
-    """A candidate, where it stands under its token id. As vLLM has it."""
+    """A candidate for a token, keyed by token id (vLLM's shape). rank: 1 is the most likely."""
 
     logprob: float
     rank: int
     decoded_token: str
 
 
-LogprobsById = dict[int, LogprobById]  # of one token, itself first
+LogprobsById = dict[int, LogprobById]  # the candidates for one token, the token itself first
 Logprobs = CompletionLogprobs | ChatLogprobs | list[LogprobsById]
 
 
 class CompletionChoice(Struct, frozen=True):
-    """One prompt's answer, or a part of it."""
+    """One choice of a completion, or a chunk of it."""
 
     index: int
     text: str | Raw
     logprobs: Logprobs | Raw | None
     finish_reason: str | None
-    # of its prompt's tokens, null for the first one; null in an answer that was asked for none
+    # per prompt token, null for the first; null as a whole if not asked for
     prompt_logprobs: list[LogprobsById | None] | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET  # in the first part of a stream's
+    prompt_token_ids: list[int] | UnsetType = UNSET  # of a stream: in the choice's first chunk
 
 
 class GenerateChoice(Struct, frozen=True):
-    """One answer, or a part of it; logprobs: one entry to a token. stop_reason: the stop string or
-    id that ended it.
+    """One choice, or a chunk of it. logprobs: one entry per token. stop_reason: the stop string or
+    stop token id that ended it.
     """
 
     index: int
@@ -92,7 +93,7 @@ class GenerateChoice(Struct, frozen=True):
 
 
 class ChatMessage(Struct, frozen=True):
-    """The answer to a chat."""
+    """The message that answers a chat."""
 
     role: str
     content: str
@@ -100,7 +101,7 @@ class ChatMessage(Struct, frozen=True):
 
 
 class ChatChoice(Struct, frozen=True):
-    """The answer to a chat, in full."""
+    """One choice of a chat completion."""
 
     index: int
     message: ChatMessage
@@ -110,14 +111,14 @@ class ChatChoice(Struct, frozen=True):
 
 
 class ChatDelta(Struct, frozen=True, omit_defaults=True):
-    """What is new of an answer."""
+    """The new part of a message, in a chunk."""
 
     role: str | UnsetType = UNSET
     content: str | Raw | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True):
-    """A part of the answer to a chat."""
+    """A chunk of one choice of a chat completion."""
 
     index: int
     delta: ChatDelta
@@ -130,12 +131,12 @@ Choice = CompletionChoice | ChatChoice | ChatChunkChoice | GenerateChoice
 
 
 class Answer(Struct, frozen=True):
-    """A response's body, or a stream's chunk.
+    """A response's body, or a chunk of a stream.
 
-    usage: in the chunks of a stream that ends with it null, or their choice's so far, in those of
-    others absent.
-    prompt_logprobs: as in a completion's choice, of answers to one prompt. prompt_token_ids: where
-    choices have token ids; of a stream, in a chat's first chunk.
+    usage: absent in a stream's chunks unless include_usage is set; then null, or that of the choice
+    so far, and the total in the last chunk.
+    prompt_logprobs: as in a completion's choice, where all choices answer one prompt.
+    prompt_token_ids: if choices have token ids; of a stream, in a chat's first chunk.
     """
 
     id: str
@@ -149,7 +150,7 @@ class Answer(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    """What is served."""
+    """The served model."""
 
     id: str
     created: int
@@ -159,14 +160,14 @@ class Model(Struct, frozen=True):
 
 
 class Models(Struct, frozen=True):
-    """Everything that is served."""
+    """The list of served models."""
 
     data: list[Model]
     object: str = "list"
 
 
 class Health(Struct, frozen=True):
-    """How this process is; processes: how all of the stack are, by name."""
+    """The state of the server. processes: the state of each process of the stack, by name."""
 
     status: str
     model: str | UnsetType = UNSET
@@ -174,7 +175,7 @@ class Health(Struct, frozen=True):
 
 
 class Tokens(Struct, frozen=True):
-    """What a prompt becomes. token_strs: as the vocabulary spells them, where asked for."""
+    """A tokenized prompt. token_strs: as the vocabulary spells them, if asked for."""
 
     count: int
     max_model_len: int
@@ -183,19 +184,19 @@ class Tokens(Struct, frozen=True):
 
 
 class Text(Struct, frozen=True):
-    """What token ids read like."""
+    """Detokenized text."""
 
     prompt: str
 
 
 class Aborted(Struct, frozen=True):
-    """What became of a request: `aborted` now, or it had `ended` before."""
+    """The result of an abort: `aborted`, or `ended` if the request had ended before."""
 
     request_id: str
     status: Literal["aborted", "ended"]
 
 
 class Version(Struct, frozen=True):
-    """Of this software."""
+    """The version of Slipstream."""
 
     version: str

@@ -1,17 +1,11 @@
-"""The rest of an answer, for a client that has a part of it: requests that name an event, or an
-answer, to streams that go on where the client is.
+"""Resuming an answer: a request names an event or an answer, and gets the rest of its streams.
 
-Owns: what such a request may say. Does not know: how ids are written (`event_ids`), how streams
-run.
-
-Rules:
-- The id of the client's last event says all that is needed to go on with streams that are there:
-  nothing of the body is used.
-- Where a stream is gone (front, worker and core died), the body is: if it is the event's request,
-  it is computed again, under the streams' ids and so with their seeds, and goes on behind it. The
-  worker holds the tokens against the event's checksum. A GET has no body; it uses what the front
-  still knows of the request, if it does.
-- Without one the answer is told from its beginning, written as the query says.
+- For streams that still exist, the id of the client's last event is enough.
+- If a stream is gone (front, worker and core died), the body is: if it is the request of the event,
+  it is computed again under the same stream ids, hence with the same seeds, and continues after the
+  event. The worker compares the tokens with the event's checksum. A GET has no body and uses what
+  the front still knows of the request.
+- A GET without an event id gets the answer from its beginning, written as the query says.
 """
 
 from __future__ import annotations
@@ -55,18 +49,19 @@ QUERY = ("include_usage", "continuous_usage_stats", "logprobs", "last_event_id")
 
 
 def wants_events(request: HttpRequest) -> bool:
-    """Whether the client says that it reads server-sent events as their standard has them."""
+    """Whether the client accepts `text/event-stream`, and so may use event ids."""
     return b"text/event-stream" in request.headers.get(b"accept", b"").lower()
 
 
 def last_event(request: HttpRequest) -> str | None:
-    """The id of the last event that the client has, if it says so."""
+    """The Last-Event-ID header, if any."""
     given = request.headers.get(b"last-event-id")
     return given.decode("latin-1").strip() if given else None
 
 
 def ask_again(event_id: str, kind: str, model: ModelCard, same: Callable[[], Ask]) -> Ask:
-    """The rest of an answer of this kind, behind the event. same: what the body asks for.
+    """The streams of a POST that resumes after an event. kind: of the path, see `AnswerId`. same:
+    makes a new `Ask` of the body.
 
     Raises: ApiError.
     """
@@ -78,7 +73,7 @@ def ask_again(event_id: str, kind: str, model: ModelCard, same: Callable[[], Ask
 
 
 def ask_for_stream(request: HttpRequest, model: ModelCard) -> Ask:
-    """What GET /v1/streams/ID asks for. Raises: ApiError."""
+    """The streams of GET /v1/streams/ID. Raises: ApiError."""
     answer = parse_answer_id(unquote(request.path.removeprefix(PREFIX)))
     query = _query(request.query)
     event_id = last_event(request) or query.get("last_event_id")
@@ -100,7 +95,7 @@ def ask_for_stream(request: HttpRequest, model: ModelCard) -> Ask:
 
 
 def _submits(told: Told, same: Callable[[], Ask]) -> list[Submit]:
-    """What the streams were submitted as; none where the body is not that request."""
+    """What the streams were submitted as; empty if the body is not the request of the event."""
     try:
         ask = same()
     except (ApiError, BadRequestError):
@@ -121,7 +116,7 @@ def _submits(told: Told, same: Callable[[], Ask]) -> list[Submit]:
 def _ask(
     told: Told, model: ModelCard, *, is_begun: bool, submits: Sequence[Submit] | None = None
 ) -> Ask:
-    """submits: what a body asks for; empty where that is something else, None without a body."""
+    """submits: made of the body; empty if it is another request, None without a body."""
     ids = told.answer.stream_ids()
     hint = "" if submits else (_SAME_POST if submits is None else _OTHER_BODY)
     return Ask(
@@ -150,7 +145,7 @@ def _resume(stream_id: str, place: Place) -> Resume:
 
 
 def _query(query: str) -> dict[str, str]:
-    """What the query says. Raises: ApiError."""
+    """The parameters of a query. Raises: ApiError."""
     given = parse_qs(query, keep_blank_values=True)
     for name, values in given.items():
         if name not in QUERY or len(values) > 1:

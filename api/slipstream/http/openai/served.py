@@ -1,8 +1,4 @@
-"""What every endpoint needs of the engine behind the front.
-
-Owns: the refusal where there is none, or another model is asked for; how a question's answer
-becomes a response. Does not know: what is asked.
-"""
+"""What endpoints share: the served model, and answering with the result of a query."""
 
 from __future__ import annotations
 
@@ -22,7 +18,10 @@ _logger = logging.getLogger(__name__)
 
 
 def served_model(io: LoopIO, name: str | None = None) -> ModelCard:
-    """The model that is served. `name`: what the caller calls it. Raises: ApiError."""
+    """The served model. name: in the request, if any.
+
+    Raises ApiError while there is no model (503), or if the name is another's (404).
+    """
     model = io.model
     if model is None:
         raise not_ready("the engine behind this server is still starting")
@@ -37,9 +36,9 @@ def respond_when_done(
     response_of: Callable[[Any], Response],
     param_names: dict[str, str],
 ) -> None:
-    """Answer with what comes of a question; who leaves before that asks no more.
+    """Answer the exchange with the result of a query; a disconnect cancels the query.
 
-    response_of: raises ApiError. param_names: our fields' names by the caller's.
+    response_of: may raise ApiError. param_names: see `error_of`.
     """
 
     def done(answered: Future[Any]) -> None:

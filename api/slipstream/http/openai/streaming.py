@@ -1,18 +1,14 @@
-"""From what streams say to what a client gets, as it comes.
+"""Streamed answers: runs the streams of a request and writes their deltas as server-sent events.
 
-Owns: one request's streams from submission to their ends, and every byte of its answer's body, but
-for answers that are told at once (`whole`). Does not know: sockets, HTTP's framing, what was asked
-for beyond `Ask`.
+Answers that are not streamed are written by `unary`; what both share is in `live_answer`.
 
-Rules:
-- A stream's chunk is written in the very call in which its delta arrives: no task, no queue. What
-  never changes in a chunk was encoded beforehand.
-- Nothing is answered before the first text is there: until then a failure still has its status
-  code. After it, a failure is the last event, and no [DONE] follows it.
-- For a reader that does not keep up deltas are left where they are, where they are merged
-  (`unread_deltas`), and go out in few chunks when there is room; so it costs what its answer costs,
-  and holds up nobody. It is dropped when that is too much, or for too long (`connection`).
-- What both kinds of answers share is in `running`.
+- A chunk is written in the call in which its delta arrives: no task, no queue. The constant parts
+  of a chunk are encoded beforehand.
+- The answer does not begin before the first text, so that an earlier failure gets a status code. A
+  later failure is the last event, with no [DONE] after it.
+- Under backpressure, deltas stay in the stream's queue, where they are merged (`unread_deltas`),
+  and leave in few chunks once there is room: a slow reader costs no more than its answer and delays
+  no other. It is dropped above `held_bytes`, or after `stall_s` (`connection`).
 """
 
 from __future__ import annotations
@@ -44,9 +40,9 @@ from slipstream_ipc.history.token_log import history_checksum
 __all__ = ["StreamEngine", "start"]
 
 _logger = logging.getLogger(__name__)
-_HOLE = b"\0"  # where the text goes in an encoded chunk; JSON never has it raw
-_CANDIDATE_BYTES = 64  # of a log-probability on its way out, as a guess
-_PORTION_BYTES = 2**16  # of a backlog, at once
+_HOLE = b"\0"  # the place of the text in an encoded chunk; never raw in JSON
+_CANDIDATE_BYTES = 64  # of one candidate's log-probability as JSON, estimated
+_PORTION_BYTES = 2**16  # of a backlog, per chunk
 
 
 def start(
@@ -58,9 +54,10 @@ def start(
     fan_out: FanOut,
     share: Share,
 ) -> None:
-    """Run what is asked for; the exchange gets its answer. Nothing runs for who has left.
+    """Submit the streams of a request and answer the exchange; nothing if its client has left.
 
-    fan_out: the engine's. share: in which what takes long is written.
+    fan_out: shared by all answers of the engine. share: the time slices in which long answers are
+    written.
     """
     if not exchange.is_open:
         return
@@ -74,7 +71,7 @@ def start(
 
 
 def _begin(running: Running, fan_out: FanOut, share: Share) -> None:
-    """Give each stream of the request its wakeup."""
+    """Attach a wakeup to each stream of the request."""
     ask, exchange = running.ask, running.exchange
     if ask.is_stream:
         choices = [_Streamed(running, index, fan_out) for index in range(len(ask.states))]
@@ -98,11 +95,11 @@ class _Streamed:
         self._running = running
         self._exchange = running.exchange
         self._index = index
-        self._is_first = True  # nothing was said yet
+        self._is_first = True  # `_write` has not been called yet
         self._with_logprobs = ask.num_logprobs is not None
         self._has_ids = ask.shape.has_ids
         self._may_be_plain = not (self._has_ids or ask.with_usage_so_far)
-        # nothing but a delta's text and log-probabilities is in its chunks
+        # its chunks contain nothing but a delta's text and log-probabilities
         self._is_plain = ask.echo is None and self._may_be_plain
         logprobs = Raw(_HOLE) if self._with_logprobs and self._is_plain else NULL
         chunk = event(self._answer(ask.shape.chunk(index, Raw(_HOLE), logprobs, None, Said([]))))
@@ -114,25 +111,25 @@ class _Streamed:
         self._token_bytes = 4 + _CANDIDATE_BYTES * num_candidates
         self._place = TextPlace(place.text_offset, place.pending)  # where the next token begins
         self._event_ids = running.event_ids
-        self._num_chars, self._num_tokens = place.num_chars, place.num_tokens  # told
-        self._checksum = place.checksum  # of the tokens, where events have ids
-        self._was_told_end = place.has_ended  # before it came back
-        self._has_ended = False  # and the client has been told
+        self._num_chars, self._num_tokens = place.num_chars, place.num_tokens  # sent so far
+        self._checksum = place.checksum  # of the tokens, if events have ids
+        self._was_told_end = place.has_ended  # sent before the client resumed
+        self._has_ended = False  # the end has been handled
         self._line = line = fan_out.join(self.state, self, running.exchange, running.fault)
         line.before, line.after = self._before, self._after + b"\r\n"
         line.num_framed = len(self._before) + len(self._after)
         self._set_way()
 
     def _set_way(self) -> None:
-        """How most chunks are made from now on: by whom the message is fanned out, here, or in
-        full.
+        """Choose how most chunks are written from now on: by the fan-out itself, by `tell`, or by
+        `_write`.
         """
         is_bare = self._is_plain and not self._with_logprobs and self._event_ids is None
         self._line.is_bare = is_bare
         self._line.teller = self if self._is_plain and not is_bare else None
 
     def ring(self, state: StreamState) -> None:
-        """There are new deltas, or the end, or room for what waits."""
+        """There are new deltas, the stream has ended, or backpressure has ended."""
         exchange = self._exchange
         if self._has_ended or not exchange.is_open:
             return
@@ -153,7 +150,7 @@ class _Streamed:
             self._running.fault()
 
     def tell(self, delta: Delta, part: bytes) -> None:
-        """What most chunks are: a delta that says some text, and not the last one."""
+        """Write a delta that is not the stream's last. part: its text as JSON, without quotes."""
         text = delta.text
         if self._event_ids is not None:
             self._num_tokens += delta.num_tokens
@@ -172,12 +169,12 @@ class _Streamed:
             self._write(text, delta.logprobs or [], [], None)
 
     def _say(self, text: str, part: bytes, middle: bytes = b"") -> None:
-        """A chunk in which all but its text, and what follows on that, was known before."""
+        """Write a chunk from the encoded constant parts. middle: JSON between text and end."""
         exchange, after = self._exchange, self._after
         if not exchange.has_begun:
             self._begin()
         mark = b"" if self._event_ids is None else self._move(text)
-        if exchange.is_ready:  # as `write` does, with one format
+        if exchange.is_ready:  # as `Exchange.write`, with a single format
             size = self._line.num_framed + len(mark) + len(part) + len(middle)
             data = (size, mark, self._before, part, middle, after)
             exchange.send(b"%x\r\n%b%b%b%b%b\r\n" % data)
@@ -194,7 +191,7 @@ class _Streamed:
         return end.num_chars - begin.num_chars + num_tokens * self._token_bytes
 
     def _flush(self) -> None:
-        """Write what waits, as far as there is room, and the end."""
+        """Write the queued deltas while there is no backpressure, then the end."""
         state = self.state
         while True:
             text, entries, ids = self._take()
@@ -217,7 +214,9 @@ class _Streamed:
             self._finish()
 
     def _take(self) -> tuple[str, list[TokenLogprobs], list[int]]:
-        """The text, the log-probabilities and the ids of what waits longest."""
+        """Take text, log-probabilities and token ids of the oldest queued deltas, up to
+        `_PORTION_BYTES`.
+        """
         deltas = self.state.deltas
         texts: list[str] = []
         entries: list[TokenLogprobs] = []
@@ -271,7 +270,7 @@ class _Streamed:
         return replace(said, token_ids=ids)
 
     def _finish(self) -> None:
-        """What follows the end of the last stream."""
+        """Write usage and [DONE], after the end of the last stream."""
         running, exchange = self._running, self._exchange
         if not exchange.has_begun:
             self._begin()
@@ -284,11 +283,11 @@ class _Streamed:
         exchange.finish()
 
     def _begin(self) -> None:
-        """The head of the stream, and what precedes each choice's first text."""
+        """Write the head of the answer, and the chunks that precede each choice's first text."""
         ask = self._running.ask
         self._exchange.begin_stream()
         events: list[bytes] = []
-        usage = self._running.usage_so_far(self._index, 0)  # there is one prompt, where any is said
+        usage = self._running.usage_so_far(self._index, 0)  # shapes with a first chunk: one prompt
         for index in range(len(ask.states)):
             first = ask.shape.first(index)
             if first is not None and not self._running.place(index).has_begun:
@@ -302,7 +301,7 @@ class _Streamed:
             self._exchange.write(b"".join(events))
 
     def _move(self, text: str, *, has_ended: bool = False) -> bytes:
-        """The stream has been told so much further; where the client is then, as a line."""
+        """Advance the client's cursor past `text`; returns the `id:` line of the event."""
         self._num_chars += len(text)
         if self._event_ids is None:
             return b""
@@ -313,7 +312,7 @@ class _Streamed:
         return self._event_ids.line()
 
     def _mark(self) -> bytes:
-        """Where the client is now, as a line."""
+        """The `id:` line for the client's current cursor; b"" without event ids."""
         return b"" if self._event_ids is None else self._event_ids.line()
 
     def _answer(self, choice: Choice | None, usage: Usage | None = None) -> Answer:

@@ -1,12 +1,9 @@
 """POST /tokenize and /detokenize, GET /tokenizer_info, in vLLM's shapes.
 
-Owns: what may be asked, and the shape of what is answered. Does not know: tokenizers (the worker's
-prompt process has the model's own).
-
-Rules:
-- As many ids are turned into text as the model could have, and LEAST_IDS in any case: reading more
-  would keep everybody's streams waiting. They are counted before they are read.
-- What is told of a tokenizer is its tokenizer_config.json, less the places of its files.
+- The worker's tokenizer process does the work.
+- /detokenize takes at most max(LEAST_IDS, max_model_len) ids, and never more than
+  MAX_QUESTION_TOKENS: decoding more JSON would delay all streams. Ids are counted before decoding.
+- /tokenizer_info returns tokenizer_config.json without the paths of its files.
 """
 
 from __future__ import annotations
@@ -41,13 +38,13 @@ LEAST_IDS = 2**16
 _CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 _PLACES = ("name_or_path", "vocab_file", "merges_file", "tokenizer_file")
 _ANY_CLASS = "PreTrainedTokenizerFast"
-_SLACK = 1024  # commas that are none between ids, in a model's name say
+_SLACK = 1024  # commas elsewhere in the body, in the model's name for example
 _tokenize_decoder = BodyDecoder(TokenizeRequest)
 _detokenize_decoder = BodyDecoder(DetokenizeRequest)
 
 
 def tokenize(io: LoopIO, request: HttpRequest, exchange: Exchange) -> None:
-    """See to it that the exchange gets its answer. Raises: ApiError, BadRequestError."""
+    """POST /tokenize. Raises: ApiError, BadRequestError."""
     body = _tokenize_decoder.decode(request.body)
     model = served_model(io, body.model)
     refuse_unsupported(body, supported=("add_special_tokens",))
@@ -65,7 +62,7 @@ def tokenize(io: LoopIO, request: HttpRequest, exchange: Exchange) -> None:
 
 
 def detokenize(io: LoopIO, request: HttpRequest, exchange: Exchange) -> None:
-    """See to it that the exchange gets its answer. Raises: ApiError, BadRequestError."""
+    """POST /detokenize. Raises: ApiError, BadRequestError."""
     most = _most_ids(served_model(io))
     if (num := request.body.count(b",") + 1) > most + _SLACK:
         raise bad_field("tokens", f"tokens: got {num}, allowed: at most {most}")
@@ -84,7 +81,7 @@ def detokenize(io: LoopIO, request: HttpRequest, exchange: Exchange) -> None:
 
 
 def tokenizer_info(texts: TokenTexts, _request: HttpRequest, exchange: Exchange) -> None:
-    """See to it that the exchange gets its answer. Raises: ApiError."""
+    """GET /tokenizer_info. Raises: ApiError."""
     exchange.respond(Response(200, _tokenizer_info(texts)))
 
 

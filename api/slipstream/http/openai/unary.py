@@ -1,12 +1,9 @@
-"""Answers that are told at once, when all of their streams have ended.
+"""Answers that are sent as one response, once all streams of the request have ended.
 
-Owns: when their choices become JSON. Does not know: how a choice looks (`ask`), sockets.
-
-Rules:
-- A prompt's choices become JSON when its streams have ended, others' may still run: what the last
-  one leaves to be done is putting bytes together.
-- Log-probabilities are written some at a time, in a share of the loop's turns (`shares`): there may
-  be millions of them.
+- A prompt's choices are encoded as soon as its streams have ended, while other prompts' still run:
+  after the last one, mostly concatenation is left.
+- Log-probabilities, of which there may be millions, are written in parts, in time slices
+  (`time_slice`).
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from slipstream.outputs import join, logprobs_in_parts
 
 
 class Whole:
-    """The wakeup of all streams of a request."""
+    """A request answered by one response; the wakeup of all its streams."""
 
     def __init__(self, running: Running, fan_out: FanOut, share: Share) -> None:
         self._running = running
@@ -38,7 +35,7 @@ class Whole:
         ask = running.ask
         self._num_answers = ask.id.num_answers
         self._prompts = {state: at // self._num_answers for at, state in enumerate(ask.states)}
-        self._num_running = [self._num_answers] * ask.id.num_prompts  # of each prompt's streams
+        self._num_running = [self._num_answers] * ask.id.num_prompts  # running streams per prompt
         self._choices: list[Choice | Raw] = [NULL] * len(ask.states)
         for state in ask.states:
             fan_out.join(state, self, running.exchange, running.fault)
@@ -67,7 +64,7 @@ class Whole:
         return self._running.exchange.is_open and next(parts, self) is not self
 
     def _write(self, prompt: int) -> Parts[None]:
-        """The choices of a prompt; with the last one, the answer."""
+        """Encode the choices of a prompt; after the last prompt, respond."""
         running, num = self._running, self._num_answers
         try:
             for index in range(prompt * num, (prompt + 1) * num):

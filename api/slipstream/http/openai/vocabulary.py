@@ -1,12 +1,11 @@
-"""What single tokens read like, for log-probabilities: the engine sends ids alone.
+"""Texts of single tokens, for log-probabilities: the engine sends token ids only.
 
-Owns: the tokenizer's vocabulary, loaded when the first request asks for it. Does not know: streams,
-how a whole text is decoded (the worker does that).
+The tokenizer's vocabulary is loaded on the first request that needs it. Outputs are detokenized by
+the worker, not here.
 
-Rules:
-- A token is its own bytes, whatever stands beside it. Half a character reads as U+FFFD; its name,
-  by which tokens are told apart, spells the bytes.
-- Where a tokenizer cannot be read here, a token is shown as `token_id:N` and its bytes as unknown.
+- A token's text depends on its own bytes only. Bytes of an incomplete character read as U+FFFD; the
+  token's name, which distinguishes tokens, spells them out.
+- If the tokenizer cannot be loaded, a token is shown as `token_id:N`, its bytes as unknown.
 """
 
 from __future__ import annotations
@@ -28,18 +27,19 @@ _FILE = "tokenizer.json"
 
 
 class TokenText(Struct, frozen=True):
-    """One token. `raw` is None where it is not known."""
+    """One token. raw: its bytes, None if unknown."""
 
     text: str
     name: str
     raw: bytes | None
-    is_added: bool = False  # beside the vocabulary proper, as special tokens are
+    is_added: bool = False  # in addition to the base vocabulary, as special tokens are
 
 
 class Written(Struct, frozen=True, gc=False):
-    """One token as JSON. name: its name; first: the same before a value, on a line of its own;
-    head: text and bytes, up to where its value follows, as chats show a token. raw: its bytes, as
-    far as they are known.
+    """One token as JSON.
+
+    name: its name, a JSON string. first: a line break, the name and a colon. head: a chat's entry
+    up to the value of `logprob`. raw: the token's bytes, b"" if unknown.
     """
 
     name: bytes
@@ -49,17 +49,17 @@ class Written(Struct, frozen=True, gc=False):
 
 
 class TokenTexts:
-    """Texts of tokens by id. Ask `when_loaded`. written: the same as JSON."""
+    """Texts of tokens by id, to be used after `when_loaded`. written: the same as JSON."""
 
     def __init__(self, tokenizer: str) -> None:
-        self._tokenizer = tokenizer  # a folder, or a hub id of which the worker has the files
+        self._tokenizer = tokenizer  # a folder, or a hub id whose files the worker has downloaded
         self._known: dict[int, TokenText] = {}
         self.written = _AllWritten(self)
         self._vocabulary: _Vocabulary | None = None
         self._loading: asyncio.Future[None] | None = None
 
     def when_loaded(self, then: Callable[[], None]) -> None:
-        """Call `then` in the running event loop, once texts may be asked for: at once or later."""
+        """Call `then` in the running event loop once the vocabulary is loaded: now or later."""
         if self._loading is None:
             self._loading = asyncio.get_running_loop().run_in_executor(None, self._load)
         if self._loading.done():
@@ -68,11 +68,11 @@ class TokenTexts:
             self._loading.add_done_callback(lambda _: then())
 
     def folder(self) -> Path:
-        """Where the tokenizer's files lie. Raises: OSError."""
+        """The folder of the tokenizer's files. Raises: OSError."""
         return _find(self._tokenizer).parent
 
     def of(self, token_id: int) -> TokenText:
-        """What a token reads like."""
+        """The text of a token."""
         known = self._known.get(token_id)
         if known is None:
             vocabulary = self._vocabulary
@@ -83,7 +83,7 @@ class TokenTexts:
         return known
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """What tokens read like together; where no tokenizer could be read, one by one."""
+        """Decode tokens as one text; if no tokenizer could be loaded, one by one."""
         if self._vocabulary is None:
             return "".join([self.of(token_id).text for token_id in token_ids])
         return self._vocabulary.decode(token_ids, skip_special_tokens)
@@ -91,13 +91,13 @@ class TokenTexts:
     def _load(self) -> None:
         try:
             self._vocabulary = _Vocabulary(_find(self._tokenizer).read_bytes())
-        except Exception as error:  # whatever is wrong with it, the ids can still be told
+        except Exception as error:  # without a vocabulary, ids are shown instead
             _logger.warning("log-probabilities show token ids, not their texts: %s", error)
 
 
 class _AllWritten(dict[int, Written]):
-    """By token id; written when first asked for. key: names alone, each before a value and behind
-    a comma. has_equal_names: of two tokens that were asked for.
+    """`Written` by token id, filled on access. key: a comma, the name and a colon, by token id.
+    has_equal_names: two of the tokens accessed so far have the same name.
     """
 
     def __init__(self, texts: TokenTexts) -> None:
@@ -146,7 +146,7 @@ class _AddedToken(Struct, frozen=True):
 
 
 class _File(Struct, frozen=True):
-    """What matters here of a tokenizer.json."""
+    """The fields of tokenizer.json that are used here."""
 
     decoder: Any = None
     added_tokens: tuple[_AddedToken, ...] = ()
@@ -156,7 +156,7 @@ class _Vocabulary:
     """Token ids to bytes, by the rules of the tokenizer's decoder."""
 
     def __init__(self, content: bytes) -> None:
-        from tokenizers import Tokenizer  # only who wants log-probabilities pays for it
+        from tokenizers import Tokenizer  # imported late: only log-probabilities and echo need it
 
         file = msgspec.json.decode(content, type=_File)
         self._tokenizer = Tokenizer.from_buffer(content)
@@ -176,16 +176,16 @@ class _Vocabulary:
         )
 
     def is_added(self, token_id: int) -> bool:
-        """Whether a token is beside the vocabulary proper."""
+        """Whether a token is in addition to the base vocabulary."""
         return token_id in self._added
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """Their text."""
+        """Decode tokens as one text."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def raw(self, token_id: int) -> bytes | None:
-        """A token's bytes; None for an id that the vocabulary does not have."""
+        """A token's bytes; None for an id outside the vocabulary."""
         if token_id in self._added:
             return self._added[token_id]
         piece: str | None = self._tokenizer.id_to_token(token_id)
@@ -213,8 +213,8 @@ def _steps(decoder: Any) -> list[dict[str, Any]]:
 
 @cache
 def _byte_level_table() -> dict[str, bytes]:
-    """Byte-level vocabularies spell a byte that is no visible Latin-1 character as the next one of
-    those from U+0100 on; all others as themselves.
+    """GPT-2's byte-level alphabet: bytes that are visible Latin-1 characters stand for themselves,
+    the others for the characters from U+0100 on, in order.
     """
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]

@@ -1,1 +1,1 @@
-"""Bytes and connections: aiohttp's HTTP/1.1 server, with bounds of our own around it."""
+"""The HTTP/1.1 server: aiohttp's, with limits and deadlines added."""

@@ -1,7 +1,7 @@
-"""A line for each answer, on standard error: for people, or a JSON object.
+"""The access log: one line per answer on standard error, as text or as a JSON object.
 
-A client behind a proxy is named by what the proxy says of it (X-Forwarded-For), if the proxy is
-trusted. Queries, keys and bodies are in no line.
+The client's address is taken from X-Forwarded-For if the peer is a trusted proxy. Query strings,
+API keys and bodies are never logged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Form = Literal["text", "json"]
 
 
 class AccessLogLine(Struct, frozen=True):
-    """One answer. duration_ms: from the end of the request's head to the end of the answer."""
+    """One answer. time: UTC. duration_ms: from the end of the request's head to the end of the
+    answer.
+    """
 
     time: str
     client: str
@@ -36,7 +38,7 @@ class AccessLogLine(Struct, frozen=True):
 
 
 class AccessLog(AbstractAccessLogger):
-    """aiohttp's hook."""
+    """The access logger that aiohttp calls."""
 
     def __init__(self, logger: logging.Logger, form: Form, trusted: Trusted) -> None:
         super().__init__(logger, form)
@@ -46,9 +48,9 @@ class AccessLog(AbstractAccessLogger):
         self,
         request: web.BaseRequest,
         response: web.StreamResponse,
-        time: float,  # in seconds; aiohttp names it so
+        time: float,  # duration in seconds; the name is aiohttp's
     ) -> None:
-        """An answer is complete, or its client has gone."""
+        """Log an answer that is complete, or whose client has disconnected."""
         line = self._line(request, response, time)
         if self.log_format == "json":
             self.logger.info("%s", msgspec.json.encode(line).decode())
@@ -81,7 +83,7 @@ class AccessLog(AbstractAccessLogger):
 
 
 def access_logger() -> logging.Logger:
-    """The logger of the lines: as they are, whatever else is logged."""
+    """The logger of the access log: bare lines, independent of other logging configuration."""
     logger = logging.getLogger("slipstream.http.access")
     logger.propagate = False
     logger.setLevel(logging.INFO)

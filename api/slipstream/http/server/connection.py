@@ -1,18 +1,19 @@
-"""One client's connection: aiohttp's protocol, and the bounds that it does not have.
+"""One client connection: aiohttp's HTTP/1.1 protocol, with limits that hold against any client.
 
-aiohttp reads requests, frames answers, keeps connections alive and takes pipelined requests in
-turn. `ClientConnection` adds what has to hold against any client:
+aiohttp parses requests, frames answers, keeps connections alive and serializes pipelined requests.
+`Connection` adds:
 
-- The head is checked before a body is read, and a body has a size and a time.
-- Everything has a deadline; the server looks at them now and then (`check_deadline`).
-- What has been read and not begun is told to the server, which bounds it over all connections.
-- A client that ends its half of the connection has left: what it asked for is called off.
-- A stream's bytes go to the transport at once. An unsent answer that stays unread is dropped.
-- A refusal ends the connection. What the client sends meanwhile is read for a moment and ignored,
-  as unread bytes would destroy the refusal on its way.
+- The head is checked before the body is read; the body is limited in size and time.
+- Every phase has a deadline, which the server checks periodically (`check_deadline`).
+- Bytes of pending requests are reported to the server, which bounds them over all connections.
+- A client that half-closes the connection counts as disconnected.
+- A stream's bytes go to the transport immediately. An answer that its client does not read is
+  dropped.
+- A refusal ends the connection. Input is read and discarded for up to `linger_s`, as closing with
+  unread input would reset the connection and lose the refusal.
 
-Three private names of aiohttp are used (`_messages`, `_waiter`, `_ErrInfo`): without them a request
-that never becomes complete cannot be answered. pyproject.toml allows one minor version for that.
+Three private names of aiohttp are used (`_messages`, `_waiter`, `_ErrInfo`): without them, an
+incomplete request cannot be answered. pyproject.toml pins aiohttp to one minor version for that.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ from slipstream.http.errors import ApiError, error_of, overloaded
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.wire import EVENT_STREAM, Response
 
-_READ_BYTES = 64 * 1024  # of a body that is not taken; with twice that the rest is left unread
-_CHUNKING = 2  # how much larger a body may be on the wire than it is
-_NEVER_S = 1e9  # deadlines are ours
+_READ_BYTES = 64 * 1024  # aiohttp's read buffer: above twice that it stops reading the socket
+_CHUNKING = 2  # how many times larger a chunked body may be on the wire than its limit
+_NEVER_S = 1e9  # disables aiohttp's keep-alive timeout
 _WITH_BODY = "POST"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _SERVER = "slipstream"
 _HEAD_END = b"\r\n\r\n"
-_MOST_APART = 16  # heads in a row
+_MOST_APART = 16  # pipelined heads that are fed to aiohttp one at a time
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
-_TOO_MANY_HEADERS = "Too many headers"  # how aiohttp's message begins
-_NAMES = {b"content-type": hdrs.CONTENT_TYPE}  # what aiohttp looks up has its spelling
+_TOO_MANY_HEADERS = "Too many headers"  # prefix of aiohttp's message
+_NAMES = {b"content-type": hdrs.CONTENT_TYPE}  # as aiohttp spells them
 _logger = logging.getLogger(__name__)
 
 Phase = Literal["idle", "head", "body", "answer", "over"]
@@ -66,29 +67,29 @@ class Host(Protocol):
 
     limits: Limits
     counters: HttpCounters
-    is_draining: bool  # each answer says that the connection ends with it
+    is_draining: bool  # then each answer closes its connection
 
     def connected(self, connection: Connection) -> None:
-        """There is a new connection."""
+        """A connection has been made."""
 
     def disconnected(self, connection: Connection) -> None:
-        """It has ended."""
+        """A connection has ended."""
 
     def answered(self) -> None:
         """An answer is complete."""
 
     def hold(self, connection: Connection, num_bytes: int) -> None:
-        """It holds so many bytes of requests that have not been begun."""
+        """A connection now holds `num_bytes` of pending requests."""
 
     def check_head(self, request: HttpRequest) -> ApiError | None:
-        """What is to be refused before its body is read."""
+        """The refusal of a request, as far as its head decides; None if its body may be read."""
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
-        """See to it that the exchange gets its answer, now or later."""
+        """Answer the exchange, now or later."""
 
 
 class Connection(web.RequestHandler):
-    """See the module. phase: `over` means that nothing is read any more."""
+    """One client connection: see the module. phase: in `over`, input is ignored."""
 
     def __init__(self, manager: web.Server, host: Host, **options: Any) -> None:
         limits = host.limits
@@ -98,7 +99,7 @@ class Connection(web.RequestHandler):
             max_line_size=limits.header_bytes,
             max_field_size=limits.header_bytes,
             max_headers=limits.headers,
-            lingering_time=0,  # `finish_response` does, and for malformed requests too
+            lingering_time=0,  # `finish_response` lingers, after malformed requests too
             read_bufsize=_READ_BYTES,
             auto_decompress=False,
             **options,
@@ -106,18 +107,18 @@ class Connection(web.RequestHandler):
         self._host = host
         self._limits = limits
         self.phase: Phase = "idle"
-        self._error: ApiError | None = None  # what comes is no HTTP from here on
-        self.version = HttpVersion11  # of the request as it was given
-        self._is_deaf = False  # what comes is not read any more, or read and dropped
-        self.num_held = 0  # bytes, as the host knows it
-        self.deadline = inf  # of the loop's clock
-        self.idle_since = 0.0  # when it was opened, or its last answer complete
+        self._error: ApiError | None = None  # the input could not be parsed
+        self.version = HttpVersion11  # of the request, before `server` changes it
+        self._is_deaf = False  # input is discarded
+        self.num_held = 0  # bytes, as reported to the host
+        self.deadline = inf  # in the loop's time
+        self.idle_since = 0.0  # time.monotonic() when it was opened, or at its last answer's end
         self.write: Callable[[bytes], None]  # to the transport
-        self._num_unsent = 0  # when the deadline was set; with less then, there is as long again
+        self._num_unsent = 0  # at `deadline`, fewer unsent bytes than this extend the deadline
         self._num_raw = 0  # bytes of the head or the body that is being read
         self._num_head = 0  # of them, of a head that is not complete
         self._payload: StreamReader = EMPTY_PAYLOAD  # of the request that was read last
-        self._is_last_read = False  # it wants to be the connection's last
+        self._is_last_read = False  # the newest request asks to close the connection
         self._body: StreamReader | None = None
         self._most_raw = 0  # of the body
         self._body_until = inf
@@ -126,12 +127,12 @@ class Connection(web.RequestHandler):
         self._request = HttpRequest()
         self._message: web.BaseRequest
         self._stream: web.StreamResponse
-        self._ended: asyncio.Future[None] | None = None  # of one that lingers
+        self._ended: asyncio.Future[None] | None = None  # while it lingers
 
     # ---- called by the event loop ------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # aiohttp forgets its own early
+        self._transport = cast(asyncio.Transport, transport)  # aiohttp drops its reference early
         self._transport.set_write_buffer_limits(self._limits.write_buffer_bytes)
         self.write = self._transport.write
         self.idle_since = time.monotonic()
@@ -144,13 +145,13 @@ class Connection(web.RequestHandler):
             return
         self._feed(data)
         if not data:
-            return  # aiohttp goes on with what it has already
+            return  # aiohttp resumes parsing what it has buffered
         self._hold(self.num_held + len(data))
         self._num_raw += len(data)
         if self.phase == "body":
             self._check_body()
         elif self.phase == "over":
-            return  # there was no room for it
+            return  # `_hold` has refused it
         elif self._messages:
             if self.phase != "answer":
                 self.phase, self.deadline = "answer", inf
@@ -187,12 +188,12 @@ class Connection(web.RequestHandler):
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is an answer that is not complete, or has not left."""
+        """Whether an answer is incomplete or unsent."""
         has_work = self.phase == "answer" or self._exchange is not None
         return has_work or self._transport.get_write_buffer_size() > 0
 
     def check_deadline(self, now: float) -> None:
-        """Do what is due when the time is over."""
+        """Refuse, abort or hang up if the deadline has passed; now: in the loop's time."""
         if now < self.deadline:
             return
         if self.phase == "over" or self.writing_paused:
@@ -206,7 +207,7 @@ class Connection(web.RequestHandler):
             self._hang_up()
 
     def make_way(self) -> None:
-        """Another connection takes the place of this one, which has no exchange."""
+        """Close this connection, which has no exchange, in favour of a new one."""
         if self.phase == "over":
             self.abort()
         elif self.phase in ("head", "body"):
@@ -215,35 +216,35 @@ class Connection(web.RequestHandler):
             self._hang_up()
 
     def give_up(self, refusal: ApiError) -> None:
-        """What has come and has not been begun is refused, as there is no room for it."""
+        """Refuse the pending request and close."""
         self._refuse(refusal)
 
     def stop(self) -> None:
-        """The server stops: nothing new is begun here."""
+        """The server stops: finish the running answer, if any, and close."""
         if self.phase == "answer" or self._exchange is not None:
             self.close()
         elif self.phase != "over":
             self._hang_up()
 
     def abort(self) -> None:
-        """End the connection now, and drop what is unsent."""
+        """Close the connection now and drop unsent bytes."""
         self._transport.abort()
         self._leave()
 
     # ---- called by the exchange --------------------------------------------------------------
 
     def respond(self, response: Response) -> None:
-        """The whole answer."""
+        """Send a complete answer."""
         self._exchange = None
         self._settle(self._whole(response, self._request))
 
     def begin_stream(self) -> None:
-        """The head of a stream of events, at once."""
+        """Send the head of an event stream immediately."""
         request = self._request
         headers = self._headers(request)
         headers[hdrs.CONTENT_TYPE] = EVENT_STREAM.decode()
         headers[hdrs.CACHE_CONTROL] = "no-cache"
-        headers["X-Accel-Buffering"] = "no"  # asks a proxy in front to pass on each event at once
+        headers["X-Accel-Buffering"] = "no"  # keeps nginx from buffering events
         self._stream = stream = web.StreamResponse(headers=headers)
         if request.version != "1.0":
             stream.enable_chunked_encoding()
@@ -252,7 +253,7 @@ class Connection(web.RequestHandler):
         _run(stream.prepare(self._message))
 
     def finish(self) -> None:
-        """The stream is complete."""
+        """End the stream."""
         self._exchange = None
         cast(StreamWriter, self._message.writer).set_eof()
         self._settle(self._stream)
@@ -260,11 +261,11 @@ class Connection(web.RequestHandler):
     # ---- called by aiohttp -------------------------------------------------------------------
 
     async def answer(self, message: web.BaseRequest) -> web.StreamResponse:
-        """The handler of requests."""
+        """aiohttp's request handler: check the head, read the body, wait for the answer."""
         self._message = message
         self._request = request = _request_of(message, self.version)
         if self._transport.is_closing():
-            return web.Response(status=GONE)  # nothing of it is sent
+            return web.Response(status=GONE)  # never sent
         try:
             refusal = self._protocol_refusal(request) or self._host.check_head(request)
             if refusal is not None:
@@ -273,7 +274,7 @@ class Connection(web.RequestHandler):
         except ApiError as error:
             return self._refusal(error, request)
         except ConnectionError:
-            return web.Response(status=GONE)  # nothing of it is sent
+            return web.Response(status=GONE)  # never sent
         rest = max(self._num_head, self.num_held - len(request.body))
         self._hold(rest if self._messages else self._num_head)
         self.phase, self.deadline = "answer", inf
@@ -290,7 +291,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to what is no request, or to a fault of ours."""
+        """The answer to malformed input, or to an exception of the server."""
         if self._transport.is_closing() or request.writer.output_size:
             raise ConnectionResetError
         if isinstance(exc, HttpProcessingError):
@@ -305,7 +306,7 @@ class Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send the answer, and see to what follows it."""
+        """Send the answer, then wait for the next request or linger."""
         resp, is_lost = await super().finish_response(request, resp, start_time)
         if is_lost:
             return resp, is_lost
@@ -314,7 +315,7 @@ class Connection(web.RequestHandler):
         self.idle_since = time.monotonic()
         if not resp.keep_alive:
             await self._linger()
-        elif self.phase != "over":  # else a refusal waits to be told
+        elif self.phase != "over":  # else a refusal is queued
             self._wait_for_more()
         self._host.answered()
         return resp, is_lost
@@ -322,7 +323,7 @@ class Connection(web.RequestHandler):
     # ---- within ------------------------------------------------------------------------------
 
     def _feed(self, data: bytes) -> None:
-        """To aiohttp, a head at a time: with an error it loses the heads that came before it."""
+        """Feed aiohttp one head at a time: on an error it drops the heads parsed before it."""
         begin = 0
         while not self._is_deaf and len(self._messages) < _MOST_APART:
             end = data.find(_HEAD_END, begin) + len(_HEAD_END)
@@ -345,7 +346,7 @@ class Connection(web.RequestHandler):
             self._is_last_read = message.should_close
             return
         self._messages.pop()
-        # aiohttp would find the same error again and again
+        # stop feeding: aiohttp would report the same error again and again
         self._is_deaf, self._error = True, _syntax_refusal(cast(HttpProcessingError, message.exc))
         if not (is_in_body or self._is_last_read):
             self._queue_refusal(self._error)
@@ -369,7 +370,7 @@ class Connection(web.RequestHandler):
         return None
 
     async def _read_body(self, content: StreamReader, request: HttpRequest) -> bytes:
-        """Raises: ApiError."""
+        """Read the body; b"" if the method takes none. Raises: ApiError, ConnectionError."""
         is_read = request.method == _WITH_BODY
         limits = self._limits
         most = limits.body_bytes if is_read else min(limits.body_bytes, limits.stray_body_bytes)
@@ -388,7 +389,7 @@ class Connection(web.RequestHandler):
             self._wait_for_body()
             if b"expect" in request.headers and request.version != "1.0":
                 self.write(_CONTINUE)
-        body = bytearray()  # in one piece: chunks may be tiny
+        body = bytearray()  # not a list of chunks, which may be tiny
         num_read = 0
         try:
             while data := await content.readany():
@@ -398,7 +399,7 @@ class Connection(web.RequestHandler):
                 if is_read:
                     body += data
         except BaseException:
-            body.clear()  # or the exception's traceback keeps it
+            body.clear()  # the exception's traceback would keep it alive
             raise
         finally:
             self._body = None
@@ -408,12 +409,12 @@ class Connection(web.RequestHandler):
         if self._num_raw > self._most_raw:
             self._refuse(ApiError(413, "the request's body has too many chunks", code="too_large"))
         elif self._error is not None and self._body is not None and not self._body.is_eof():
-            self._refuse(self._error)  # aiohttp's parser in C leaves the body waiting
+            self._refuse(self._error)  # aiohttp's C parser does not fail the body by itself
         else:
             self._wait_for_body()
 
     def _refuse(self, refusal: ApiError) -> None:
-        """Of what has come and has not been begun, the first is refused, and nothing else read."""
+        """Refuse the oldest pending request, drop the others, and ignore further input."""
         self._messages.clear()
         if self._body is not None and not self._body.is_eof():
             self._body.set_exception(refusal)
@@ -454,16 +455,16 @@ class Connection(web.RequestHandler):
 
     @property
     def _is_last(self) -> bool:
-        """Whether the connection ends with this answer, whatever its client wants.
+        """Whether the server closes the connection after this answer.
 
-        With a wish to upgrade it does: aiohttp loses what was sent behind such a body.
+        After a request with an Upgrade header it does: aiohttp loses input that follows its body.
         """
         return self._host.is_draining or b"upgrade" in self._request.headers
 
     def _headers(self, request: HttpRequest) -> CIMultiDict[str]:
         headers = CIMultiDict({hdrs.SERVER: _SERVER, "X-Request-Id": request.id})
         if request.version == "1.0" and not self._message.keep_alive:
-            headers[hdrs.CONNECTION] = "close"  # by default, but not every client knows
+            headers[hdrs.CONNECTION] = "close"  # the default of HTTP/1.0, unknown to some clients
         for name, value in request.answer_headers:
             headers.add(_spelled(name), value.decode("latin-1"))
         return headers
@@ -477,7 +478,7 @@ class Connection(web.RequestHandler):
             self._host.hold(self, num_bytes)
 
     def _wait_for_more(self) -> None:
-        """After an answer."""
+        """Set phase and deadline after an answer."""
         if self._messages:
             return
         if self._num_head:
@@ -499,21 +500,21 @@ class Connection(web.RequestHandler):
         self._num_unsent = num_unsent
 
     def _leave(self) -> None:
-        """The client is not there any more."""
+        """The client has disconnected."""
         self.phase, self._is_deaf = "over", True
         self._wait_for_reader()
         self._hold(0)
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.leave()
-        self._settle(web.Response(status=GONE))  # nothing of it is sent
+        self._settle(web.Response(status=GONE))  # never sent
         if self._body is not None and not self._body.is_eof():
             self._body.set_exception(ConnectionResetError())
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
     def _hang_up(self) -> None:
-        """Once what is unsent has left."""
+        """Close the connection once unsent bytes have been sent."""
         self.phase, self._is_deaf = "over", True
         self._wait_for_reader()
         if self._body is not None:
@@ -521,7 +522,7 @@ class Connection(web.RequestHandler):
         self.force_close()
 
     async def _linger(self) -> None:
-        """Read on until the client has seen the end, or for a moment."""
+        """Half-close if possible; discard input until the client closes or `linger_s` is over."""
         is_refused, self.phase, self._is_deaf = self.phase == "over", "over", True
         transport = self._transport
         if transport.is_closing() or not (is_refused or transport.can_write_eof()):
@@ -539,7 +540,9 @@ class Connection(web.RequestHandler):
 
 
 def _request_of(message: web.BaseRequest, given: HttpVersion) -> HttpRequest:
-    """As the endpoints know it. The path is "" where the target is none."""
+    """The request as the endpoints see it. given: its version. A target that is not ASCII gives
+    the path "".
+    """
     raw = {name.lower(): value for name, value in message.raw_headers}
     name = raw.get(b"x-request-id", b"")
     request_id = name.decode("ascii") if _REQUEST_ID.fullmatch(name) else _new_id()
@@ -560,7 +563,7 @@ def _spelled(name: bytes) -> str:
 
 
 def _syntax_refusal(error: HttpProcessingError) -> ApiError:
-    """What aiohttp cannot read."""
+    """The refusal of input that aiohttp cannot parse."""
     if isinstance(error, LineTooLong) or error.message.startswith(_TOO_MANY_HEADERS):
         what = "the request's line or headers are too large"
         return ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, what)
@@ -569,7 +572,7 @@ def _syntax_refusal(error: HttpProcessingError) -> ApiError:
 
 
 def _run(coroutine: Coroutine[Any, Any, object]) -> None:
-    """Run what does not wait, though it is written as if it could."""
+    """Run a coroutine that never suspends."""
     try:
         coroutine.send(None)
     except StopIteration:

@@ -1,14 +1,11 @@
-"""Which pages of other origins a browser lets read answers (CORS, as the Fetch standard has it).
+"""CORS (Fetch standard): the headers that let pages of other origins read answers.
 
-Owns: the headers. Does not know: paths, keys.
-
-Rules:
-- Nothing is said unless origins are allowed by name, or all of them by `*`.
-- Credentials that a browser has by itself (cookies) are never asked for, so `*` is none of a user's
-  sessions: an API key is sent by the page that has it.
-- A preflight needs no key: a browser sends none with it.
-- A page that is allowed to ask may send the headers it likes (OpenAI's client has a dozen of its
-  own), as a program may: they mean nothing here but for those that are known.
+- No CORS header is sent unless origins are allowed, by name or all of them by `*`.
+- Credentials (cookies) are never allowed, so `*` exposes no session: a page sends an API key
+  itself.
+- A preflight needs no key: browsers send none with it.
+- An allowed page may send any request headers (OpenAI's client adds a dozen); unknown ones are
+  ignored.
 """
 
 from __future__ import annotations
@@ -27,13 +24,13 @@ _MAX_AGE_S = b"600"
 
 
 class Cors:
-    """origins: `scheme://host[:port]` each, or `*`; none of them: nothing is ever said."""
+    """origins: `scheme://host[:port]` each, or `*`. Without any, no header is sent."""
 
     def __init__(self, origins: tuple[str, ...]) -> None:
         self._origins = frozenset(origin.encode() for origin in origins)
 
     def headers(self, request: HttpRequest) -> Headers:
-        """What the answer to a request has besides, whichever it is."""
+        """The CORS headers of any answer to a request."""
         if not self._origins:
             return ()
         if _ANY in self._origins:
@@ -45,7 +42,7 @@ class Cors:
         return ((b"access-control-allow-origin", origin), _EXPOSED, vary)
 
     def is_preflight(self, request: HttpRequest) -> bool:
-        """Whether a browser asks what it may send, and is to be answered."""
+        """Whether a request is a CORS preflight that is to be answered."""
         return (
             bool(self._origins)
             and request.method == "OPTIONS"
@@ -54,7 +51,7 @@ class Cors:
         )
 
     def preflight(self, request: HttpRequest, methods: bytes) -> Response:
-        """The answer to that; `headers` says whether the origin may at all."""
+        """The answer to a preflight; `headers` decides whether the origin is allowed."""
         asked = request.headers.get(b"access-control-request-headers", b"")
         is_fine = self._allows(request) and len(asked) <= _MAX_NAMES_BYTES
         names = asked if is_fine and _NAMES.fullmatch(asked) else _REQUEST_HEADERS

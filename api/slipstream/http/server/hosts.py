@@ -1,18 +1,15 @@
-"""By which names this server may be called: a defence against pages of other sites (DNS rebinding).
+"""Checks of Host and Origin: a defence against DNS rebinding.
 
-Owns: the comparison of a request's Host, and of a page's Origin, with what is allowed. Does not
-know: paths, keys, answers to other origins (`cors`).
+A page of evil.example whose name is made to resolve to 127.0.0.1 has, for its browser, the server's
+own origin and may read every answer. Its requests still carry `Host: evil.example`.
 
-A page of evil.example whose name comes to mean 127.0.0.1 is of the server's own origin to its
-browser, and may read every answer. Its requests still say `Host: evil.example`.
-
-Rules:
-- A server without keys that listens on loopback alone answers to names of loopback alone. Keys, or
-  an address that others can reach, open it to any name: there a name says nothing about who asks.
-- Names that are given are allowed besides, and then no others are, wherever it listens. As in
-  Starlette's TrustedHostMiddleware: no port; `*.example.com` is every name below, `*` any at all.
-- What needs no browser needs no Host: HTTP/1.0 may leave it out.
-- An Origin is that of this server's own page, or one that `cors` allows.
+- A server without API keys on a loopback address accepts loopback names only. With keys, or on an
+  address that other machines reach, any name is accepted: there a name proves nothing.
+- If `allowed_hosts` is set, those names and loopback's are accepted and no others, on any address.
+  As in Starlette's TrustedHostMiddleware, names have no port, `*.example.com` matches every
+  subdomain and `*` matches anything.
+- A request without a Host (HTTP/1.0) is accepted: browsers always send one.
+- An Origin has to be the server's own, or one that CORS allows.
 """
 
 from __future__ import annotations
@@ -27,11 +24,11 @@ from slipstream.http.exchange import HttpRequest
 _ANY = "*"
 _BELOW = "*."
 _LOCAL = "localhost"
-_SHOWN = 100  # of what was given
+_SHOWN = 100  # characters of a refused value
 
 
 class Hosts:
-    """allowed: names besides loopback's; None: any."""
+    """allowed: names besides loopback's; None allows any. origins: as for `Cors`."""
 
     def __init__(self, allowed: Sequence[str] | None, origins: Sequence[str] = ()) -> None:
         self._is_open = allowed is None or _ANY in allowed
@@ -42,7 +39,7 @@ class Hosts:
         self._is_allowed = lru_cache(maxsize=64)(self._look_up)
 
     def check(self, request: HttpRequest) -> ApiError | None:
-        """The refusal that a request deserves, which may be of a page that has no business here."""
+        """The 403 for a Host that is not allowed; None if it is."""
         if self._is_open:
             return None
         host = request.headers.get(b"host")
@@ -56,7 +53,7 @@ class Hosts:
         return ApiError(403, what, code="host_not_allowed")
 
     def check_origin(self, request: HttpRequest) -> ApiError | None:
-        """The same for a page that asks for what only this server's own page is meant to ask."""
+        """The 403 for an Origin other than the server's own or an allowed one; None if it is."""
         origin = request.headers.get(b"origin")
         if origin is None or _ANY in self._origins:
             return None
@@ -76,13 +73,13 @@ class Hosts:
 
 
 def hosts_of(host: str, *, has_keys: bool, allowed: Sequence[str], origins: Sequence[str]) -> Hosts:
-    """For a server that listens at `host`."""
+    """The check for a server that listens at `host`; "" for a unix socket."""
     is_open = not allowed and (has_keys or not is_loopback(host.lower().removesuffix(".")))
     return Hosts(None if is_open else allowed, origins)
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a name or an address, in lower case, can mean nothing but this machine (RFC 6761)."""
+    """Whether a lower-case name or address always means this machine (RFC 6761)."""
     if name == _LOCAL or name.endswith("." + _LOCAL):
         return True
     try:
@@ -94,7 +91,7 @@ def is_loopback(name: str) -> bool:
 
 
 def _name_of(host: str) -> str:
-    """A Host's name or address, without its port and a dot at its end; "" where it has none."""
+    """The name or address in a Host header, without port and trailing dot; "" if malformed."""
     if host.startswith("["):
         name, bracket, rest = host[1:].partition("]")
         is_right = bool(bracket) and (not rest or rest[0] == ":")

@@ -1,13 +1,12 @@
-"""The listening end: every connection, the clock of their deadlines, the bytes they hold, the end.
+"""The HTTP server: accepts connections, checks their deadlines, bounds their memory, shuts down.
 
-- New requests take a share of a turn of the loop (`shares`), the rest waits for the next turn: a
-  thousand that come at once do not delay running streams.
-- Idle connections, however many, leave this process descriptors of its own.
-- With as many connections as there may be, a new one takes the place of the one that has been idle
-  for longest.
-- What all connections hold of requests that have not been begun is bounded (`requests_bytes`):
-  where there is more, the connection that holds most is refused.
-- While it drains, connections are taken and answered, for those that ask how it is.
+- New requests are begun in time slices (`time_slice`): a thousand that arrive at once do not delay
+  running streams.
+- `_RESERVED_DESCRIPTORS` are kept free of connections, for the process's other sockets and files.
+- At the limit of connections, a new one replaces the one that has been idle longest.
+- Pending requests are bounded over all connections (`requests_bytes`): above that, the connection
+  that holds most is refused.
+- While draining, connections are still accepted and answered, for /health, /metrics and the like.
 """
 
 from __future__ import annotations
@@ -35,31 +34,31 @@ from slipstream.stack.children.listeners import Listeners, Taker
 from slipstream_ipc.telemetry.statistics import FrontNumbers
 from slipstream_ipc.transport.connections import raise_file_limit
 
-_TICK_S = 0.5  # how late a deadline may be noticed
-_RESERVED_DESCRIPTORS = 128  # for all else: libzmq ends a process that has none for its sockets
-_MALFORMED = "UNKNOWN"  # aiohttp's method of what could not be read
-_NO_HEADERS = CIMultiDictProxy(CIMultiDict[str]())  # which has a dict there
+_TICK_S = 0.5  # resolution of deadlines
+_RESERVED_DESCRIPTORS = 128  # libzmq aborts the process if it gets none for its sockets
+_MALFORMED = "UNKNOWN"  # the method that aiohttp gives a request it cannot parse
+_NO_HEADERS = CIMultiDictProxy(CIMultiDict[str]())  # aiohttp puts a dict into a malformed one
 
 
 class Application(Protocol):
-    """What is served."""
+    """What the server serves."""
 
     is_draining: bool
 
     def pattern_of(self, path: str) -> str:
-        """What a path counts as."""
+        """The label that a path is counted under."""
 
     def check_head(self, request: HttpRequest) -> ApiError | None:
-        """What is to be refused before its body is read."""
+        """The refusal of a request, as far as its head decides; None if its body may be read."""
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
-        """See to it that the exchange gets its answer, now or later."""
+        """Answer the exchange, now or later."""
 
 
 class Server:
-    """Serves `app` until it is closed; the running event loop's.
+    """Serves `app` in the running event loop until it is closed.
 
-    tls: for every connection; None speaks plain HTTP. options: of aiohttp's connections.
+    tls: applies to every connection; None serves plain HTTP. options: of aiohttp's connections.
     """
 
     def __init__(
@@ -74,12 +73,12 @@ class Server:
         self.counters = HttpCounters(app.pattern_of)
         self._tls = tls
         self._connections: set[Connection] = set()
-        self._new = Share()  # requests that are to be begun
+        self._new = Share()  # requests to begin
         self._is_empty = asyncio.Event()
         self.is_draining = False
-        self._is_quiet = asyncio.Event()  # while it drains: no answer is on its way
-        self._ending: Connection | None = None  # to make room for another
-        self._num_held = 0  # bytes of requests that have not been begun
+        self._is_quiet = asyncio.Event()  # set while draining, once no connection is busy
+        self._ending: Connection | None = None  # being closed to make room for a new one
+        self._num_held = 0  # bytes of pending requests
         self._is_making_room = False
         self._loop = asyncio.get_running_loop()
         self._taker: Taker | None = None
@@ -88,22 +87,22 @@ class Server:
         self._options = {"access_log": None, "loop": self._loop, **options}
 
     def numbers(self) -> FrontNumbers:
-        """What was counted, as of now."""
+        """The current values of the counters."""
         return self.counters.numbers(len(self._connections))
 
     def listen(self, listeners: Listeners) -> None:
-        """Take connections from these, which are ours from now on."""
+        """Accept connections on `listeners`, which the server owns from now on."""
         most = min(self.limits.connections, max(1, raise_file_limit() - _RESERVED_DESCRIPTORS))
         new: Callable[[], Connection] = partial(Connection, self._aiohttp, self, **self._options)
         handshake_s = self.limits.header_s
         self._taker = Taker(listeners, new, most, self._end_one, self._tls, handshake_s)
 
     def connected(self, connection: Connection) -> None:
-        """There is a new connection."""
+        """A connection has been made."""
         self._connections.add(connection)
 
     def disconnected(self, connection: Connection) -> None:
-        """It has ended."""
+        """A connection has ended."""
         self._connections.discard(connection)
         self.hold(connection, 0)
         if self._taker is not None:
@@ -113,12 +112,12 @@ class Server:
         self.answered()
 
     def answered(self) -> None:
-        """An answer is complete, or there is no one left to have it."""
+        """An answer is complete, or its client has disconnected."""
         if self.is_draining and not any(each.is_busy for each in self._connections):
             self._is_quiet.set()
 
     def hold(self, connection: Connection, num_bytes: int) -> None:
-        """It holds so many bytes of requests that have not been begun."""
+        """A connection now holds `num_bytes` of pending requests."""
         self._num_held += num_bytes - connection.num_held
         connection.num_held = num_bytes
         if self._num_held > self.limits.requests_bytes and not self._is_making_room:
@@ -127,22 +126,22 @@ class Server:
             self._is_making_room = False
 
     def check_head(self, request: HttpRequest) -> ApiError | None:
-        """What is to be refused before its body is read."""
+        """See `Application`."""
         return self._app.check_head(request)
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
-        """See to it that the exchange gets its answer, now or later."""
+        """Queue a request; `app` handles it in a later time slice."""
         self._num_held += len(request.body)
         self._new.add(partial(self._begin, request, exchange))
 
     async def drain(self) -> None:
-        """Begin nothing that lasts; wait until all answers that run have left."""
+        """Begin no more streams; wait until all running answers have been sent."""
         self.is_draining = self._app.is_draining = True
         self.answered()
         await self._is_quiet.wait()
 
     def stop_listening(self) -> None:
-        """No new connections, and no new request on one that is there."""
+        """Accept no connections, and no more requests on the open ones."""
         self.is_draining = True
         if self._taker is not None:
             self._taker.close()
@@ -156,7 +155,7 @@ class Server:
             await self._is_empty.wait()
 
     async def close(self) -> None:
-        """Once all answers have left, or `drain_s` is over."""
+        """Wait up to `drain_s` for connections to end, then abort the rest."""
         self._ticker.cancel()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.empty(), self.limits.drain_s)
@@ -165,14 +164,14 @@ class Server:
 
     def _begin(self, request: HttpRequest, exchange: Exchange) -> bool:
         num_bytes = len(request.body)
-        if exchange.is_open:  # else nothing is to be answered
+        if exchange.is_open:
             self._app.handle(request, exchange)
-        request.body = b""  # it has been read, and its answer may take long
+        request.body = b""  # free it: the answer may take long
         self._num_held -= num_bytes
-        return False  # that was all of it
+        return False
 
     def _end_one(self) -> bool:
-        """End the connection that has been idle for longest; whether one ends."""
+        """Close the connection that has been idle longest. Returns whether one is closing."""
         if self._ending in self._connections:
             return True
         idle = [each for each in self._connections if not each.is_busy]
@@ -185,7 +184,7 @@ class Server:
         while self._num_held > self.limits.requests_bytes and self._connections:
             largest = max(self._connections, key=attrgetter("num_held"))
             if not largest.num_held:
-                break  # the rest is about to be begun
+                break  # the rest is queued in `_new`
             largest.give_up(overloaded("the server holds too much of incomplete requests"))
 
     def _tick(self) -> None:
@@ -193,7 +192,7 @@ class Server:
         now = self._loop.time()
         for connection in list(self._connections):
             connection.check_deadline(now)
-        self.answered()  # to the last byte
+        self.answered()  # write buffers may have emptied meanwhile
 
 
 async def _answer(message: web.BaseRequest) -> web.StreamResponse:
@@ -209,7 +208,7 @@ def _request(
     writer: AbstractStreamWriter,
     task: asyncio.Task[None],
 ) -> web.BaseRequest:
-    """As aiohttp makes it, but that no answer speaks another version than HTTP/1.0 and HTTP/1.1."""
+    """aiohttp's request, its version forced to HTTP/1.0 or 1.1, as the answer repeats it."""
     assert isinstance(protocol, Connection)
     protocol.version = message.version
     if message.method == _MALFORMED:

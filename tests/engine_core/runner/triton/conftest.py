@@ -1,9 +1,9 @@
-"""Triton's interpreter, made bearable and a little more like a card.
+"""Patches that make Triton's interpreter faster, and closer to a GPU.
 
-Each call of a device function (a tl.max, say) replaces all of Triton's operators by numpy's anew,
-which takes longer than the function. They are replaced for good here: nothing in a process with
-TRITON_INTERPRET=1 is ever compiled. And it makes bfloat16 of float32 by cutting bits off, where a
-card rounds to the nearest.
+- The interpreter replaces all of Triton's operators by numpy's on each call of a device function
+  (tl.max, for example), which takes longer than the function. Here they are replaced once: a
+  process with TRITON_INTERPRET=1 compiles nothing.
+- The interpreter converts float32 to bfloat16 by truncation; a GPU rounds to nearest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 
 class _Once:
-    """In place of the interpreter's function that replaces the operators a kernel sees."""
+    """In place of the interpreter's `_patch_lang`: replaces operators once per set of modules."""
 
     def __init__(self, replace: Any, modules: tuple[Any, ...]) -> None:
         self._replace = replace
@@ -33,7 +33,7 @@ class _Once:
         return self
 
     def restore(self) -> None:
-        """Nothing: they stay replaced."""
+        """Does nothing: operators stay replaced."""
 
 
 if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
@@ -43,7 +43,7 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
     convert = interpreter._convert_float
 
     def rounded(values: Any, given: Any, wanted: Any, mode: Any) -> Any:
-        """As the interpreter converts, but to bfloat16 by rounding to the nearest, ties to even."""
+        """`_convert_float`, but float32 to bfloat16 rounds to nearest, ties to even."""
         if given != tl.float32 or wanted != tl.bfloat16:
             return convert(values, given, wanted, mode)
         bits = np.ascontiguousarray(values).view(np.uint32)
