@@ -87,7 +87,7 @@ async def _serve(config: BareConfig) -> None:
 
 
 def main() -> int:
-    """Serve until standard input ends; exit code 0."""
+    """Serve all streams once and wait for the end of standard input; exit code 0."""
     uvloop.run(_serve(msgspec.json.decode(sys.stdin.buffer.readline(), type=BareConfig)))
     return 0
 

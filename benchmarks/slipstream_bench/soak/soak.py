@@ -224,9 +224,7 @@ async def _soak(
 
 
 def _await_spares(stack: Stack) -> dict[int, str]:
-    """Wait until both spares are ready, whose startup would count as growth;
-    returns names by pid.
-    """
+    """Wait for both spares, whose startup would count as growth; returns their names by pid."""
     found: dict[int, str] = {}
     deadline = time.monotonic() + _CALM_S
     while len(found) < 2:

@@ -2,8 +2,8 @@
 
     python -m slipstream_bench.studies.grammar_libraries [TOKENIZER.json ...]
 
-Run it with an interpreter that has both installed. Without arguments it
-takes the demo model's tokenizer and a 32,000-token one trained on Python's own sources.
+Run it with an interpreter that has both installed. Without arguments it takes the demo model's
+tokenizer and a 32,000-token one trained on Python's own sources.
 
 For each schema it measures the time to the first mask, the time of a mask and of a grammar step
 over the tokens of a valid answer, and whether valid answers are accepted and an invalid one is
