@@ -1,3 +1,1 @@
-"""`slipstream bench beside`: the share of its speed that a CPU engine keeps
-beside other processes.
-"""
+"""`slipstream bench beside`: what a CPU engine keeps of its speed beside other processes."""

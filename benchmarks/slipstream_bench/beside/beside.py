@@ -137,7 +137,7 @@ def checked(arguments: argparse.Namespace) -> BesidePlan:
 
 
 def bench_beside(arguments: argparse.Namespace) -> int:
-    """Measure and report."""
+    """Measure all situations and report."""
     plan = checked(arguments)
     print(_ABOUT, flush=True)
     runs: list[Row] = []

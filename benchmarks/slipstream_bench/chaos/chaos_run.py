@@ -301,9 +301,7 @@ def _combinations(struck: Sequence[Struck]) -> list[str]:
 
 
 def _kind(struck: Sequence[Struck]) -> str:
-    """The kind of a round: hangs apart from exits, clients from servers,
-    bursts from single faults.
-    """
+    """The kind of a round: hangs, exits, bursts and shortages, by place."""
     places = {one.blow.place for one in struck}
     means = {one.blow.means for one in struck}
     if "stop" in means:

@@ -43,9 +43,7 @@ class Piece(Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class AskedAgain(Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """The request was sent again. is_afresh: from its beginning, discarding
-    what was read before.
-    """
+    """The request was sent again. is_afresh: from its beginning, ignoring what was read."""
 
     index: int
     time_s: float

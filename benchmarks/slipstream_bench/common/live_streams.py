@@ -116,9 +116,7 @@ class LiveStreams:
         self._io.close()
 
     def wait_until_running(self, settle_s: float) -> None:
-        """Wait until `running` streams have a token, then for `settle_s`.
-        Raises: SlipstreamError.
-        """
+        """Wait until `running` streams have a token, then `settle_s`. Raises: SlipstreamError."""
         self._wait(self._is_running, _START_S, "not all streams had a token")
         self._is_over.wait(settle_s)
         self._check()

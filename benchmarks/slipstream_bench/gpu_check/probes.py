@@ -19,9 +19,7 @@ _Event: Any = torch.cuda.Event  # untyped in torch
 
 
 def bandwidth_bytes_per_s(device: str, num_bytes: int) -> float:
-    """Bandwidth of a copy within the device's memory: 2 * num_bytes (read and
-    written) / seconds.
-    """
+    """Bandwidth of a copy in the device's memory: 2 * num_bytes (read, written) / seconds."""
     source = torch.empty(num_bytes, dtype=torch.uint8, device=device).random_()
     target = torch.empty_like(source)
     return 2 * num_bytes / median_s(device, lambda: target.copy_(source))

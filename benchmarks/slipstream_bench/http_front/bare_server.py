@@ -67,7 +67,7 @@ class _BareConnection(asyncio.Protocol):
         self._has_asked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's has its methods only
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
 
     def data_received(self, _data: bytes) -> None:
         if not self._has_asked:

@@ -25,9 +25,7 @@ _RECEIVE = 2**18
 
 @dataclass(frozen=True, slots=True)
 class EventSpan:
-    """The counts of the span. used: the increase of each of `cpu()`'s values
-    over it, in seconds.
-    """
+    """The counts of the span. used: the increase of each value of `cpu()`, in seconds."""
 
     num_events: int
     num_bytes: int

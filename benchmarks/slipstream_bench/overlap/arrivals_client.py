@@ -57,9 +57,7 @@ def main() -> int:
 
 
 def _prompt(config: ArrivalsConfig, tokenizer: str, index: int) -> Any:
-    """A text of about `size` tokens, or a chat of `size` messages; a different
-    one for each index.
-    """
+    """A text of about `size` tokens or a chat of `size` messages; it differs by index."""
     if config.kind == "chat":
         roles = ("user", "assistant")
         return [

@@ -1,6 +1,6 @@
 """The core's parts of a decode step, sequentially in one thread: a core assembled by the product's
-own functions over a simulated or given device, and a worker stand-in that only acknowledges what it
-receives.
+own functions over a simulated or given device, and a stand-in for the worker that reports all
+tokens as checked.
 
 - The loop is that of `Engine`, one step ahead: while a step is in flight the next one is launched,
   then the one before is completed and sent.
@@ -12,8 +12,7 @@ receives.
   publish    the message to the worker
   settle     work deferred until that message has left
 - Reported separately and in no sum: `device`, what the simulated device computes when a step is
-  launched. A real device computes in another thread, so handing a step over is part of `launch`
-  there.
+  launched. A real device computes asynchronously, so handing a step over is part of `launch` there.
 - Times are CPU time of the thread: other work on the machine is not counted, but its effect on the
   CPU's caches is.
 - Every request has a different prompt of `prompt_len` tokens and up to a block more, so that

@@ -229,9 +229,7 @@ def _measured(
 
 
 def _slowed_by(work: Callable[[], object]) -> float:
-    """The speed of a counting thread while `work` runs in another one,
-    relative to its speed alone.
-    """
+    """The relative speed of a counting thread while `work` runs in another one."""
 
     def count(seconds: float) -> float:
         num, end = 0, time.perf_counter() + seconds

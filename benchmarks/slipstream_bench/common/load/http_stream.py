@@ -158,7 +158,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is connected."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's has its methods only
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
 
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived."""
