@@ -1,1 +1,1 @@
-"""Measurements of Slipstream by itself, as `slipstream bench` runs them."""
+"""Benchmarks of Slipstream, run by `slipstream bench`."""

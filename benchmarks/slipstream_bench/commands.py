@@ -1,4 +1,4 @@
-"""`slipstream bench`: the benchmarks by name. The command line finds them by an entry point."""
+"""The benchmarks of `slipstream bench` by name. The command line finds them by an entry point."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BENCHMARKS = {
 
 
 def add_benchmarks(parser: Parser) -> None:
-    """Let `parser` take a benchmark, whose module is imported when it is named."""
+    """Add the benchmarks to `parser`; a benchmark's module is imported when it is named."""
     commands = {
         name: Command(purpose, f"slipstream_bench.{module}:add_options")
         for name, (purpose, module) in BENCHMARKS.items()

@@ -1,12 +1,8 @@
-"""`slipstream bench beside`: stacks of several numbers of threads in each situation, and telling.
+"""`slipstream bench beside`: measures stacks with several thread counts in each situation.
 
-Owns: the order in which things are measured, and what a row says. Does not know: how a situation
-is made.
-
-Rules:
-- Runs alternate between the stacks: what else the machine does falls on all of them.
-- Of all stacks but the one that is measured nothing runs: they have no spares, and no streams.
-- A quota holds for a stack and its client alike; peers, which run already, are not within it.
+- Runs alternate between the stacks, so that other load on the machine affects all of them.
+- The stacks that are not being measured are idle: they have no spares, and no streams.
+- A quota covers a stack and its client; peers, which are already running, are outside it.
 """
 
 from __future__ import annotations
@@ -46,7 +42,7 @@ tokens_per_s: of all streams together, from asking to the last token, greedy; me
 of_best: the default's share of what the best fixed number of threads does in that situation."""
 
 SITUATIONS = ("quiet", "1 spinner", "2 spinners", "quota of 1.5 CPUs")
-# the README's S: 19.8 million parameters
+# model S of the README: 19.8 million parameters
 MODEL = (
     "random:llama-3.1-8b,hidden_size=256,intermediate_size=768,num_hidden_layers=4,"
     "num_attention_heads=4,num_key_value_heads=4,vocab_size=32000,max_position_embeddings=16384"
@@ -57,7 +53,7 @@ _OUTPUT_LEN, _QUICK_OUTPUT_LEN = 128, 24
 
 @dataclass(frozen=True, slots=True)
 class BesidePlan:
-    """What is to be measured. `peers`: servers that run already, URLs by name."""
+    """What to measure. `peers`: URLs of running servers, by name."""
 
     model: str
     threads: list[int]
@@ -109,7 +105,7 @@ def add_options(parser: Parser) -> None:
 
 
 def checked(arguments: argparse.Namespace) -> BesidePlan:
-    """Refuse what cannot be. Raises: BadRequestError."""
+    """Validate the options. Raises: BadRequestError."""
     check_common(arguments)
     if arguments.output_len is None:
         arguments.output_len = _QUICK_OUTPUT_LEN if arguments.quick else _OUTPUT_LEN
@@ -141,7 +137,7 @@ def checked(arguments: argparse.Namespace) -> BesidePlan:
 
 
 def bench_beside(arguments: argparse.Namespace) -> int:
-    """Measure; tell."""
+    """Measure all situations and report."""
     plan = checked(arguments)
     print(_ABOUT, flush=True)
     runs: list[Row] = []
@@ -212,7 +208,7 @@ def _measured(
         }
 
     for llm in stacks.values():
-        _tokens_per_s(plan, llm)  # the first is none: caches, and how large a team should be
+        _tokens_per_s(plan, llm)  # warm-up: fills caches, and settles the thread team's size
     rows = []
     for _ in range(plan.runs):
         rows += [row(name, _tokens_per_s(plan, llm)) for name, llm in stacks.items()]
@@ -231,7 +227,7 @@ def _tokens_per_s(plan: BesidePlan, llm: LLM) -> float:
 
 
 def _of_peer(plan: BesidePlan, url: str) -> float:
-    """By `slipstream bench serve`. Raises OSError where that fails."""
+    """Tokens per second, by `slipstream bench serve`. Raises OSError if that fails."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         lengths = ["--input-len", str(plan.input_len), "--output-len", str(plan.output_len)]
         sizes = ["--num-requests", str(plan.streams), "--concurrency", str(plan.streams)]

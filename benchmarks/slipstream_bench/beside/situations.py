@@ -1,6 +1,5 @@
-"""Situations in which an engine computes: beside processes that spin, or within a quota.
-
-Owns: the spinners and the cgroup, which end with the block. Does not know: what is measured.
+"""The situations in which an engine computes: beside spinning processes, or within a CPU quota. The
+spinners and the cgroup end with the block.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _PERIOD_US = 100_000
 
 @contextmanager
 def spinners(num: int) -> Iterator[list[int]]:
-    """So many processes that do nothing but that; their ids."""
+    """Start `num` processes that only spin; yields their pids."""
     with ExitStack() as stack:
         processes = []
         for _ in range(num):
@@ -31,10 +30,10 @@ def spinners(num: int) -> Iterator[list[int]]:
 
 @contextmanager
 def quota(cpus: float, root: Path = _CGROUPS) -> Iterator[None]:
-    """This process, and what it starts, may have so many CPUs' time.
+    """Limit this process and its children to the time of `cpus` CPUs.
 
-    What was started within must have ended before the block does. Raises OSError where no such
-    cgroup can be made.
+    Children started within must have ended before the block does. Raises OSError if the cgroup
+    cannot be made.
     """
     parent, is_second = _own_cgroup(root)
     folder = parent / f"slipstream-bench-{os.getpid()}"
@@ -56,7 +55,7 @@ def quota(cpus: float, root: Path = _CGROUPS) -> Iterator[None]:
 
 
 def _own_cgroup(root: Path) -> tuple[Path, bool]:
-    """The folder of this process' cgroup that has processors' time, and whether of version 2."""
+    """The folder of this process's CPU cgroup, and whether it is of version 2."""
     lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     for _, controllers, path in lines:
         if "cpu" in controllers.split(","):

@@ -1,9 +1,10 @@
-"""`slipstream bench chaos`: kill a stack's processes while it serves, and look for a difference.
+"""`slipstream bench chaos`: kill a stack's processes while it serves, and compare its answers with
+those of an undisturbed run.
 
-A request's way: `chaos_workload` draws it, `follow` asks for it and writes what comes into a
-`journal`, in a process of its own (`client_process`, `http_process`) that `clients` starts,
-`fault_injector` kills what `schedule` says when it says, `compare` holds the journals against an
-undisturbed run (`reference`; of a real model also against `reference_model`), `gaps` measures the
-pauses, `chaos_report` tells. `volume` is a disk that can be filled,
-`chaos_summary` a table of many runs.
+`chaos_workload` draws the requests. `follow` sends each one and writes what arrives into a
+`journal`, in a separate process (`client_process`, `http_process`) started by `clients`.
+`fault_injector` kills processes as `schedule` says. `compare` checks the journals against the
+undisturbed run (`reference`; for a real model also `reference_model`), `gaps` measures the pauses,
+and `chaos_report` prints the result. `volume` is a disk that can be filled, `chaos_summary` a table
+of many runs.
 """

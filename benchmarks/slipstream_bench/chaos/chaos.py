@@ -1,7 +1,7 @@
-"""`slipstream bench chaos`: its options, and what its exit code says.
+"""`slipstream bench chaos`: its options and exit code.
 
-Owns: what may be asked for. Exit code 0 where every answer is identical, nothing was lost or
-doubled, and no process was left; 1 otherwise.
+The exit code is 0 if every answer is identical, nothing was lost or doubled, and no process was
+left behind; 1 otherwise.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def add_options(parser: Parser) -> None:
 
 
 def bench_chaos(arguments: argparse.Namespace) -> int:
-    """Run it, tell it. Raises: BadRequestError."""
+    """Run and report. Raises: BadRequestError."""
     options = _options(arguments)
     for name in ("json", "keep"):
         _check_place(name, getattr(arguments, name))
@@ -225,7 +225,7 @@ def _folder(keep: str | None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _log_to(folder: Path, is_wanted: bool) -> Iterator[None]:
-    """Let all processes that are started inside write their standard error to a file there."""
+    """Write the standard error of all processes started inside to a file in `folder`."""
     if not is_wanted:
         yield
         return

@@ -1,8 +1,4 @@
-"""What a run has shown, for people and for programs.
-
-Owns: the result's fields, which of them make a run good, how they are told. Does not know: how they
-were found.
-"""
+"""The result of a chaos run, as a table and as JSON, and which of its fields make a run good."""
 
 from __future__ import annotations
 
@@ -18,17 +14,17 @@ from slipstream_bench.common.process_census import Holding
 from slipstream_bench.common.tables import Row, table
 
 _MIB = 2**20
-_SHOWN = 10  # requests that are not identical
+_SHOWN = 10  # differing requests listed
 
 
 class ChaosResult(Struct, frozen=True, kw_only=True):
-    """One run. Requests over HTTP are among the total. commit: of the code; None where unknown.
+    """One run. Requests over HTTP are included in the total. commit: of the code; None if unknown.
 
     lost, doubled: positions, of tokens and of characters. gap_*: the longest gap of a stream at the
-    exit of a worker or a core, or of both. asked_again: streams that both had lost while nobody was
-    left who could submit them; unexplained_again: the same where the two had not died together.
-    orphans: processes that were left, or that nobody would have ended. combinations: of places in
-    which processes were killed within a second.
+    exit of a worker, a core, or both. asked_again: streams that worker and core had both lost while
+    no client was left to submit them; unexplained_again: the same although the two had not died
+    together. orphans: processes left behind, or that nothing would have ended. combinations: places
+    whose processes were killed within a second of each other.
     """
 
     seed: int
@@ -45,7 +41,7 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
     http_identical: int
     http_total: int
     http_asked_again: int
-    http_asked_afresh: int  # of those, from the beginning
+    http_asked_afresh: int  # of those asked again, the ones read from the beginning
     asked_again: int
     unexplained_again: int
     double_deaths: int
@@ -60,16 +56,16 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
     memory_end: dict[str, Holding]
     duration_s: float
     num_tokens: int
-    near_tie: int | None = None  # of a real model alone
+    near_tie: int | None = None  # for a real model only
     teacher: ReferenceSummary | None = None
     different: dict[int, list[str]] = {}
-    stopped: str | None = None  # why the run broke off
+    stopped: str | None = None  # why the run was aborted
     left: list[str] = []  # the orphans' command lines
-    left_out: list[str] = []  # blows that could not be done here, and why
+    left_out: list[str] = []  # faults that could not be injected on this machine, and why
 
     @property
     def is_good(self) -> bool:
-        """Whether nobody could have noticed."""
+        """Whether no fault was visible to any client."""
         return (
             self.identical == self.total
             and not (self.lost or self.doubled or self.orphans or self.unexplained_again)
@@ -78,7 +74,7 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
 
 
 def lines_of(result: ChaosResult) -> list[str]:
-    """For people."""
+    """The result as lines of text."""
     load = f"{result.total} requests, {result.num_tokens} tokens"
     blows = ", ".join(f"{name} {number}" for name, number in sorted(result.blows.items()))
     lines = [
@@ -125,12 +121,12 @@ def lines_of(result: ChaosResult) -> list[str]:
 
 
 def json_of(result: ChaosResult) -> bytes:
-    """One object."""
+    """The result as a JSON object."""
     return msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
 
 
 def count(names: Sequence[str]) -> dict[str, int]:
-    """How often each comes."""
+    """Occurrences of each name."""
     return dict(Counter(names))
 
 

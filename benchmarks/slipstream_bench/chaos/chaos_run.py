@@ -1,7 +1,4 @@
-"""One run: the undisturbed answers, the same requests under fire, the comparison.
-
-Owns: the order of things, which stack the requests meet. Does not know: the command line.
-"""
+"""One chaos run: the undisturbed answers, the same requests under faults, the comparison."""
 
 from __future__ import annotations
 
@@ -33,19 +30,21 @@ from slipstream_bench.common.commit import commit
 from slipstream_ipc.messages import ModelCard
 
 NO_SPARE = ", no spare"
-SERVER_EXITS = (  # whose gaps are the run's
+SERVER_EXITS = (  # kinds of rounds whose gaps are reported for the run
     *("exit of worker", f"exit of worker{NO_SPARE}", "exit of core", f"exit of core{NO_SPARE}"),
     "burst",
 )
 _SIMULATED = f"simulated:step_ms={{}},prefill_us=20,mode=chain,tokenizer={MODEL_PATH}"
 _STEP_MS = 25.0  # so 500 requests, 64 at a time, last until 20 rounds are over
 _MOST_STEP_MS = 250.0
-_MARGIN = 1.4  # of the rounds in which each kind of blow comes for the first time
+_MARGIN = 1.4  # over the rounds that it takes for every kind of fault to occur once
 _CLIENT_TIMEOUT_S = 120.0
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """What the command line says. model: None is the simulated one that depends on all of it."""
+    """The command line's options. model: None is the simulated model whose tokens depend on all
+    before.
+    """
 
     model: str | None
     num_requests: int
@@ -64,7 +63,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 class _Played(Struct):
-    """What the run under fire has left behind."""
+    """The outcome of the run under faults."""
 
     injector: FaultInjector
     streams: list[Streamed]
@@ -78,7 +77,7 @@ class _Played(Struct):
 
 
 def chaos(options: Options, folder: Path, tell: Callable[[str], object]) -> ChaosResult:
-    """Run it. folder: where the journals go. Raises: SlipstreamError where no stack starts."""
+    """Run all of it. folder: for the journals. Raises: SlipstreamError if no stack starts."""
     is_simulated = options.model is None or options.model.startswith(SIMULATED)
     with process_census.marked() as mark:
         tell("the undisturbed run")
@@ -206,7 +205,7 @@ def _play(
 
 
 def _step_ms(options: Options) -> float:
-    """So long that the requests last until the rounds are over."""
+    """A step time long enough for the requests to outlast the rounds."""
     if options.is_quick:
         return _STEP_MS
     load = options.num_requests / options.concurrency / (500 / 64)
@@ -242,7 +241,7 @@ def _has_grammars(options: Options) -> bool:
 def _clients(
     stack: Stack, requests: Sequence[ChaosRequest], options: Options, folder: Path
 ) -> list[ClientLives]:
-    """One for each share of the requests; the one over HTTP is the last."""
+    """One client per share of the requests; the one over HTTP is the last."""
     shared: dict[str, Any] = {
         "folder": folder,
         "concurrency": max(1, options.concurrency // options.num_clients),
@@ -269,7 +268,7 @@ def _memory(stack: Stack, injector: FaultInjector) -> dict[str, process_census.H
 def _gaps(
     played: _Played, requests: Sequence[ChaosRequest]
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Longest gaps, and times until a place was filled again, by the kind of round."""
+    """Longest gaps, and recovery times, by the kind of round."""
     struck = played.injector.struck
     rounds = sorted({one.round for one in struck})
     begins = {number: min(one.at_s for one in struck if one.round == number) for number in rounds}
@@ -293,7 +292,7 @@ def _gaps(
 
 
 def _combinations(struck: Sequence[Struck]) -> list[str]:
-    """Which died together, in each round in which several did."""
+    """The places killed together, for each round with several kills."""
     places: dict[int, set[str]] = {}
     for one in struck:
         if one.blow.means == "kill":
@@ -302,7 +301,7 @@ def _combinations(struck: Sequence[Struck]) -> list[str]:
 
 
 def _kind(struck: Sequence[Struck]) -> str:
-    """Hangs are told apart from exits, clients from servers, bursts from single blows."""
+    """The kind of a round: hangs, exits, bursts and shortages, by place."""
     places = {one.blow.place for one in struck}
     means = {one.blow.means for one in struck}
     if "stop" in means:

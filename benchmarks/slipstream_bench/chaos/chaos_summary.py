@@ -1,11 +1,8 @@
 """Many runs of chaos as one table: `python -m slipstream_bench.chaos.chaos_summary FOLDER`.
 
-Owns: which files of a folder are whole results (`KIND-SEED.json`, as scripts/chaos-seeds names
-them), the row of a kind. Does not know: how a run is done.
-
-`--has FILE` says by its exit code whether a result is there and whole, so that a series of runs
-goes on where it stopped. `--json FILE` writes the rows, and what each run found that is not as it
-should be.
+Reads the complete results of a folder (`KIND-SEED.json`, as scripts/chaos-seeds names them). `--has
+FILE` tells by its exit code whether a complete result exists, so that a series of runs can resume.
+`--json FILE` writes the rows, and every deviation that a run found.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ _decode = msgspec.json.Decoder(ChaosResult).decode
 
 
 class Summary(Struct, frozen=True):
-    """rows: one to a kind. bad: why, by the name of the run that is not good."""
+    """rows: one per kind. bad: the reasons, by the name of the run that is not good."""
 
     commits: list[str]
     rows: list[Row]
@@ -34,7 +31,7 @@ class Summary(Struct, frozen=True):
 
 
 def read_result(path: Path) -> ChaosResult | None:
-    """A run's result; None where there is none, or not a whole one."""
+    """A run's result; None if it is missing or incomplete."""
     try:
         return _decode(path.read_bytes())
     except (OSError, msgspec.DecodeError):
@@ -42,7 +39,7 @@ def read_result(path: Path) -> ChaosResult | None:
 
 
 def summarise(results: Mapping[str, ChaosResult]) -> Summary:
-    """results: by `KIND-SEED`."""
+    """The rows of all runs. results: by `KIND-SEED`."""
     kinds: dict[str, list[ChaosResult]] = {}
     for name, result in sorted(results.items(), key=lambda each: _sort_key(each[0])):
         kinds.setdefault(_kind(name), []).append(result)
@@ -94,7 +91,7 @@ def _why(result: ChaosResult) -> list[str]:
 
 
 def lines_of(summary: Summary) -> list[str]:
-    """For people."""
+    """The summary as lines of text."""
     lines = [f"commit {', '.join(summary.commits) or '-'}", "", *table(summary.rows)]
     for name, why in summary.bad.items():
         lines += ["", f"{name}:", *(f"  {what}" for what in why[:10])]
@@ -102,7 +99,7 @@ def lines_of(summary: Summary) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 where every run is good, or `--has` finds a result."""
+    """Exit code 0 if every run is good, or if `--has` finds a result."""
     parser = argparse.ArgumentParser(prog="chaos summary", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--has", type=Path, metavar="FILE")

@@ -1,15 +1,12 @@
-"""The requests of a run, of every kind that can go wrong. Pure: the same seed, the same requests.
+"""The requests of a chaos run, covering every kind that can go wrong. Pure: the same seed gives the
+same requests.
 
-Owns: what is asked for, by which client, and where its reader pauses. Does not know: who asks, what
-is killed, what must come of it.
-
-Rules:
-- Every request says all that decides about its tokens: a seed, or a stream id that the seed is made
-  of, or temperature 0.
-- Top-p and min-p come with a top-k that the sampler's candidates hold, so that one forward pass
-  tells which token was right (`reference_model`).
-- Requests over HTTP have a seed: their front draws the stream ids itself.
-- A grammar's answer ends by the model's own end, or by one that the request names: a simulated
+- Every request fixes all that determines its tokens: a seed, a stream id from which the seed is
+  derived, or temperature 0.
+- Top-p and min-p are combined with a top-k within the sampler's candidates, so that one forward
+  pass can verify the tokens (`reference_model`).
+- Requests over HTTP have a seed, because the HTTP front draws the stream ids.
+- A grammar's answer ends by the model's end token, or by one that the request names: a simulated
   model has none.
 """
 
@@ -28,11 +25,11 @@ from slipstream_ipc.messages import ChatMessage, SamplingParams, StructuredOutpu
 Via = Literal["client", "http"]
 Choice = TypeVar("Choice")
 
-_FIRST_ID = 100  # special tokens lie below it; any model has ids up to _LAST_ID
+_FIRST_ID = 100  # above the special tokens; any model has ids up to _LAST_ID
 _LAST_ID = 999
-_WORDS = 60  # `as_words` knows more different ones
+_WORDS = 60  # fewer than `as_words` has distinct words
 _SIGNS = ("naïve café", "漢字とかな", "🙂🙃", "x := [1, 2]", "Ünïcödé")
-_STOPS = ("()", "ly ", "\n\n", "e o", "}", ". ", "ould", "zx")  # of random text: often to never
+_STOPS = ("()", "ly ", "\n\n", "e o", "}", ". ", "ould", "zx")  # frequent to absent in random text
 _GRAMMARS = (
     StructuredOutputs(
         json={
@@ -52,21 +49,21 @@ _GRAMMARS = (
     StructuredOutputs(json_object=True),
 )
 _GRAMMAR_SHARE = 0.2
-_END_ID = 1  # of the bundled tokenizer, which writes nothing for it
+_END_ID = 1  # of the bundled tokenizer, which decodes it to nothing
 _HTTP_SHARE = 0.12
 _SLOW_SHARE = 0.1
-_LONG_PROMPT = 500  # tokens, more than one step takes beside others
+_LONG_PROMPT = 500  # tokens, more than fit a step beside other requests
 
 
 class Pause(Struct, frozen=True):
-    """The reader stops reading for so long, once it has so many tokens."""
+    """Reading pauses for a time after a number of tokens."""
 
     num_tokens: int
     seconds: float
 
 
 class ChaosRequest(Struct, frozen=True):
-    """One request. One of text, token_ids and messages is the prompt."""
+    """One request. Exactly one of text, token_ids and messages is the prompt."""
 
     index: int
     stream_id: str
@@ -75,22 +72,22 @@ class ChaosRequest(Struct, frozen=True):
     token_ids: tuple[int, ...] = ()
     messages: tuple[ChatMessage, ...] = ()
     via: Via = "client"
-    client: int = 0  # which of the client processes
+    client: int = 0  # index of the client process
     pauses: tuple[Pause, ...] = ()
 
     @property
     def prompt(self) -> Prompt:
-        """As clients take it."""
+        """The prompt in the form that clients take."""
         if self.text is not None:
             return self.text
         return self.messages or self.token_ids
 
 
 class WorkloadShape(Struct, frozen=True):
-    """What a run's requests look like, all together.
+    """The overall shape of a run's requests.
 
-    min_len, max_len: of the outputs, in tokens. vocab_size: of the model. has_grammars: whether it
-    has a tokenizer that grammars can be compiled for.
+    min_len, max_len: output lengths in tokens. vocab_size: of the model. has_grammars: whether the
+    model has a tokenizer that grammars can be compiled for.
     """
 
     num_requests: int

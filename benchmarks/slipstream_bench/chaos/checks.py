@@ -1,13 +1,10 @@
-"""What makes a stream right, on a simulated model and on a real one.
+"""Decides whether each stream is right, for a simulated model and for a real one.
 
-Owns: the verdict on every request. Does not know: what was done to the stack.
-
-Rules:
-- A simulated model computes whole numbers: everything must be identical.
-- Of a real one every token must be the teacher's, or within its tolerance. A stream that parts from
-  the undisturbed one at such a near tie is right all the same, if its text is that of its tokens
-  and it ended for a reason that they give. Over HTTP there are no tokens to look at: there the text
-  must be the same.
+- A simulated model computes integers, so everything must be identical.
+- Every token of a real model must be the reference model's, or within its tolerance. A stream that
+  diverges from the undisturbed one at such a near tie is right if its text matches its tokens and
+  its finish reason follows from them. Over HTTP there are no token ids, so the text must be the
+  same.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ _LOGPROB_TOLERANCE = 1e-3
 def exact_verdicts(
     requests: Sequence[ChaosRequest], expected: Sequence[ChaosAnswer], streams: Sequence[Streamed]
 ) -> list[Verdict]:
-    """Of a simulated model."""
+    """Verdicts for a simulated model."""
     return [
         compare(answer, streamed, is_http=request.via == "http")
         for request, answer, streamed in zip(requests, expected, streams, strict=True)
@@ -47,7 +44,7 @@ def real_verdicts(
     streams: Sequence[Streamed],
     card: ModelCard,
 ) -> tuple[list[Verdict], ReferenceSummary]:
-    """Of a real model, and what its teacher says."""
+    """Verdicts for a real model, and the summary of its reference model."""
     teacher = ReferenceModel(card)
     tokenizer = Tokenizer.from_file(str(Path(card.path) / "tokenizer.json"))
     verdicts: list[Verdict] = []
@@ -64,7 +61,7 @@ def real_verdicts(
             verdict = structs.replace(verdict, differences=(*verdict.differences, *wrong[:3]))
         elif tuple(streamed.token_ids) != answer.token_ids:
             problems = _problems_of_another(request, streamed, tokenizer)
-            # what is shorter than the other one is not lost
+            # a shorter answer has not lost positions
             verdict = Verdict(request.index, tuple(problems), streamed.lost, streamed.doubled)
         verdicts.append(verdict)
     return verdicts, summarise(margins)
@@ -73,7 +70,7 @@ def real_verdicts(
 def _problems_of_another(
     request: ChaosRequest, streamed: Streamed, tokenizer: Tokenizer
 ) -> list[str]:
-    """What is wrong with a stream that is not the undisturbed one, though its tokens are right."""
+    """The faults of a stream whose tokens are right but differ from the undisturbed ones."""
     params = request.params
     problems = list(streamed.problems)
     if streamed.error is not None:

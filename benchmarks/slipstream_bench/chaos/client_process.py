@@ -1,12 +1,11 @@
-"""A client in a process of its own, which may be killed at any moment.
+"""A client process that may be killed at any moment.
 
-`python -m slipstream_bench.chaos.client_process`, its config (JSON) as the first line on standard
-input; it ends when standard input does. It reads its requests' streams to their ends and writes
-what it reads into a journal; where there are journals of earlier lives it goes on behind them.
+`python -m slipstream_bench.chaos.client_process`, with its config (JSON) as the first line on
+standard input; it ends when standard input does. It reads its requests' streams to their ends and
+writes what it reads into a journal; where earlier lives left journals, it continues after them.
 
-Rules:
-- Every other client is the asyncio one. Which one it is changes from life to life, too.
-- Reading of a slow reader is what pauses: the process's other streams go on.
+- Sync and asyncio clients alternate, over clients and over the lives of each.
+- A slow reader pauses only its own reading; the process's other streams continue.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ _STANDARD_INPUT = 0
 class ClientConfig(Struct, frozen=True):
     """What a client reads, and where it writes.
 
-    address: of the stack, or of its HTTP front. earlier: its former lives' journals, oldest first.
+    address: of the stack, or of its HTTP front. earlier: journals of its former lives, oldest
+    first.
     """
 
     address: str
@@ -46,7 +46,7 @@ class ClientConfig(Struct, frozen=True):
 
 
 def main() -> int:
-    """Read to the ends of all; exit code 0."""
+    """Read all streams to their ends; exit code 0."""
     config = read_config()
     before = read_before(config.earlier)
     journal = JournalWriter(config.journal)
@@ -55,7 +55,7 @@ def main() -> int:
         for request in config.requests
         if not (read := before.get(request.index, Read())).is_over
     ]
-    # what runs already comes first: nobody else reads it, and its time is limited
+    # running streams first: they have no other reader, and their time is limited
     followers.sort(key=lambda follower: follower.request.index not in before)
     if config.is_async:
         asyncio.run(_follow_all_async(config, followers))
@@ -65,20 +65,20 @@ def main() -> int:
 
 
 def read_config() -> ClientConfig:
-    """The config; from now on the process ends with its standard input."""
+    """Read the config; from now on the process ends with its standard input."""
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=ClientConfig)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     return config
 
 
 def _end_with_parent() -> None:
-    while os.read(_STANDARD_INPUT, 4096):  # past the buffer, whose lock an exit would wait for
+    while os.read(_STANDARD_INPUT, 4096):  # unbuffered: an exit would wait for the buffer's lock
         pass
     os._exit(3)
 
 
 def _follow_all(config: ClientConfig, followers: list[Follower]) -> None:
-    nothing = threading.Event()  # that a slow reader waits for
+    nothing = threading.Event()  # never set; slow readers wait on it with a timeout
 
     def follow(client: Client, follower: Follower) -> None:
         while True:

@@ -1,11 +1,8 @@
-"""The client processes of a run: started, struck, succeeded.
+"""Starts the client processes of a run, kills them and starts their successors.
 
-Owns: their processes and journals. Does not know: when they are struck, what they read.
-
-Rules:
-- Each has its own requests. Who was killed is succeeded at once by a process that has the same
-  requests and the journals of all lives before.
-- They end with this process: each reads its standard input, which we hold open.
+- Each has its own requests. A killed process is replaced at once by one with the same requests and
+  the journals of all earlier lives.
+- They end with this process: each reads its standard input, which this process holds open.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ _MODULES = {
 
 
 class ClientLives:
-    """One client: the process that lives, and the journals of all its lives."""
+    """One client: its current process, and the journals of all its lives."""
 
     def __init__(
         self,
@@ -57,34 +54,34 @@ class ClientLives:
 
     @property
     def pid(self) -> int:
-        """Of the process that lives."""
+        """The id of the current process."""
         return self._process.pid
 
     def has_begun(self) -> bool:
-        """Whether the process that lives has read anything, or everything was read before."""
+        """Whether the current process has read anything, or everything was read before."""
         with contextlib.suppress(FileNotFoundError):
             return os.path.getsize(self._journals[-1]) > 0 or self.has_ended()
         return self.has_ended()
 
     def has_ended(self) -> bool:
-        """Whether it has read everything. Raises: RuntimeError where it ended in another way."""
+        """Whether it has read everything. Raises: RuntimeError if it ended in another way."""
         code = self._process.poll()
         if code not in (None, 0):
             raise RuntimeError(f"{self.kind} {self.number} ended by itself with code {code}")
         return code == 0
 
     def kill(self) -> None:
-        """End it; another one goes on from what it wrote."""
+        """Kill the process and start its successor, which continues from the journals."""
         self.end()
         self._process = self._start()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it lives."""
+        """Send the process a signal, if it is alive."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
     def end(self) -> None:
-        """End it for good."""
+        """End the client without a successor."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None
@@ -92,7 +89,7 @@ class ClientLives:
             self._process.stdin.close()
 
     def records(self) -> list[Record]:
-        """What all its lives have written, in order."""
+        """The records of all its lives, in order."""
         return [
             record
             for path in self._journals

@@ -1,14 +1,10 @@
-"""From the records of a run to what is lost, doubled or different. Pure.
+"""Finds what is lost, doubled or different in the records of a run. Pure.
 
-Owns: how pieces make an answer, and what `identical` means. Does not know: files, processes, where
-the expected answers come from.
-
-Rules:
-- Pieces say where they begin. What lies between two pieces is lost, what two of them hold is
-  doubled; tokens and characters are counted alike, and neither is mended here.
-- An answer is identical where text, token ids, every log-probability, the prompt's ids and the
-  reason of its end are equal. Over HTTP only text and reason are there to be compared.
-- What is missing at an answer's end is lost, too, whatever its reader was told.
+- Pieces carry their positions. Positions between two pieces are lost, positions in two of them are
+  doubled, for tokens and characters alike; neither is repaired here.
+- An answer is identical if text, token ids, all logprobs, prompt ids and the reason of its end are
+  equal. Over HTTP only text and reason can be compared.
+- Positions missing at an answer's end are lost, too, even if its reader got an error.
 """
 
 from __future__ import annotations
@@ -19,11 +15,11 @@ from msgspec import Struct, field
 
 from slipstream_bench.chaos.journal import AskedAgain, Failed, Piece, Record, TokenCandidates
 
-_SHOWN = 40  # characters of a difference
+_SHOWN = 40  # characters shown of a difference
 
 
 class ChaosAnswer(Struct, frozen=True):
-    """Everything that a request's reader is told. None: nobody told, or asked."""
+    """Everything that a request's reader receives. None: not received, or not requested."""
 
     text: str
     token_ids: tuple[int, ...] | None = None
@@ -34,7 +30,7 @@ class ChaosAnswer(Struct, frozen=True):
 
 
 class Streamed(Struct):
-    """One request's stream, put together from its records."""
+    """One request's stream, assembled from its records."""
 
     index: int
     text: str = ""
@@ -48,18 +44,18 @@ class Streamed(Struct):
     lost: int = 0
     doubled: int = 0
     num_again: int = 0
-    num_afresh: int = 0  # of those, from the beginning
+    num_afresh: int = 0  # of those, read from the beginning
     error: str | None = None
     times_s: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, in whichever way."""
+        """Whether it has ended, with or without an error."""
         return self.finish_reason is not None or self.error is not None
 
     def take(self, record: Record) -> None:
-        """The next record, in the order of their writing."""
+        """Add the next record, in the order of writing."""
         match record:
             case Piece():
                 self._take_piece(record)
@@ -96,7 +92,7 @@ class Streamed(Struct):
 
 
 class Verdict(Struct, frozen=True):
-    """What became of one request."""
+    """The comparison of one request with its expected answer."""
 
     index: int
     differences: tuple[str, ...]
@@ -105,12 +101,12 @@ class Verdict(Struct, frozen=True):
 
     @property
     def is_identical(self) -> bool:
-        """Whether it is as if nothing had happened."""
+        """Whether no difference is visible."""
         return not (self.differences or self.lost or self.doubled)
 
 
 def assemble(records: Iterable[Record], num_requests: int) -> list[Streamed]:
-    """The streams of all requests, by index; empty ones where nothing was written."""
+    """The streams of all requests, by index; empty where there are no records."""
     streams = [Streamed(index) for index in range(num_requests)]
     for record in records:
         streams[record.index].take(record)
@@ -120,10 +116,11 @@ def assemble(records: Iterable[Record], num_requests: int) -> list[Streamed]:
 def compare(
     expected: ChaosAnswer, streamed: Streamed, *, is_http: bool = False, tolerance: float = 0.0
 ) -> Verdict:
-    """Hold a stream against the answer that it should be.
+    """Compare a stream with its expected answer.
 
-    tolerance: of log-probabilities, where the same tokens may have been computed in another batch;
-    candidates beside the token itself are not compared then, as near ones may change places.
+    tolerance: allowed error of logprobs, where the same tokens may have been computed in another
+    batch; other candidates than the token itself are then not compared, as close ones may swap
+    ranks.
     """
     differences = list(streamed.problems)
     if streamed.error is not None:
@@ -137,7 +134,7 @@ def compare(
         ids = expected.token_ids or ()
         lost += max(0, len(ids) - streamed.num_tokens)
         differences += _difference("token_ids", ids, tuple(streamed.token_ids))
-        logprobs = tuple(streamed.logprobs) if streamed.logprobs else None  # of no tokens: none
+        logprobs = tuple(streamed.logprobs) if streamed.logprobs else None  # None without tokens
         if not tolerance or not _are_close(expected.logprobs, logprobs, tolerance):
             differences += _difference("logprobs", expected.logprobs or None, logprobs)
         differences += _difference("stop_reason", expected.stop_reason, streamed.stop_reason)

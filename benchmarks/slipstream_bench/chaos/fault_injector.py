@@ -1,18 +1,14 @@
-"""Carries a schedule out on a stack and its clients, and waits for the end of all requests.
+"""Injects the faults of a schedule into a stack and its clients until all requests have ended.
 
-Owns: who is struck by which signal, what counts as recovered, what was done when. Does not know:
-how the schedule was drawn, what the clients read.
-
-Rules:
-- The first round begins when all clients read, any other one when everybody whom the last one
-  struck serves again (as the supervisor says) and its pause has passed.
-- A server process that was stopped is never continued: the supervisor has to notice. A client that
-  was stopped is continued after a while: it is a reader that does not read, on the wire too.
-- Whoever is struck is taken from what the stack says of itself at that moment; where nobody is
-  there, because the place is empty, the blow misses.
-- A file limit and a full disk are taken back after a while. A process may end of them: that is no
-  fault as long as another takes its place and no stream can tell.
-- The prompt process is the worker's own: it has recovered when there is another one.
+- The first round begins when all clients read; every later one when all processes hit by the last
+  round are replaced (as the supervisor reports) and the round's pause has passed.
+- A stopped server process is never continued: the supervisor has to notice. A stopped client is
+  continued after a while, which makes it a reader that does not read, on the wire as well.
+- Targets are chosen from the processes that the stack reports at that moment; if the place is
+  empty, the fault misses.
+- A file limit and a full disk are undone after a while. A process may end because of them: that is
+  no failure as long as it is replaced and no stream shows a difference.
+- The prompt process belongs to the worker: it has recovered when there is a new one.
 """
 
 from __future__ import annotations
@@ -42,18 +38,18 @@ from slipstream_bench.chaos.volume import Volume
 from slipstream_bench.common import process_census
 
 _SIGNALS: dict[Means, signal.Signals] = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-_KEEPERS: set[Place] = {"worker", "core"}  # each of them can be rebuilt from the other
-_LOOK_S = 0.05  # between two looks at the clients; the stack's events wake at once
-_RECOVERY_S = 120.0  # then it does not come any more
-_CLIENT_STOP_S = 1.0, 8.0  # how long a client stands still
-_TOGETHER_S = 1.0  # after one is back: then it knows all that the other one knows
-_SHORTAGE_S = 1.0, 4.0  # how long there are no files, or no room on the disk
-_PROMPT_PROCESS = "slipstream_worker.tokenizer.process"  # in its command line
+_KEEPERS: set[Place] = {"worker", "core"}  # each can rebuild its state from the other
+_LOOK_S = 0.05  # interval of checking the clients; events of the stack wake at once
+_RECOVERY_S = 120.0  # after this, recovery has failed
+_CLIENT_STOP_S = 1.0, 8.0  # duration of a client's stop
+_TOGETHER_S = 1.0  # after its return a process has rebuilt its state from the other
+_SHORTAGE_S = 1.0, 4.0  # duration of a file limit or a full disk
+_PROMPT_PROCESS = "slipstream_worker.tokenizer.process"  # in the process's command line
 
 
 class Struck(Struct):
-    """A blow that hit. how: the process's end, as the supervisor tells it; recovered_s: when its
-    place was filled again; name: the process's. Times are time.monotonic.
+    """An injected fault that hit. how: the process's end, as reported by the supervisor;
+    recovered_s: when its place was filled again; name: the process's. Times are time.monotonic.
     """
 
     round: int
@@ -67,7 +63,7 @@ class Struck(Struct):
 
 
 class ChaosFailed(Exception):  # noqa: N818  (says what is the case, as its text does)
-    """The run cannot go on: the stack has failed, or does not recover, or a client has died."""
+    """The run cannot continue: the stack has failed or does not recover, or a client has died."""
 
 
 class FaultInjector:
@@ -80,24 +76,26 @@ class FaultInjector:
         spares: set[str],
         volume: Volume | None = None,
     ) -> None:
-        """spares: the names of those that the stack keeps. volume: where its folders lie."""
+        """spares: names of the processes that have a spare. volume: the disk of the stack's
+        folders.
+        """
         self._stack = stack
         self._clients: Sequence[ClientLives] = ()
         self._schedule = list(schedule)
         self._wanted_spares = spares
         self._round = 0
-        self._due: list[tuple[float, Blow]] = []  # of the round that runs
-        self._next_round_s: float | None = None  # when the next one begins, where none runs
+        self._due: list[tuple[float, Blow]] = []  # faults of the current round, by time
+        self._next_round_s: float | None = None  # set between rounds
         self._to_continue: dict[ClientLives, float] = {}
         self._volume = volume
         self._to_undo: list[tuple[float, Callable[[], object]]] = []
         self.struck: list[Struck] = []
-        self.spares: dict[str, int] = {}  # those that wait, by name
+        self.spares: dict[str, int] = {}  # pids of ready spares, by name
         self.num_missed = 0
-        self.num_double_deaths = 0  # of worker and core, one before the other was back for long
+        self.num_double_deaths = 0  # worker and core died before the other had recovered
 
     def run(self, clients: Sequence[ClientLives], within_s: float) -> None:
-        """Until every client has read everything. Raises: ChaosFailed."""
+        """Run until every client has read everything. Raises: ChaosFailed."""
         self._clients = clients
         deadline = time.monotonic() + within_s
         has_begun = False
@@ -112,7 +110,7 @@ class FaultInjector:
             self._hear(min(_LOOK_S, self._wait_s(now)))
 
     def settle(self) -> None:
-        """Until everybody whom the last blows struck serves again, and the spares wait.
+        """Wait until every process hit last is replaced and the spares are ready.
 
         Raises: ChaosFailed.
         """
@@ -127,7 +125,7 @@ class FaultInjector:
 
     @property
     def num_rounds(self) -> int:
-        """How many rounds have begun."""
+        """The number of rounds that have begun."""
         return self._round
 
     def _all_have_ended(self) -> bool:
@@ -197,16 +195,16 @@ class FaultInjector:
         try:
             if blow.means == "limit":
                 self._limit_files(blow, pid)
-                struck.recovered_s = struck.at_s  # unless it ends of that
+                struck.recovered_s = struck.at_s  # unless the process ends because of it
             else:
                 os.kill(pid, _SIGNALS[blow.means])
-        except ProcessLookupError:  # it has ended, and we are yet to hear of it
+        except ProcessLookupError:  # it has ended; the event is still to come
             self.num_missed += 1
             return
         if blow.means == "limit":
             self.struck.append(struck)
             return
-        # a spare takes over at once, and is told what its predecessor knew a little later
+        # a spare takes over at once, but rebuilds its predecessor's state a little later
         missing = {
             one.blow.place
             for one in self.struck
@@ -228,7 +226,7 @@ class FaultInjector:
         self.struck.append(Struck(self._round - 1, blow, pid, time.monotonic(), how=""))
 
     def _prompt_pid(self) -> int | None:
-        """Of the worker that serves; None while there is none."""
+        """The prompt process of the serving worker; None while there is none."""
         worker = self._stack.pids.get("worker")
         if worker is None:
             return None
@@ -236,7 +234,7 @@ class FaultInjector:
         return next((pid for pid, each in commands.items() if _PROMPT_PROCESS in each), None)
 
     def _limit_files(self, blow: Blow, pid: int) -> None:
-        """It opens no further file. Raises: ProcessLookupError."""
+        """Keep the process from opening further files. Raises: ProcessLookupError."""
         files = resource.RLIMIT_NOFILE
         held = process_census.holding(pid)
         if held is None:
@@ -260,7 +258,7 @@ class FaultInjector:
         self.struck.append(Struck(self._round - 1, blow, 0, now, how="", recovered_s=now))
 
     def _undo(self, now: float) -> None:
-        """Give back what was taken for long enough."""
+        """Undo file limits and full disks whose time is over."""
         for each in [each for each in self._to_undo if each[0] <= now]:
             self._to_undo.remove(each)
             each[1]()
@@ -310,7 +308,7 @@ class FaultInjector:
         is_short = [
             one for one in self.struck if one.pid == event.pid and one.blow.means == "limit"
         ]
-        for one in is_short[:1]:  # it could not do without: its successor is waited for
+        for one in is_short[:1]:  # it ended because of the limit: wait for its successor
             one.recovered_s = None
             struck.append(one)
         if not struck and any(one.blow.means == "fill" for one in self._latest()):
@@ -325,7 +323,7 @@ class FaultInjector:
             one.how = event.how
 
     def _latest(self) -> list[Struck]:
-        """What was struck in the round that runs or ran last."""
+        """The faults injected in the current or last round."""
         return [one for one in self.struck if one.round == self._round - 1]
 
     def _check_recovery(self, now: float) -> None:
@@ -343,5 +341,5 @@ def _end_of_shortage(blow: Blow) -> float:
 
 
 def _is_at(name: str, place: Place) -> bool:
-    """Whether a process of this name may be struck there."""
+    """Whether a process of this name belongs to the place."""
     return is_front(name) if place == "front" else name == place

@@ -1,14 +1,10 @@
-"""One request from a client's side, over as many lives of its process as it takes.
+"""Follows one request from the client's side, across the lives of its client process.
 
-Owns: how a stream is asked for, what is written down of it, when it is asked for anew. Does not
-know: threads, event loops, which of the two clients it is.
-
-Rules:
-- A stream of which nothing was read is submitted, under its own id: if it was before, that does no
-  harm. Any other one is resumed behind what was read.
-- A stream that the server does not have any more (worker and core died, and the client that could
-  have submitted it again was killed too) is submitted again and read from its beginning; what was
-  read before must come again, and is not written down twice.
+- A stream of which nothing was read is submitted under its own id, which is harmless if it was
+  submitted before. Any other stream is resumed after the last position read.
+- A stream that the server no longer has (worker and core died, and so did the client that could
+  have submitted it again) is submitted again and read from its beginning; what was read before must
+  repeat, and is not recorded twice.
 """
 
 from __future__ import annotations
@@ -33,11 +29,11 @@ from slipstream_bench.chaos.journal import (
     read_journal,
 )
 
-_MOST_AGAIN = 20  # then something goes round in a circle
+_MOST_AGAIN = 20  # more than this is an endless loop
 
 
 class Read(Struct):
-    """What was read of a stream, in this life of its client and those before."""
+    """What was read of a stream, in this life of its client and earlier ones."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
@@ -53,12 +49,12 @@ class Follower:
         self._read = read
         self._journal = journal
         self._pauses = [p for p in request.pauses if p.num_tokens >= len(read.token_ids)]
-        self._skip_chars = self._skip_tokens = 0  # of what comes, which was read before
+        self._skip_chars = self._skip_tokens = 0  # positions still to come that were read before
         self._has_prompt = False
         self._num_again = 0
 
     def open(self, client: Client) -> Stream:
-        """The stream, at the right place."""
+        """The stream, opened at the right position."""
         if self._is_whole:
             return client.stream(
                 self.request.prompt, self.request.params, stream_id=self.request.stream_id
@@ -67,7 +63,7 @@ class Follower:
         return client.resume(self.request.stream_id, num_chars=chars, num_tokens=tokens)
 
     def open_async(self, client: AsyncClient) -> AsyncStream:
-        """The same."""
+        """The stream, opened at the right position."""
         if self._is_whole:
             return client.stream(
                 self.request.prompt, self.request.params, stream_id=self.request.stream_id
@@ -76,7 +72,7 @@ class Follower:
         return client.resume(self.request.stream_id, num_chars=chars, num_tokens=tokens)
 
     def take(self, stream: Stream | AsyncStream, delta: Delta) -> float:
-        """Write a delta down; how long to pause before the next one."""
+        """Record a delta; returns the pause before the next one, in seconds."""
         end = stream.position
         token_ids = tuple(delta.token_ids)
         logprobs = _candidates(delta)
@@ -107,7 +103,7 @@ class Follower:
         return self._pause(end.num_tokens)
 
     def is_asked_again(self, error: SlipstreamError) -> bool:
-        """After an error: whether to open it once more; else the error is written down."""
+        """Whether to open the stream again after an error; otherwise the error is recorded."""
         now = time.monotonic()
         is_lost = isinstance(error, StreamLostError | UnknownStreamError)
         if is_lost and self._num_again < _MOST_AGAIN:
@@ -121,7 +117,7 @@ class Follower:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether it is read from its beginning."""
+        """Whether the stream is read from its beginning."""
         return bool(self._num_again) or not (self._read.text or self._read.token_ids)
 
     @property
@@ -146,7 +142,7 @@ class Follower:
 
 
 def read_before(journals: Iterable[str | Path]) -> dict[int, Read]:
-    """What the lives before this one have read, by request; their journals, oldest first."""
+    """What earlier lives have read, by request. journals: oldest first."""
     found: dict[int, Read] = {}
     for path in journals:
         for record in read_journal(path):

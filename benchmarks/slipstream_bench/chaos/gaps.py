@@ -1,7 +1,7 @@
-"""The pauses of all streams of a run, by what was done to their server. Pure.
+"""The longest gaps of all streams of a run, by the kind of fault. Pure.
 
-Slow readers do not count: they pause by themselves. Nor do streams that were computed again from
-their beginning: how long that takes is a matter of their length.
+Excluded are slow readers, which pause by themselves, and streams that were computed again from
+their beginning, which takes time in proportion to their length.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slipstream.demo.gaps import GapSpan, longest_gap
 
 
 class GapSummary(Struct, frozen=True):
-    """Of the longest gaps of all streams at all rounds of a kind, in seconds."""
+    """The longest gaps of all streams at all rounds of a kind, in seconds."""
 
     kind: str
     num_streams: int
@@ -25,7 +25,7 @@ class GapSummary(Struct, frozen=True):
 
 
 def summarise(kind: str, gaps: Iterable[float]) -> GapSummary:
-    """Percentiles; None where there are none."""
+    """Percentiles; None without gaps."""
     every = list(gaps)
     if not every:
         return GapSummary(kind, 0, None, None, None)

@@ -1,7 +1,4 @@
-"""What a grammar lets each token of an answer be, worked out after the fact.
-
-Owns: nothing but the vocabulary. Does not know: logits, what was killed.
-"""
+"""The tokens that a grammar allows at each position of an answer, computed after the fact."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from slipstream_ipc.messages import Admit, ModelCard
 
 
 class GrammarMasks:
-    """Of one model's grammars."""
+    """Masks for the vocabulary of one model."""
 
     def __init__(self, card: ModelCard) -> None:
         self._vocab_size = card.vocab_size
@@ -25,7 +22,7 @@ class GrammarMasks:
         self._compiler = GrammarCompiler(lambda: vocabulary)
 
     def allowed(self, admit: Admit, token_ids: Sequence[int]) -> torch.Tensor:
-        """For each of `token_ids`, whether each id may have come in its place, bool [N, vocab]."""
+        """The ids allowed in place of each of `token_ids`, bool [N, vocab]."""
         state = self._compiler.start(admit)
         masks = np.zeros((len(token_ids), num_words(self._vocab_size)), np.int32)
         for i, token_id in enumerate(token_ids):

@@ -1,14 +1,12 @@
-"""The requests over HTTP: a client in a process of its own, which may be killed at any moment.
+"""A client process for requests over HTTP, which may be killed at any moment.
 
-`python -m slipstream_bench.chaos.http_process`, with a config as `client_process` has. Here a
-stream whose connection breaks is asked for again with the id of the last event that was written
-into the journal, and goes on behind it; where none had come it is asked for from its beginning.
-Every other request comes back by a GET first, and by the same POST where the GET is told that
-nothing is left of the stream; the others by the POST alone.
+`python -m slipstream_bench.chaos.http_process`, with a config as `client_process` has. A stream
+whose connection breaks is requested again with the id of the last event in the journal, and
+continues after it; without one it is requested from its beginning. Every other request resumes by a
+GET, and by the same POST if the GET finds that the stream is gone; the others by the POST alone.
 
-Rules:
-- Asked again where the front was not there, went away or was not ready yet, and only there; any
-  other answer than a whole one is a failure.
+- A request is repeated only if the front could not be reached, closed the connection or was not
+  ready; any other incomplete answer is a failure.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from slipstream_bench.common.load.failures import RequestFailedError
 from slipstream_bench.common.load.http_stream import HttpClient
 
 _NOT_THERE = ("connect", "disconnected", "http_503")
-_PAUSE_S = 0.1  # before it asks again
+_PAUSE_S = 0.1  # before a request is repeated
 _OURS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids")
 _OURS_TOO = (
     *("include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens"),
@@ -50,12 +48,12 @@ class _ChaosChoice(Struct):
 
 
 class _ChaosEvent(Struct):
-    choices: list[_ChaosChoice] = []  # msgspec gives each event its own
+    choices: list[_ChaosChoice] = []  # msgspec copies the default
     error: msgspec.Raw = msgspec.Raw()
 
 
 class _Reading:
-    """One answer, as it comes."""
+    """One answer as it arrives."""
 
     def __init__(self, index: int, read: Read, journal: JournalWriter) -> None:
         self._index = index
@@ -67,11 +65,11 @@ class _Reading:
 
     @property
     def last_id(self) -> str:
-        """Of the last event that came; empty where none has. Events are taken as they come."""
+        """The id of the last event received; empty if there was none."""
         return self._events.last_id.decode()
 
     def begin_anew(self) -> None:
-        """Over another connection: half an event may have come over the last one."""
+        """Prepare for another connection: the last one may have ended within an event."""
         events, self._events = self._events, EventSplitter()
         self._events.last_id = events.last_id
 
@@ -106,7 +104,7 @@ class _Reading:
 
 
 def body_of(request: ChaosRequest) -> tuple[str, bytes]:
-    """Path and body of a request, which says the same as it would in Python."""
+    """Path and body of a request, equivalent to the same request in Python."""
     given = structs.asdict(request.params)
     body: dict[str, Any] = {name: given[name] for name in (*_OURS, *_OURS_TOO)}
     body["stream"] = True
@@ -118,7 +116,7 @@ def body_of(request: ChaosRequest) -> tuple[str, bytes]:
 
 
 def _is_unknown(error: RequestFailedError) -> bool:
-    """Whether nothing is left of the stream, at once or while it was read."""
+    """Whether the stream is gone, found at once or while it was read."""
     return error.reason == "http_404" or (
         error.reason == "error_event" and '"code":"unknown_stream"' in str(error)
     )
@@ -128,9 +126,9 @@ async def _follow(
     http: HttpClient, request: ChaosRequest, read: Read, journal: JournalWriter
 ) -> None:
     path, body = body_of(request)
-    is_away = False  # nothing has come since it was asked for again
+    is_away = False  # nothing has arrived since the request was repeated
     reading = _Reading(request.index, read, journal)
-    gets = bool(request.index % 2)  # and posts where that finds nothing
+    gets = bool(request.index % 2)  # resume by GET, with a POST if the stream is gone
     is_unknown = False
     while True:
         num_chars = reading.num_chars
@@ -148,7 +146,7 @@ async def _follow(
             return
         except RequestFailedError as error:
             if reading.is_over:
-                return  # the connection broke behind the last word
+                return  # the connection broke after the end of the stream
             is_unknown = gets and not is_unknown and _is_unknown(error)
             if not is_unknown and error.reason not in _NOT_THERE:
                 journal.write(Failed(request.index, time.monotonic(), str(error)))
@@ -174,13 +172,13 @@ async def _follow_all(config: ClientConfig) -> None:
             await _follow(http, request, read, journal)
 
     asked = [(request, before.get(request.index, Read())) for request in config.requests]
-    asked.sort(key=lambda each: each[0].index not in before)  # what runs comes first
+    asked.sort(key=lambda each: each[0].index not in before)  # running streams first
     await asyncio.gather(*(one(request, read) for request, read in asked if not read.is_over))
     http.close()
 
 
 def main() -> int:
-    """Read to the ends of all; exit code 0."""
+    """Read all streams to their ends; exit code 0."""
     asyncio.run(_follow_all(read_config()))
     return 0
 

@@ -1,13 +1,10 @@
-"""What a client process has read, written down as it reads: a successor goes on from there.
+"""The journal of a client process: a record of everything it reads, from which a successor
+continues.
 
-Owns: the records, the file's form, the reading of a file whose writer was killed. Does not know:
-clients, what the records are compared with.
-
-Rules:
-- A record is written when the reader has the piece and before it asks for the next one; in one
-  `write`, so it is there or not there once the process is killed.
-- Each life of a process has a file of its own: a record that was cut short by its writer's death is
-  the last of its file, and is dropped.
+- A record is written after the reader has the piece and before it requests the next one, in a
+  single `write`: after a kill it is either there or not.
+- Each life of a process has its own file: a record cut short by a kill is the last of its file, and
+  is dropped.
 - Times are time.monotonic, which all processes of a machine share.
 """
 
@@ -20,16 +17,16 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-TokenCandidates = tuple[tuple[int, float, int], ...]  # id, log-probability, rank; its own first
+TokenCandidates = tuple[tuple[int, float, int], ...]  # (id, logprob, rank); the sampled token first
 
 _LENGTH_BYTES = 4
 
 
 class Piece(Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """A part of a stream, as its reader got it.
+    """A part of a stream, as its reader received it.
 
-    num_chars, num_tokens: where it begins. prompt_ids: with a life's first piece of a stream.
-    event_id: over HTTP, of its event.
+    num_chars, num_tokens: where it begins. prompt_ids: on the first piece of a stream in each life.
+    event_id: the id of its event over HTTP.
     """
 
     index: int
@@ -46,7 +43,7 @@ class Piece(Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class AskedAgain(Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """The request was made anew. is_afresh: what was read before counts for nothing."""
+    """The request was sent again. is_afresh: from its beginning, ignoring what was read."""
 
     index: int
     time_s: float
@@ -69,7 +66,7 @@ _decode = msgspec.msgpack.Decoder[Record](Record).decode
 
 
 class JournalWriter:
-    """Writes records into a file, a new one; any thread may."""
+    """Writes records into a new file; thread-safe."""
 
     def __init__(self, path: str | Path) -> None:
         self._fd = os.open(
@@ -77,17 +74,17 @@ class JournalWriter:
         )
 
     def write(self, record: Record) -> None:
-        """Write it, or nothing."""
+        """Write the record completely or not at all."""
         body = _encode(record)
         os.write(self._fd, len(body).to_bytes(_LENGTH_BYTES, "little") + body)
 
     def close(self) -> None:
-        """No more comes."""
+        """Close the file."""
         os.close(self._fd)
 
 
 def read_journal(path: str | Path) -> Iterator[Record]:
-    """Every whole record, in order."""
+    """All complete records, in order."""
     content = memoryview(Path(path).read_bytes())
     begin = 0
     while (first := begin + _LENGTH_BYTES) <= len(content):

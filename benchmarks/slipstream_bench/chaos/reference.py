@@ -1,6 +1,5 @@
-"""What undisturbed requests get: one client, nothing is killed.
-
-Owns: the reference run. It shares no code with the clients of the disturbed run but the library's.
+"""The undisturbed run: one client, no faults. It shares only the library with the clients of the
+disturbed run.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _TIMEOUT_S = 120.0
 def undisturbed(
     stack: Stack, requests: Sequence[ChaosRequest], on_done: Callable[[], object]
 ) -> list[ChaosAnswer]:
-    """The answers in the requests' order. Raises: SlipstreamError."""
+    """The answers, in the order of the requests. Raises: SlipstreamError."""
     return asyncio.run(_all(stack.address, requests, on_done))
 
 

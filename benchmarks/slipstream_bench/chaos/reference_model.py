@@ -1,14 +1,11 @@
-"""Whether a real model could have said what was streamed: one forward pass over the whole of it.
+"""Checks whether a real model could have produced a stream, with one forward pass over all of it:
+the margin of each token below the best one, in float32, by transformers.
 
-Owns: the margin of each token below the best one, in float32, by transformers. Does not know: what
-was killed, what another run has said.
-
-Rules:
 - A recomputed position may differ in its last bits (another batch, a prefill in place of a decode).
-  So a token that is not the best one, of the noised logits where it was sampled, is right within
-  TOLERANCE of it, and counted: a near tie.
-- Where truncation's edge is that near, the token may lie on either side of it: it must lie
-  inside of the wider edge, and is held against the best token inside of the narrower one.
+  So a token that is not the best one (of the noised logits, where it was sampled) is right if it
+  lies within TOLERANCE of it, and is counted as a near tie.
+- Where a truncation's edge is that close, the token may lie on either side of it: it must lie
+  inside the wider edge, and is compared with the best token inside the narrower one.
 - Top-p and min-p need a top-k here: without one the sampler may draw several times.
 """
 
@@ -32,11 +29,11 @@ if TYPE_CHECKING:
     from slipstream_bench.chaos.grammar_masks import GrammarMasks
 
 TOLERANCE = 1e-4
-_POSITIONS = 128  # at a time: a row of logits may be large
+_POSITIONS = 128  # positions at a time: a row of logits may be large
 
 
 class ReferenceSummary(Struct, frozen=True):
-    """Of all tokens that were held against the model."""
+    """Margins over all checked tokens."""
 
     num_tokens: int
     num_near_ties: int
@@ -45,7 +42,7 @@ class ReferenceSummary(Struct, frozen=True):
 
 
 class ReferenceModel:
-    """A model, loaded for checking alone. card: of the stack that serves it."""
+    """A model loaded for checking only. card: of the stack that serves it."""
 
     def __init__(self, card: ModelCard) -> None:
         import torch
@@ -59,7 +56,7 @@ class ReferenceModel:
     def margins(
         self, request: ChaosRequest, prompt_ids: Sequence[int], token_ids: Sequence[int]
     ) -> list[float]:
-        """How far each token lies below the best one; 0 where it is the best."""
+        """How far each token lies below the best one; 0 for the best one."""
         import torch
 
         if not token_ids:
@@ -83,7 +80,7 @@ class ReferenceModel:
         return found
 
     def _allowed(self, admit: Admit, token_ids: Sequence[int]) -> torch.Tensor | None:
-        """What the request's grammar lets each token be, bool [N, vocab], if it has one."""
+        """The tokens that the request's grammar allows, bool [N, vocab]; None without a grammar."""
         if admit.params.structured_outputs is None:
             return None
         from slipstream_bench.chaos.grammar_masks import GrammarMasks
@@ -101,9 +98,9 @@ def margins_of(
     num_before: int,
     grammar: torch.Tensor | None = None,
 ) -> list[float]:
-    """Margins of N output tokens from the raw logits [N, vocab] at their places; pure.
+    """Margins of N output tokens, from the raw logits [N, vocab] at their positions. Pure.
 
-    num_before: outputs before the first of them. grammar: what it allows, bool [N, vocab].
+    num_before: outputs before the first of them. grammar: the allowed tokens, bool [N, vocab].
     """
     import torch
 
@@ -135,17 +132,19 @@ def margins_of(
 
 
 def _below(scores: torch.Tensor, own_scores: torch.Tensor, ids: torch.Tensor) -> list[float]:
-    """By how much each token's own score lies below the best one; never negative."""
+    """How far each token's own score lies below the best one; never negative."""
     below = scores.amax(-1, keepdim=True) - own_scores.gather(1, ids)
     found: list[float] = below[:, 0].clamp(min=0).tolist()
     return found
 
 
 def _kept(scaled: torch.Tensor, top_k: int, top_p: float, min_p: float, side: int) -> torch.Tensor:
-    """What truncation leaves, bool [N, vocab], its edges moved by TOLERANCE: side 1 is wider."""
+    """The tokens that truncation keeps, bool [N, vocab], with edges moved by TOLERANCE: side 1 is
+    wider.
+    """
     slack = side * TOLERANCE
     values = scaled.topk(top_k, dim=-1).values
-    probs = values.softmax(-1)  # of what top-k leaves, as top-p counts it
+    probs = values.softmax(-1)  # over what top-k keeps, which top-p applies to
     before = probs.cumsum(-1) - probs
     inside = before < top_p + slack if top_p < 1 else before >= 0
     inside &= probs >= min_p * probs[:, :1] * (1 - slack)
@@ -155,7 +154,7 @@ def _kept(scaled: torch.Tensor, top_k: int, top_p: float, min_p: float, side: in
 
 
 def summarise(margins: Sequence[float]) -> ReferenceSummary:
-    """Of all tokens."""
+    """The summary over all tokens."""
     ties = [margin for margin in margins if 0 < margin <= TOLERANCE]
     wrong = [margin for margin in margins if margin > TOLERANCE]
     return ReferenceSummary(len(margins), len(ties), len(wrong), max(margins, default=0.0))

@@ -1,18 +1,14 @@
-"""Which process is struck when. Pure: the same seed, the same blows.
+"""Draws which process is hit by which fault, and when. Pure: the same seed gives the same schedule.
 
-Owns: the order and the timing of blows. Does not know: processes, whether there is one to be struck
-(`fault_injector`).
-
-Rules:
-- Blows come in rounds. Between two of them everything recovers, the spares too in most rounds, and
-  then some time passes, mostly enough for them to count as steady; the blows of a burst lie within
-  a second. is_quick: never that much.
-- Every kind of blow that was asked for comes once, and so does every combination of two or more
-  deaths within a second, before any comes twice. Other blows than kills are the rarer ones: each
-  takes the time until the supervisor notices, or until what was taken is given back.
-- Where client, worker and core die at once, what a stream has said is nowhere: it is computed again
-  from its beginning. Of a real model that may differ at near ties, so no burst does that there
-  (is_exact: of models that compute the same again).
+- Faults come in rounds. Between two rounds everything recovers, in most rounds the spares too, and
+  then some time passes, mostly enough for the processes to count as steady; the faults of a burst
+  lie within a second. is_quick: never that much time.
+- Every requested kind of fault occurs once, and so does every combination of two or more deaths
+  within a second, before any repeats. Faults other than kills are rarer: each takes until the
+  supervisor notices, or until it is undone.
+- If client, worker and core die at once, a stream's output exists nowhere and is computed again
+  from its beginning. A real model's output may then differ at near ties, so bursts do not combine
+  the three there (is_exact: the model reproduces its output exactly).
 """
 
 from __future__ import annotations
@@ -33,18 +29,18 @@ _COMBINED: tuple[Place, ...] = ("worker", "core", "front", "client")
 _BURST_SHARE = 0.35
 _BURST_S = 0.9
 _AWAITED_SHARE = 0.7
-_PAUSE_S = (2.2, 4.5)  # whoever dies sooner than 2 s after his start is replaced with more patience
+_PAUSE_S = (2.2, 4.5)  # restarts back off if a process dies within 2 s of being ready
 _SHORT_PAUSE_S = (0.3, 2.0)
 _SHORT_SHARE = 0.3
 _OTHERS_TO_KILLS = 0.25
 
 
 class Blow(Struct, frozen=True):
-    """A process is struck: by SIGKILL, by SIGSTOP, by a file limit that leaves it no new file; or
-    the disk under the stack's folders is filled. The last two are undone after a while.
+    """A fault: SIGKILL, SIGSTOP, a file limit that leaves the process no new file, or a full disk
+    under the stack's folders. The last two are undone after a while.
 
-    place: `prompts` is the worker's prompt process. after_s: from the beginning of its round. pick:
-    in [0, 1), which client or front it is, and how long it lasts.
+    place: `prompts` is the worker's prompt process. after_s: since the beginning of its round.
+    pick: in [0, 1), selects the client or front, and the duration.
     """
 
     place: Place
@@ -54,12 +50,12 @@ class Blow(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Its name in reports."""
         return f"{self.means} {self.place}"
 
 
 class Blows(Struct, frozen=True):
-    """What may be done. kill, stop, limit: where; fill: the disk."""
+    """The allowed faults. kill, stop, limit: the places; fill: the disk."""
 
     kill: tuple[Place, ...] = ()
     stop: tuple[Place, ...] = ()
@@ -68,7 +64,7 @@ class Blows(Struct, frozen=True):
 
     @property
     def kinds(self) -> list[tuple[Place, Means]]:
-        """One by one."""
+        """Every allowed (place, means) pair."""
         kinds: list[tuple[Place, Means]] = [(place, "kill") for place in self.kill]
         kinds += [(place, "stop") for place in self.stop]
         kinds += [(place, "limit") for place in self.limit]
@@ -83,14 +79,14 @@ class Blows(Struct, frozen=True):
 
     @property
     def num_rounds(self) -> int:
-        """How many rounds it takes for each to come."""
+        """The number of rounds that it takes for each kind to occur."""
         return len(self.kinds) + len(self.combinations())
 
 
 class Round(Struct, frozen=True):
-    """Blows that come together, when everything has recovered and `pause_s` have passed.
+    """Faults that come together, once everything has recovered and `pause_s` have passed.
 
-    awaits_spares: they wait again by then.
+    awaits_spares: the spares must be ready again as well.
     """
 
     pause_s: float
@@ -99,7 +95,7 @@ class Round(Struct, frozen=True):
 
     @property
     def is_burst(self) -> bool:
-        """Whether there are several."""
+        """Whether the round has several faults."""
         return len(self.blows) > 1
 
 
@@ -111,7 +107,7 @@ def make_schedule(
     is_quick: bool = False,
     is_exact: bool = True,
 ) -> list[Round]:
-    """The rounds of a run; none where nothing is to be struck."""
+    """The rounds of a run; empty if no fault is allowed."""
     random = np.random.default_rng((seed, 2))
     kinds = may.kinds
     if not kinds:
@@ -142,7 +138,7 @@ def make_schedule(
 
 
 def _at_once(random: np.random.Generator, places: Sequence[Place], means: Means) -> list[Blow]:
-    """One blow to each place within a second, in any order."""
+    """One fault per place within a second, in random order."""
     blows = [
         Blow(places[at], means, float(random.uniform(0.02, _BURST_S)), float(random.random()))
         for at in random.permutation(len(places)).tolist()

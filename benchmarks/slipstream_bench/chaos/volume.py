@@ -1,7 +1,4 @@
-"""A small disk of its own for a stack's folders, which can be filled.
-
-Owns: a tmpfs under a folder, and the file that fills it. Does not know: what lies there.
-"""
+"""A small disk for a stack's folders that can be filled: a tmpfs under a folder."""
 
 from __future__ import annotations
 
@@ -26,20 +23,20 @@ class Volume:
         self._filler = folder / "filler"
 
     def fill(self) -> None:
-        """Leave no room."""
+        """Fill the disk completely."""
         with self._filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(_BLOCK)
 
     def empty(self) -> None:
-        """Give the room back. Idempotent."""
+        """Free the space. Idempotent."""
         self._filler.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def mounted(folder: Path) -> Iterator[Volume | str]:
-    """Inside there is such a disk at `folder`, and XDG_CACHE_HOME names its cache; where mounting
-    is not allowed, the reason instead.
+    """Mount such a disk at `folder`, with XDG_CACHE_HOME set to its cache; yields the reason
+    instead if mounting is not permitted.
     """
     folder.mkdir()
     options = f"size={_SIZE},mode=700"

@@ -1,7 +1,6 @@
-"""What the garbage collector does while something runs.
-
-Owns: collections and their pauses by generation, and the allocations that bring them about. Does
-not know: what runs. The collector is watched, never changed: its thresholds are Python's own.
+"""Measures the garbage collector while a block of code runs: collections, their pauses by
+generation, and the net allocations that cause them. Thresholds stay at Python's defaults; the
+collector is only observed.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ _NUM_GENERATIONS = 3
 
 
 class CollectionWatch:
-    """Watches from entering until leaving; the numbers are there afterwards."""
+    """A context manager that counts collections inside its block; results are valid on exit."""
 
     def __init__(self) -> None:
         self.num_collections = [0] * _NUM_GENERATIONS
-        self.pause_ns = [0] * _NUM_GENERATIONS  # all of them, in this thread's CPU time
+        self.pause_ns = [0] * _NUM_GENERATIONS  # total per generation, CPU time of this thread
         self.longest_pause_ns = 0
-        self.num_tracked_net = 0  # containers made, less those freed, as the collector counts
-        self.num_blocks_net = 0  # memory blocks, likewise
+        self.num_tracked_net = 0  # containers allocated minus freed
+        self.num_blocks_net = 0  # memory blocks allocated minus freed
         self._total = 0  # collections of any generation
         self._threshold = gc.get_threshold()[0]
         self._started_ns = 0
@@ -39,10 +38,9 @@ class CollectionWatch:
         gc.callbacks.remove(self._on_collection)
 
     def tracked_so_far(self) -> int:
-        """Containers made less those freed; only differences mean something.
+        """Containers allocated minus freed; only differences are meaningful.
 
-        A collection of any generation begins when one more than the first threshold has been
-        counted, and the count begins anew.
+        A collection starts once the count exceeds the first threshold, and resets the count.
         """
         return gc.get_count()[0] + self._total * (self._threshold + 1)
 

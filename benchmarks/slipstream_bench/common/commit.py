@@ -1,4 +1,4 @@
-"""Which commit of the code a result belongs to."""
+"""Finds the commit that a result belongs to."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _HERE = Path(__file__).resolve().parent
 
 
 def commit() -> str | None:
-    """The hash of the commit that this file lies in, `+` behind it where tracked files differ from
-    it; None where it lies in no repository.
+    """The abbreviated hash of HEAD in the repository of this file, with a trailing `+` if tracked
+    files are modified; None outside a repository.
     """
     try:
         head = _git("rev-parse", "--short=12", "HEAD")

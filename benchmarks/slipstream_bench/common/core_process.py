@@ -1,4 +1,4 @@
-"""What a benchmark's own core process does: the product's core, put together and turned."""
+"""Runs an assembled engine core in a benchmark's own process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Assemble = Callable[["zmq.Context[zmq.Socket[bytes]]", zmq.Poller], Core]
 def run_core(
     stop: StopSignal, assemble: Assemble, record: Callable[[], object], record_file: str
 ) -> int:
-    """Serve until SIGTERM; then write what `record` returns to a file, as JSON. Exit code 0."""
+    """Serve until SIGTERM, then write `record()` to `record_file` as JSON. Returns exit code 0."""
     context = zmq.Context()
     poller = zmq.Poller()
     poller.register(stop.fileno(), zmq.POLLIN)

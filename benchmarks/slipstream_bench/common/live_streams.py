@@ -1,15 +1,11 @@
-"""Many streams of one client that run at the same time, and what comes of them in a span of time.
+"""Runs many streams of one client at the same time and measures them over a window.
 
-Owns: the streams, when what came, and what is counted in a `Window`. Does not know: which server it
-is, what its model does.
-
-Rules:
-- Deltas are read as `Client.stream_many` reads them, but in the very call in which they arrive; ids
-  and log-probabilities are left in their columns. The client is a thread of this process.
-- A window begins when every stream that can run has its first token and some time has passed, and
-  ends while all of them run still: admission and tails are in no number.
-- Throughput is the slope of the tokens received over time (least squares), so a message that comes
-  just before or just after an edge of the window does not count as a step more or less.
+- Deltas are read as `Client.stream_many` reads them, but in the call in which they arrive; token
+  ids and logprobs stay in their columns. The client is a thread of this process.
+- A window begins when every stream that can run has its first token and a settling time has passed,
+  and ends while all of them still run: it contains neither admission nor tails.
+- Throughput is the least-squares slope of received tokens over time, so a message just inside or
+  outside the window's edge does not count as a whole step.
 """
 
 from __future__ import annotations
@@ -32,50 +28,50 @@ from slipstream_bench.common.process_cpu import process_cpu_s
 from slipstream_ipc.messages import Fault, SamplingParams
 
 Prompt = npt.NDArray[np.uint32]
-CLIENT = "client"  # this process among those whose CPU time is told
+CLIENT = "client"  # name of this process among those whose CPU time is measured
 
 _START_S = 120.0
 _PROMPT_LEN = 16
-_FIRST_ID, _LAST_ID = 100, 999  # special tokens lie below; any model has that many
+_FIRST_ID, _LAST_ID = 100, 999  # above the special tokens, in the vocabulary of any model
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A span in which all streams ran; the clock is time.monotonic."""
+    """A span in which all streams ran; times are time.monotonic seconds."""
 
     begin_s: float
     end_s: float
     num_tokens: int
     num_deltas: int
     tokens_per_s: float
-    cpu_s: dict[str, float]  # of each process
+    cpu_s: dict[str, float]  # by process name
 
     @property
     def coalescing(self) -> float:
-        """Tokens to a delta."""
+        """Tokens per delta."""
         return self.num_tokens / self.num_deltas if self.num_deltas else 0.0
 
     def cpu_us_per_token(self, name: str) -> float:
-        """What a token cost the process of this name; there are to be some."""
+        """CPU microseconds per token of the named process; the window must contain tokens."""
         return 1e6 * self.cpu_s[name] / self.num_tokens
 
 
 class Tally:
-    """What has come of one stream, and where times are wanted, when."""
+    """Token count of one stream and, if requested, the arrival time of each delta."""
 
     __slots__ = ("num_tokens", "state", "times_s", "tokens_at")
 
     def __init__(self, state: StreamState) -> None:
         self.state = state
         self.num_tokens = 0
-        self.times_s: list[float] = []  # of deltas
-        self.tokens_at: list[int] = []  # tokens received by then, the delta's included
+        self.times_s: list[float] = []  # arrival of each delta
+        self.tokens_at: list[int] = []  # tokens received up to and including that delta
 
 
 class LiveStreams:
-    """A context manager: the streams of `requests`, all asked for at once; ended with the block.
+    """A context manager that submits all `requests` at once and ends their streams on exit.
 
-    running: how many of them run at a time, where the server is to queue the others.
+    running: how many run at a time, if the server queues the rest; default: all.
     """
 
     def __init__(
@@ -90,14 +86,14 @@ class LiveStreams:
         self._running = len(requests) if running is None else running
         self._num = len(requests)
         self._is_running = threading.Event()
-        self._is_draining = threading.Event()  # no request waits any more, or one failed
+        self._is_draining = threading.Event()  # no request is waiting, or one failed
         self._is_over = threading.Event()
         self._num_begun = 0
         self._num_over = 0
         self._num_tokens = 0
         self._num_deltas = 0
         self._error: SlipstreamError | None = None
-        self._points: list[tuple[float, int]] = []  # when how many tokens had come
+        self._points: list[tuple[float, int]] = []  # (time, tokens received so far)
         self._io = open_io(server_endpoint(address), _START_S)
         try:
             self._io.connect().result()
@@ -120,13 +116,13 @@ class LiveStreams:
         self._io.close()
 
     def wait_until_running(self, settle_s: float) -> None:
-        """Until all that can run do, and `settle_s` more. Raises: SlipstreamError."""
+        """Wait until `running` streams have a token, then `settle_s`. Raises: SlipstreamError."""
         self._wait(self._is_running, _START_S, "not all streams had a token")
         self._is_over.wait(settle_s)
         self._check()
 
     def window(self, seconds: float, pids: Mapping[str, int]) -> Window:
-        """The next `seconds`, or until fewer streams run. Raises: SlipstreamError."""
+        """Measure for `seconds`, or until fewer streams run. Raises: SlipstreamError."""
         pids = {**pids, CLIENT: os.getpid()}
         before = {name: process_cpu_s(pid) for name, pid in pids.items()}
         begin_s, tokens, deltas = time.monotonic(), self._num_tokens, self._num_deltas
@@ -140,13 +136,13 @@ class LiveStreams:
         return Window(begin_s, end_s, num_tokens, num_deltas, slope, cpu_s)
 
     def wait_until_over(self, within_s: float) -> None:
-        """Until every stream has ended. Raises: SlipstreamError."""
+        """Wait until every stream has ended. Raises: SlipstreamError."""
         self._wait(self._is_over, within_s, "not all streams ended")
 
     # ---- in the client's I/O thread --------------------------------------------------------------
 
     def _read(self) -> None:
-        """Something came, or a stream is over."""
+        """Count the deltas that arrived and the streams that ended."""
         unread, tallies = self._group.unread, self.tallies
         now, keeps_times = time.monotonic(), self._keeps_times
         num_tokens = num_deltas = 0
@@ -204,13 +200,13 @@ class LiveStreams:
 
 
 def random_prompts(num: int, length: int = _PROMPT_LEN) -> list[Prompt]:
-    """Prompts of random token ids; the same for the same numbers."""
+    """Prompts of random token ids, uint32[length] each; seeded by the arguments."""
     random = np.random.default_rng((num, length))
     return list(random.integers(_FIRST_ID, _LAST_ID + 1, (num, length)).astype(np.uint32))
 
 
 def _slope(points: Sequence[tuple[float, int]]) -> float:
-    """Tokens a second; 0 where too little came to tell."""
+    """Tokens per second; 0 with fewer than two points."""
     if len(points) < 2:
         return 0.0
     times, tokens = np.array(points, np.float64).T

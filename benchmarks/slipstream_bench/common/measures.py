@@ -1,13 +1,12 @@
-"""From the times at which answers came to the numbers that people compare.
+"""Computes latency and throughput figures from the arrival times of answers. All times are seconds.
 
-Pure: seconds in, rows out. Does not know: where the times come from.
-
-Terms, as the field's serving benchmarks use them:
-- TTFT: from asking to the first chunk with content.
-- TPOT: from there to the end of the answer, by the tokens after the first.
+Terms, as in the field's serving benchmarks:
+- TTFT: from sending the request to the first chunk with content.
+- TPOT: from there to the end of the answer, divided by the tokens after the first.
 - ITL: between two chunks with content of one stream; a chunk may hold several tokens.
-- E2E: from asking to the end of the answer.
-Failed requests are counted, by reason, and are in no other number.
+- E2E: from sending the request to the end of the answer.
+
+Failed requests are counted by reason and excluded from all other figures.
 """
 
 from __future__ import annotations
@@ -20,37 +19,37 @@ from typing import Literal
 import numpy as np
 
 Row = dict[str, str | int | float | bool | None]
-# tokens: every one was seen. usage: the server said how many. requested: the server did not, and
-# the answer is as long as it was asked to be. chunks: taken for tokens, for want of better
+# How tokens are counted. tokens: each was received. usage: reported by the server. requested: not
+# reported, but the answer has the requested length. chunks: one token per chunk, as a last resort
 Counting = Literal["tokens", "usage", "requested", "chunks"]
 
-FAILED = "failed_"  # begins the names of what counts failures
+FAILED = "failed_"  # prefix of the columns that count failures
 
 
 @dataclass(slots=True)
 class RequestTimeline:
-    """One request: when it was asked for, and when what came (time.perf_counter).
+    """One request: when it was sent and when its chunks arrived (time.perf_counter).
 
-    prompt_len: None where nobody said how many tokens a prompt of text has.
+    prompt_len: None if the number of tokens of a text prompt is unknown.
     """
 
     asked_s: float
     prompt_len: int | None = None
-    times_s: list[float] = field(default_factory=list)  # of chunks with content
+    times_s: list[float] = field(default_factory=list)  # arrivals of chunks with content
     num_tokens: int = 0
     ended_s: float = 0.0
     counting: Counting = "tokens"
     failure: str | None = None
 
     def note(self, time_s: float, num_tokens: int) -> None:
-        """A chunk with these tokens has come."""
+        """A chunk with this many tokens has arrived."""
         self.times_s.append(time_s)
         self.num_tokens += num_tokens
         self.ended_s = time_s
 
 
 def summary(timelines: Sequence[RequestTimeline], percentiles: Sequence[float] = (99.0,)) -> Row:
-    """A flat row over all requests; None for what there is nothing to measure of."""
+    """A flat row over all requests; None where there is nothing to measure."""
     done = [timeline for timeline in timelines if timeline.failure is None]
     reasons = Counter(timeline.failure for timeline in timelines if timeline.failure is not None)
     begin = min((timeline.asked_s for timeline in timelines), default=0.0)
@@ -98,9 +97,9 @@ def summary(timelines: Sequence[RequestTimeline], percentiles: Sequence[float] =
 
 
 def median_row(rows: Sequence[Row]) -> Row:
-    """One row for several runs of the same: the median of each number.
+    """One row for several runs of the same measurement: the median of each number.
 
-    Of failures it holds the sums: a median would hide them. What is no number is the first run's.
+    Failure counts are summed: a median would hide them. Other values are taken from the first run.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     found: Row = {}
@@ -119,7 +118,7 @@ def median_row(rows: Sequence[Row]) -> Row:
 
 
 def percentile_name(percentile: float) -> str:
-    """How a percentile is called in rows: p99, p99_9."""
+    """The name of a percentile in rows: p99, p99_9."""
     return f"p{percentile:g}".replace(".", "_")
 
 

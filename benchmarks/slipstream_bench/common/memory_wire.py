@@ -1,12 +1,9 @@
-"""Sockets without a wire: what is sent lies at once in the receiver's memory.
+"""In-memory stand-ins for ZeroMQ's context and sockets, as far as Slipstream uses them. The real
+components then run in one thread and only their own work is measured: no system calls, no I/O
+thread, no waiting.
 
-Owns: stand-ins for ZeroMQ's context and sockets, as far as Slipstream's parts use them, so that the
-real parts run in one thread and nothing is measured but their own work: no system call, no I/O
-thread, no waiting. Does not know: what is sent.
-
-Rules:
-- A message is there when its send returns; nothing is lost, and nothing waits for credit.
-- `tap` sees every message that leaves a socket.
+- A message can be received as soon as its send returns; no message is lost or waits for credit.
+- `tap` sees every message that is sent.
 """
 
 from __future__ import annotations
@@ -17,17 +14,17 @@ from typing import Any, NoReturn, cast
 
 import zmq
 
-Tap = Callable[["MemorySocket", int], None]  # who sent, and how many bytes
+Tap = Callable[["MemorySocket", int], None]  # the sending socket, the message's size in bytes
 
-_NOTHING_THERE = zmq.Again()  # made once: that it is costly to make is the wire's affair
+_NOTHING_THERE = zmq.Again()  # created once: its cost belongs to the real wire
 
 
 def _untapped(_socket: MemorySocket, _num_bytes: int) -> None:
-    """Nobody looks."""
+    """The default tap: ignores the message."""
 
 
 class MemoryContext:
-    """In the place of a `zmq.Context`: all sockets of one network."""
+    """Replaces a `zmq.Context`: all sockets of one network."""
 
     def __init__(self) -> None:
         self.bound: dict[str, MemorySocket] = {}
@@ -38,12 +35,12 @@ class MemoryContext:
         return MemorySocket(self, is_router=kind == zmq.ROUTER)
 
     def as_context(self) -> zmq.Context[zmq.Socket[bytes]]:
-        """What those are given who take a context."""
+        """This context, typed for functions that take a `zmq.Context`."""
         return cast("zmq.Context[zmq.Socket[bytes]]", self)
 
 
 class MemorySocket:
-    """In the place of a `zmq.Socket`. `address`: what it is bound or connected to."""
+    """Replaces a `zmq.Socket`. `address`: what it is bound or connected to."""
 
     def __init__(self, context: MemoryContext, *, is_router: bool) -> None:
         self.address = ""
@@ -55,7 +52,7 @@ class MemorySocket:
         self._peer: MemorySocket | None = None  # a dealer's
 
     def setsockopt(self, option: int, value: Any) -> None:
-        """Only the route matters here."""
+        """Set the route; other options are ignored."""
         if option == zmq.ROUTING_ID:
             self._route = value
 
@@ -65,31 +62,31 @@ class MemorySocket:
         return zmq.POLLIN if self._inbox else 0
 
     def bind(self, address: str) -> None:
-        """Be found at `address`."""
+        """Make the socket reachable at `address`."""
         self.address = address
         self._context.bound[address] = self
 
     def connect(self, address: str) -> None:
-        """Find who is bound there."""
+        """Connect to the socket bound at `address`."""
         self.address = address
         self._peer = self._context.bound[address]
         self._peer._peers[self._route] = self
 
     def send(self, data: bytes, _flags: int = 0) -> None:
-        """To the router."""
+        """Send to the router."""
         assert self._peer is not None
         self._peer._inbox += (self._route, data)
         self._context.tap(self, len(data))
 
     def recv(self, _flags: int = 0, *, copy: bool = True) -> bytes | zmq.Frame:
-        """One part: from the router, or the route of a dealer. Raises zmq.Again."""
+        """Receive one part: a message, or first its route on a ROUTER. Raises zmq.Again."""
         if not self._inbox:
             _again()
         part = self._inbox.popleft()
         return part if copy else zmq.Frame(part)
 
     def send_multipart(self, parts: Sequence[bytes], _flags: int = 0) -> None:
-        """To the dealer of a route."""
+        """Send to the dealer with the given route."""
         route, data = parts
         peer = self._peers.get(route)
         if peer is None:
@@ -98,18 +95,18 @@ class MemorySocket:
         self._context.tap(self, len(data))
 
     def get_monitor_socket(self, _events: int) -> MemorySocket:
-        """Nothing ever happens to a connection here."""
+        """A monitor that never reports an event."""
         return MemorySocket(self._context, is_router=True)
 
     def recv_multipart(self, _flags: int = 0) -> list[bytes]:
-        """An event of a monitor: there is none. Raises zmq.Again."""
+        """Always raises zmq.Again: a monitor has no events."""
         _again()
 
     def disable_monitor(self) -> None:
         """Stop monitoring."""
 
     def close(self, linger: int | None = None) -> None:
-        """Be found no more."""
+        """Unbind and disconnect the socket."""
         del linger
         if self._peer is not None:
             self._peer._peers.pop(self._route, None)

@@ -1,4 +1,4 @@
-"""Room for the connections of a load: shells often allow 1024 open files, fewer than it has."""
+"""Raises the limit of open files: shells often allow 1024, fewer than a load has connections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _OPEN_FILES = 65536
 
 
 def allow_many_files() -> None:
-    """This process may have as many open as the system allows, at most 65536."""
+    """Raise this process's limit to the system's maximum, at most 65536."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,7 +1,5 @@
-"""Charts of measured rows, saved as PNG.
-
-Owns: how a chart looks: light ground, a title that says what is compared, axes with units. Does
-not know: what was measured. matplotlib is imported when something is drawn; no display is needed.
+"""Charts of measured rows, saved as PNG: light ground, a title that says what is compared, axes
+with units. matplotlib is imported only when a chart is drawn; no display is needed.
 """
 
 from __future__ import annotations
@@ -18,14 +16,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# told apart in print and by those who see colours differently (Okabe and Ito, 2008)
+# distinguishable in print and with colour blindness (Okabe and Ito, 2008)
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8C8C8C", "#000000")
 _WIDTH_IN, _HEIGHT_IN, _DPI = 9.0, 5.0, 150
-_BARS_WIDTH = 0.82  # of the room that a group has
+_BARS_WIDTH = 0.82  # share of a group's width
 
 
 def check_plots() -> None:
-    """Refuse --png where nothing can draw; to be called before anything is measured.
+    """Reject --png if matplotlib is missing; to be called before anything is measured.
 
     Raises: BadRequestError.
     """
@@ -44,9 +42,9 @@ def grouped_bars(
     y_label: str,
     is_log: bool = False,
 ) -> None:
-    """Groups of bars side by side, one of each series to a group; None leaves a gap.
+    """Groups of bars side by side, one bar per series in each group; None leaves a gap.
 
-    is_log: of the values' axis.
+    is_log: logarithmic value axis.
     """
     figure, axes = _new(title, x_label, y_label)
     width = _BARS_WIDTH / max(1, len(series))
@@ -77,7 +75,7 @@ def lines(
     is_log_x: bool = False,
     is_log_y: bool = False,
 ) -> None:
-    """One line with markers to a series of (x values, y values)."""
+    """One line with markers per series of (x values, y values)."""
     figure, axes = _new(title, x_label, y_label)
     for at, (name, (xs, ys)) in enumerate(series.items()):
         axes.plot(xs, ys, label=name, color=_COLOURS[at % len(_COLOURS)], marker="o", markersize=4)
@@ -98,7 +96,7 @@ def _new(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)  # no display, and no state of pyplot's
+    FigureCanvasAgg(figure)  # needs no display and no pyplot state
     axes = figure.add_subplot()
     axes.set_facecolor("#FAFAFA")
     axes.set_title(title, fontsize=12, loc="left", wrap=True)

@@ -1,7 +1,7 @@
-"""Which processes belong to a run, and what they hold.
+"""Finds the processes of a run and measures what they hold.
 
-A mark in the environment is inherited by every process of a run. It finds those whose parent is
-gone: what a run leaves behind.
+A mark in the environment is inherited by every process of a run, so it also finds processes that a
+run leaves behind after their parent is gone.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ MARK_VARIABLE = "SLIPSTREAM_RUN_MARK"
 
 
 class Holding(Struct, frozen=True):
-    """What a process holds: resident memory, open file descriptors, and memory of its own.
+    """What a process holds: resident memory, open file descriptors, and anonymous memory.
 
-    own_bytes: anonymous memory, resident or swapped out. Resident memory besides counts pages of
-    files, which come and go with what else the machine does, and leaves out what was swapped.
+    own_bytes: anonymous memory, resident or swapped out. Resident memory also counts pages of
+    files, which vary with other load on the machine, and omits swapped pages.
     """
 
     rss_bytes: int
@@ -32,7 +32,7 @@ class Holding(Struct, frozen=True):
 
 @contextlib.contextmanager
 def marked() -> Iterator[str]:
-    """Processes started inside, by this process or by those it started, carry the mark given."""
+    """Yield a mark carried by every process started inside, directly or by a descendant."""
     mark = secrets.token_hex(16)
     before = os.environ.get(MARK_VARIABLE)
     os.environ[MARK_VARIABLE] = mark
@@ -46,10 +46,10 @@ def marked() -> Iterator[str]:
 
 
 def marked_pids(mark: str) -> dict[int, str]:
-    """Living processes that carry the mark, and their command lines."""
+    """Living processes that carry the mark, with their command lines."""
     found: dict[int, str] = {}
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it ended meanwhile, or is another user's
+        with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
             if process.environ().get(MARK_VARIABLE) == mark:
                 found[process.pid] = " ".join(process.cmdline())
     found.pop(os.getpid(), None)
@@ -57,7 +57,7 @@ def marked_pids(mark: str) -> dict[int, str]:
 
 
 def descendants(pid: int) -> set[int]:
-    """The process and all that descend from it."""
+    """The process and all of its descendants."""
     try:
         return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
     except psutil.Error:
@@ -65,7 +65,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def commands(pids: Iterable[int]) -> dict[int, str]:
-    """The command lines of those that live."""
+    """The command lines of those that are alive."""
     found: dict[int, str] = {}
     for pid in pids:
         with contextlib.suppress(psutil.Error):
@@ -74,15 +74,15 @@ def commands(pids: Iterable[int]) -> dict[int, str]:
 
 
 def strays(mark: str) -> dict[int, str]:
-    """Marked processes that do not descend from this one any more: nobody would end them."""
+    """Marked processes that no longer descend from this one, which nothing would end."""
     ours = descendants(os.getpid())
     return {pid: command for pid, command in marked_pids(mark).items() if pid not in ours}
 
 
 def holding(pid: int) -> Holding | None:
-    """What it holds; None where it has ended."""
+    """What the process holds; None if it has ended."""
     try:
-        status = Path("/proc", str(pid), "status").read_text()  # psutil tells no anonymous memory
+        status = Path("/proc", str(pid), "status").read_text()  # psutil omits anonymous memory
         num_fds = psutil.Process(pid).num_fds()
     except (OSError, psutil.Error):
         return None
@@ -97,13 +97,13 @@ def holding(pid: int) -> Holding | None:
 
 
 def holdings(pids: dict[str, int]) -> dict[str, Holding]:
-    """Of several, by name; those that have ended are missing."""
+    """The same for several processes, by name; those that have ended are missing."""
     return {name: held for name, pid in pids.items() if (held := holding(pid)) is not None}
 
 
 def tree_pids(root: int, names: dict[int, str]) -> dict[str, int]:
-    """`root` and every process below it, by name; one that is not named in `names` is called after
-    its parent and what it runs.
+    """`root` and every process below it, by name; a process missing from `names` is named after its
+    parent and its command.
     """
     found: dict[str, int] = {}
     for pid in sorted(descendants(root)):

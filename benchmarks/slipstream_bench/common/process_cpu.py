@@ -1,8 +1,7 @@
-"""What a process, or it and its descendants, have used of the CPU.
+"""CPU time of a process, or of a process and its descendants.
 
-A tree's sum keeps what children that ended have used, once they are waited for; it counts in ticks
-of mostly 10 ms. Of one process alone it is what the scheduler has counted for its living threads,
-in nanoseconds.
+The sum of a tree includes ended children that have been waited for, in ticks of mostly 10 ms. The
+time of a single process is the scheduler's count for its living threads, in nanoseconds.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ _PROC = Path("/proc")
 def tree_cpu_s(pid: int) -> float:
     """User and system time of the process tree so far, in seconds.
 
-    Raises: BadRequestError where there is no such process.
+    Raises: BadRequestError if there is no such process.
     """
     try:
         root = psutil.Process(pid)
-        used_s = sum(root.cpu_times()[:4])  # user, system, and those of children waited for
+        used_s = sum(root.cpu_times()[:4])  # user and system, with those of waited-for children
         for child in root.children(recursive=True):
-            with contextlib.suppress(psutil.Error):  # it ended meanwhile
+            with contextlib.suppress(psutil.Error):  # it has ended
                 used_s += sum(child.cpu_times()[:4])
     except psutil.Error:
         raise _no_process(pid) from None
@@ -34,16 +33,16 @@ def tree_cpu_s(pid: int) -> float:
 
 
 def process_cpu_s(pid: int) -> float:
-    """User and system time of this process alone, of its threads that live, in seconds.
+    """User and system time of the living threads of this process alone, in seconds.
 
-    Raises: BadRequestError where there is no such process, or no /proc.
+    Raises: BadRequestError if there is no such process, or no /proc.
     """
     total_ns = 0
     try:
         for task in (_PROC / str(pid) / "task").iterdir():
             try:
                 total_ns += int((task / "schedstat").read_text().split()[0])
-            except (FileNotFoundError, ProcessLookupError):  # the thread ended meanwhile
+            except (FileNotFoundError, ProcessLookupError):  # the thread has ended
                 continue
     except OSError:
         raise _no_process(pid) from None

@@ -1,9 +1,7 @@
-"""What every benchmark that prints a table can be told, and how it ends.
-
-Owns: --quick, --runs, --json, --png. Does not know: what is measured.
+"""The options --quick, --runs, --json and --png, and the final report of every benchmark that
+prints a table.
 
 In a benchmark:
-
     def add_thing(parser: Parser) -> None:
         add_common(parser, runs=5, quick_runs=1)
         parser.set_defaults(run=bench_thing)
@@ -29,7 +27,7 @@ from slipstream_bench.common.tables import Row, table, write_json
 
 
 def add_common(parser: Parser, *, runs: int, quick_runs: int = 1) -> None:
-    """The options. runs, quick_runs: how many there are by default, and with --quick."""
+    """Add the options. runs, quick_runs: default number of runs, without and with --quick."""
     group = parser.add_argument_group("report")
     group.add_argument("--quick", action="store_true", help="a small form, in under 50 s")
     group.add_argument(
@@ -44,9 +42,9 @@ def add_common(parser: Parser, *, runs: int, quick_runs: int = 1) -> None:
 
 
 def check_common(arguments: argparse.Namespace) -> None:
-    """Refuse what cannot be, before anything is measured; fill in --runs. Raises: BadRequestError.
+    """Reject invalid options before anything is measured; set --runs. Raises: BadRequestError.
 
-    Rows that took minutes must not be lost to a folder that is not there.
+    This keeps rows that took minutes from being lost to a missing output folder.
     """
     if arguments.runs is None:
         arguments.runs = arguments.default_runs[1 if arguments.quick else 0]
@@ -66,7 +64,7 @@ def check_common(arguments: argparse.Namespace) -> None:
 def tell(
     rows: Sequence[Row], arguments: argparse.Namespace, columns: Sequence[str] | None = None
 ) -> None:
-    """Print the rows (`columns` of them, in this order), write all of each with --json."""
+    """Print `columns` of the rows in this order, and write all columns with --json."""
     print("\n".join(table(rows, columns)), flush=True)
     if arguments.json is not None:
         write_json(rows, arguments.json)

@@ -1,4 +1,4 @@
-"""A runner around another one, for those that watch what passes between engine and runner."""
+"""A runner that wraps another one and can observe the calls between engine and runner."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from slipstream_core.step.plan import Int32s, Runner, StepPlan, StepResult
 
 
 class RunnerShell:
-    """Implements Runner by another, call by call."""
+    """Implements `Runner` by delegating every call."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
@@ -18,7 +18,7 @@ class RunnerShell:
         self.runner.launch(plan)
 
     def sample(self, plan: StepPlan, masks: Int32s) -> None:
-        """Let a launched plan that awaits masks be sampled."""
+        """Sample a launched plan that waits for grammar masks."""
         self.runner.sample(plan, masks)
 
     def collect(self) -> StepResult:

@@ -1,15 +1,12 @@
-"""Stacks over the simulated model, for benchmarks: as the product starts them, or assembled.
+"""Starts stacks over a simulated model for benchmarks: the product itself, or an assembly of other
+programs.
 
-Owns: the simulated model's settings, starting processes and ending them. Does not know: what is
-measured.
-
-Rules:
-- `product` is the product as it is: a `Stack`, its own processes, its own loops.
-  But for its spares, which would load while something is measured.
-- `assembled` starts programs of the benchmarks that put the same parts together in another way.
-  They are told the same settings, and their sockets lie where the product's would.
-- A device that is simulated computes nothing, and prefill takes no time of it (`prefill_us=0`):
-  what is measured is the host's.
+- `product` is a `Stack` with its own processes and loops. `Simulated.settings` disables spares,
+  which would load during a measurement.
+- `assembled` starts benchmark programs that combine the same components differently, with the same
+  settings and socket addresses.
+- A simulated device computes nothing and prefill takes none of its time (`prefill_us=0`), so the
+  host is what is measured.
 """
 
 from __future__ import annotations
@@ -39,13 +36,13 @@ from slipstream_ipc.process import Activate
 
 _NOTE = "The model is simulated: steps take their time, nothing is computed."
 
-_BUSY_SHARE = 0.25  # of the cores, by the load average: what runs besides is seen in the times
+_BUSY_SHARE = 0.25  # load average per core above which timings suffer
 _START_S = 120.0
 _END_S = 5.0
 
 
 def note() -> str:
-    """What is to be said above every table; to be asked for before anything is measured."""
+    """The note printed above every table; call it before anything is measured."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load <= _BUSY_SHARE * cores:
         return _NOTE
@@ -53,7 +50,7 @@ def note() -> str:
 
 
 class Device(Protocol):
-    """What a stack is to serve; a simulated model, or (`gpu_check`) one on a real device."""
+    """What a stack serves: a simulated model, or (`gpu_check`) a model on a real device."""
 
     def settings(self) -> dict[str, Any]:
         """A stack's settings."""
@@ -84,7 +81,7 @@ class Simulated:
 
 @dataclass(frozen=True, slots=True)
 class RunningStack:
-    """A stack that serves. pids: of its processes that do the work, by name."""
+    """A running stack. pids: its processes by name, without the supervisor."""
 
     address: str
     pids: dict[str, int]
@@ -93,7 +90,7 @@ class RunningStack:
 
 @contextmanager
 def product(device: Device, **settings: Any) -> Iterator[RunningStack]:
-    """The product, with more settings of a stack."""
+    """The product with further settings of a stack."""
     with Stack(**device.settings(), **settings) as stack:
         pids = {name: pid for name, pid in stack.pids.items() if name != "supervisor"}
         yield RunningStack(stack.address, pids, stack.http_address)
@@ -103,8 +100,8 @@ def product(device: Device, **settings: Any) -> Iterator[RunningStack]:
 class Program:
     """A process to start: `python -m module`.
 
-    gets: whose configs it is given, by the names of a stack's processes; of one, that is its whole
-    config, unless there is `more`.
+    gets: the processes of a stack whose configs it receives; a single one is its whole config,
+    unless there is `more`.
     """
 
     name: str
@@ -113,7 +110,7 @@ class Program:
     more: dict[str, Any] | None = None
 
     def spec(self, parts: dict[str, msgspec.Raw]) -> ChildSpec:
-        """How it is started, where `parts` are the product's configs."""
+        """How to start it; `parts` are the product's configs by process name."""
         argv = (sys.executable, "-P", "-m", self.module)
         if self.more is None and len(self.gets) == 1:
             return ChildSpec(self.name, argv, parts[self.gets[0]])
@@ -126,7 +123,7 @@ WORKER = Program("worker", "slipstream_worker.main", ("worker",))
 
 @contextmanager
 def assembled(device: Device, programs: Sequence[Program]) -> Iterator[RunningStack]:
-    """The programs, started one after the other and all ready; ended with the block."""
+    """Start the programs in order and wait until all are ready; they end with the block."""
     with (
         log_level("WARNING"),  # as a `Stack` has it for its children
         tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder,
@@ -158,7 +155,7 @@ def _children(specs: Sequence[ChildSpec]) -> Iterator[dict[str, int]]:
 
 
 def _wait(child: Child, within_s: float, *, is_start: bool) -> None:
-    """Until it is ready, or until it has ended. Raises: EngineError where it did not start."""
+    """Wait until the child is ready or has ended. Raises: EngineError if it did not start."""
     deadline = time.monotonic() + within_s
     with selectors.DefaultSelector() as selector:
         selector.register(child.status, selectors.EVENT_READ)

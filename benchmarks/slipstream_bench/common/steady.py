@@ -1,13 +1,10 @@
-"""What happened while all requests of a load were running: throughput, latencies, CPU time.
+"""Throughput, latencies and CPU time of the span in which all places of a load were taken. The
+clock is time.perf_counter.
 
-Owns: where that span begins and ends, what lies in it, and watching what processes use of the CPU
-meanwhile. Does not know: servers. The clock is time.perf_counter.
-
-Rules:
-- The span begins when as many requests as run at a time have their first chunk, and ends when fewer
-  are left. Admission of the first ones and the tail are in no number.
-- A timeline says when chunks came and how many tokens there were in all: a request's first chunk
-  has one, the others are divided evenly among the chunks behind it.
+- The span begins when `concurrency` requests have their first chunk, and ends when fewer are left,
+  so it excludes the first admissions and the tail.
+- A timeline has arrival times of chunks and a total number of tokens: the first chunk counts as one
+  token, and the rest are divided evenly among the later chunks.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ _SAMPLE_S = 0.05
 
 
 class CpuSamples:
-    """A context manager: what each of `pids`, by name, has used of the CPU, over the time."""
+    """A context manager that samples the CPU time of each of `pids`, by name."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = dict(pids)
@@ -44,7 +41,7 @@ class CpuSamples:
         self._thread.join()
 
     def between(self, begin_s: float, end_s: float) -> dict[str, float]:
-        """Seconds of CPU time that each has used in that time."""
+        """Seconds of CPU time that each process used between the two times."""
         return {
             name: float(np.diff(np.interp([begin_s, end_s], self._times, used))[0])
             for name, used in self._used.items()
@@ -52,7 +49,7 @@ class CpuSamples:
 
     def _run(self) -> None:
         is_over = False
-        while not is_over:  # once more after the end, so that the last of it is in
+        while not is_over:  # one more sample after the end
             is_over = self._is_over.wait(_SAMPLE_S)
             self._times.append(time.perf_counter())
             for name, pid in self._pids.items():
@@ -61,23 +58,23 @@ class CpuSamples:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """A load's span in which all of its places were taken."""
+    """The span of a load in which all of its places were taken."""
 
     begin_s: float
     end_s: float
     num_tokens: float
     num_chunks: int
-    ttfts_ms: list[float]  # of the requests asked in it
-    gaps_ms: list[float]  # between two chunks of a stream
+    ttfts_ms: list[float]  # of requests sent within the span
+    gaps_ms: list[float]  # between consecutive chunks of a stream
 
     @property
     def tokens_per_s(self) -> float:
-        """Throughput."""
+        """Output throughput."""
         return self.num_tokens / (self.end_s - self.begin_s)
 
 
 def steady(timelines: Sequence[RequestTimeline], concurrency: int) -> Steady | None:
-    """The span of these requests, `concurrency` of them at a time; None where there is none."""
+    """The steady span of `concurrency` simultaneous requests; None if there is none."""
     done = [one for one in timelines if one.failure is None and one.times_s]
     if len(done) < max(concurrency, 1):
         return None

@@ -1,8 +1,5 @@
-"""Rows as people and programs read them: medians, an aligned table, a JSON file.
+"""Formats rows: medians, an aligned table, a JSON file.
 
-Owns: how rows are told. Does not know: what was measured.
-
-Rules:
 - A row is flat: column names in snake_case that end in their unit, values that JSON has. None
   stands for what was not, or could not be, measured.
 - The table shows columns of the rows, never a number that is not in them.
@@ -19,13 +16,13 @@ from slipstream_bench.common.measures import Row, median_row
 __all__ = ["Row", "median_rows", "table", "write_json"]
 
 _GAP = "  "
-_DIGITS = 4  # that a number is shown with; all before its point are shown in any case
+_DIGITS = 4  # significant digits shown; integer digits are never cut
 
 
 def median_rows(rows: Sequence[Row], by: Sequence[str]) -> list[Row]:
-    """One row for all that agree in the columns `by`: medians, in the order of the first ones.
+    """One row of medians per distinct value of the columns `by`, in order of first appearance.
 
-    `runs` is how many rows a median was taken of.
+    `runs` is the number of rows behind a median.
     """
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
@@ -36,7 +33,7 @@ def median_rows(rows: Sequence[Row], by: Sequence[str]) -> list[Row]:
 def table(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str]:
     """The lines of an aligned table: words to the left, numbers to the right.
 
-    columns: which, in this order; default: all of them. Those that no row has are left out.
+    columns: which ones, in this order; default: all. Columns that no row has are left out.
     """
     present = list(dict.fromkeys(name for row in rows for name in row))
     names = present if columns is None else [name for name in columns if name in present]
@@ -57,7 +54,7 @@ def table(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str
 
 
 def write_json(rows: Sequence[Row], file: str | Path) -> None:
-    """A list of objects, one to a row."""
+    """Write the rows as a JSON list of objects."""
     Path(file).write_text(json.dumps(list(rows), indent=2) + "\n", encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
-"""What a benchmark's requests ask for: the variants by their names, the same in every benchmark.
+"""The request variants that all benchmarks share.
 
-Owns: names and meanings. The stop strings never occur, so every request runs to its length; that
-text is held back for them, looked for at every token, is the work that is measured.
+The stop strings never occur, so every request runs to its full length; the measured work is holding
+text back for them and searching at every token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INTERVAL = 10
 
 
 def params_of(variant: Variant, max_tokens: int) -> SamplingParams:
-    """Greedy, `max_tokens` long."""
+    """Greedy sampling of exactly `max_tokens` tokens."""
     plain = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     if variant == "interval10":
         return structs.replace(plain, stream_interval=INTERVAL)

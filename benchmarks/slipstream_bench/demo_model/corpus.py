@@ -1,15 +1,12 @@
 """The demo model's training text: Python's own reference texts, as documents and as chats.
 
 Two sources, both part of every CPython installation and under its licence (PSF-2.0):
-
 - the language reference's topics, which `help("assert")` prints (`pydoc_data.topics`);
-- the docstrings of the standard library: read from its sources without importing them, and, for
-  a few modules written in C, taken from the living objects.
+- the docstrings of the standard library: read from its sources without importing them, and, for a
+  few modules written in C, taken from the imported objects.
 
-A handful of replies to greetings are our own. Source files that carry a licence notice of their
-own are left out. For one Python version and one seed the text is the same, run after run.
-
-Knows nothing of tokens, tensors or training.
+A handful of replies to greetings are written here. Source files with a licence notice are left out.
+The text is a function of the Python version and the seed.
 """
 
 import ast
@@ -55,7 +52,7 @@ SKIPPED_PACKAGES = frozenset(
 )
 OWN_LICENCE_MARKS = ("Permission to use, copy", "Permission is hereby", "Redistribution and use")
 C_MODULES = ("builtins", "itertools", "math", "sys", "time")
-BUILT_IN_TYPES = (str, list, dict, set, int, float)  # those whose methods are described, too
+BUILT_IN_TYPES = (str, list, dict, set, int, float)  # types whose methods are included
 ALIASES = {"posixpath": "os.path"}
 
 QUESTIONS = (
@@ -109,7 +106,7 @@ SMALL_TALK = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A thing with a name and a text about it; `heading` opens it when it stands as a document."""
+    """A name and a text about it; `heading` opens the text when it is a document."""
 
     names: tuple[str, ...]
     heading: str
@@ -117,7 +114,7 @@ class Entry:
 
 
 def topic_entries() -> list[Entry]:
-    """The language reference's topics, each under all the names by which `help()` finds it."""
+    """The language reference's topics, each with all names by which `help()` finds it."""
     topic_names = {name.lower(): target for name, target in pydoc.Helper.topics.items()}
     singulars = {
         _singular(name): name for name in topic_names if name.endswith("s") and name != "ellipsis"
@@ -159,10 +156,10 @@ def document(entry: Entry) -> str:
 def epoch(
     topics: list[Entry], others: list[Entry], rng: Random
 ) -> tuple[list[str], list[list[Message]]]:
-    """One epoch's documents and conversations, in random words and order.
+    """The documents and conversations of one epoch, in random words and order.
 
-    Each topic comes once as a document and is asked about several times; each other entry is
-    either a document or the answer to one question, as the dice fall.
+    Each topic occurs once as a document and in several questions; each other entry is randomly
+    either a document or the answer to one question.
     """
     is_told = [rng.random() < 0.5 for _ in others]
     told = [entry for entry, chosen in zip(others, is_told, strict=True) if chosen]
@@ -177,7 +174,7 @@ def epoch(
 
 
 def _conversations(turns: list[tuple[str, str]], rng: Random) -> list[list[Message]]:
-    """The turns in random order, one to three to a conversation, some under a system prompt."""
+    """The turns in random order, one to three per conversation, some under a system prompt."""
     rng.shuffle(turns)
     conversations = []
     while turns:
@@ -199,14 +196,14 @@ def _question(name: str, rng: Random) -> str:
 
 
 def _singular(name: str) -> str:
-    """`dictionaries` as one says it of one: `a dictionary`."""
+    """The singular with its article: `a dictionary` for `dictionaries`."""
     stem = f"{name[:-3]}y" if name.endswith("ies") else name.removesuffix("s")
     stem = stem.removesuffix("e") if name.endswith("sses") else stem
     return f"{'an' if name[0] in 'aeio' else 'a'} {stem}"
 
 
 def _answer(text: str) -> str:
-    """The text's first paragraphs, as many as fit an answer."""
+    """The first paragraphs of the text that fit an answer."""
     answer = ""
     for paragraph in text.split("\n\n"):
         if answer and len(answer) + len(paragraph) > ANSWER_CHARS:
@@ -230,7 +227,7 @@ def _source_docstrings() -> Iterator[Entry]:
 
 
 def _top_level(tree: ast.Module, module: str) -> Iterator[Entry]:
-    """The module's own docstring and those of its functions and classes, not of methods."""
+    """Docstrings of the module and its functions and classes, without methods."""
     yield Entry((module,), module, ast.get_docstring(tree) or "")
     for node in tree.body:
         if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

@@ -33,7 +33,7 @@ __all__ = ["main"]
 
 END_OF_TEXT, END_OF_TURN = "<|endoftext|>", "<|end|>"
 SPECIAL_TOKENS = [END_OF_TEXT, END_OF_TURN, "<|system|>", "<|user|>", "<|assistant|>"]
-END_OF_TEXT_ID, END_OF_TURN_ID = 0, 1  # the trainer numbers special tokens first, in their order
+END_OF_TEXT_ID, END_OF_TURN_ID = 0, 1  # the trainer numbers special tokens first, in order
 CHAT_TEMPLATE = """\
 {%- set turns = {'system': 'system', 'developer': 'system', 'user': 'user', 'tool': 'user',
   'assistant': 'assistant'} -%}
@@ -201,7 +201,7 @@ def main() -> None:
     stream = batches(epochs(tokenizer, arguments.seed), arguments.seed)
     train(model, stream, arguments.minutes * 60)
     model.bfloat16().save_pretrained(arguments.out)
-    (arguments.out / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
+    (arguments.out / "model.safetensors").chmod(0o644)  # safetensors writes files with mode 0600
     tokenizer.save_pretrained(arguments.out)
     print(f"saved to {arguments.out}")
 

@@ -1,15 +1,10 @@
-"""A peer that says what it likes: valid messages, and what becomes of them.
+"""A peer that sends valid messages and mutations of them: one socket to a ROUTER, its frame
+numbers, and a store of sent messages to replay. A `Speech` supplies the valid messages of a hop.
 
-Owns: one socket to one accepting end, the numbers of its frames, which kind of message comes next,
-what was sent before. Does not know: which messages its hop has (`client_attacker`,
-`worker_attacker`), or who listens.
-
-Rules:
-- What is said is drawn from `random`, never from the clock. What is answered decides only when a
-  new attach begins, the numbers with which frames acknowledge, and the names by which the other
-  side calls things.
-- Sending never waits: what the socket does not take is told, and sent again later.
-- An attacker that is deaf reads nothing, and so acknowledges nothing, until it attaches anew.
+- Messages are drawn from `random`, never from the clock. Answers only decide when a new attach
+  begins, the numbers that frames acknowledge, and the handles that the other side uses.
+- Sending never blocks: what the socket does not accept stays queued until a later turn.
+- A deaf attacker reads nothing, and so acknowledges nothing, until it attaches again.
 """
 
 from __future__ import annotations
@@ -48,16 +43,16 @@ KINDS: dict[Kind, float] = {
 
 _HELLO, _WELCOME, _REATTACH, _REFUSAL, _PING = range(5)
 _CONTROL = {_HELLO, _WELCOME, _REATTACH, _REFUSAL, _PING}
-_NUM_KEPT = 256  # messages, to be sent again later
+_NUM_KEPT = 256  # messages kept for replay
 _READ_AT_ONCE = 64
-_QUIET_TURNS = 20  # without an answer; a deaf one stays as long before it tries again
+_QUIET_TURNS = 20  # turns without an answer, or deaf, before it attaches again
 _SEND_HWM = 64
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class _Heard(msgspec.Struct, array_like=True):
-    """A frame, its body unread."""
+    """A received frame, with its body not decoded."""
 
     epoch: int
     seq: int
@@ -70,20 +65,20 @@ _decode_body = msgspec.msgpack.Decoder().decode
 
 
 class Speech(Protocol):
-    """What a peer of some hop may say."""
+    """The messages that a peer of some hop may send."""
 
     def body(self) -> tuple[Any, ...] | None:
-        """A valid message's tag and fields; None is a bare acknowledgement."""
+        """A valid message's tag and fields; None for a bare acknowledgement."""
 
     def heard(self, tag: int, fields: list[Any]) -> None:
-        """The other side has said something."""
+        """The other side sent a message."""
 
     def attached(self) -> list[tuple[Any, ...]]:
-        """What is said first on a new attach, behind the Hello."""
+        """The first messages of a new attach, after the Hello."""
 
 
 class Attacker:
-    """One of them."""
+    """One attacking peer."""
 
     def __init__(
         self,
@@ -97,7 +92,7 @@ class Attacker:
         self._context = context
         self._address = address
         self._random = random
-        self._attach_random = _drawn(random)  # when it is drawn from is not ours
+        self._attach_random = _drawn(random)  # separate, since answers decide when it is drawn from
         self._speech = speech
         self._oversized = bytes(max_message_bytes + 1)
         self._identity = random.randbytes(16)
@@ -108,11 +103,11 @@ class Attacker:
         self._kept: deque[list[bytes]] = deque(maxlen=_NUM_KEPT)
         self._unsent: deque[tuple[Kind, list[bytes]]] = deque()
         self.sent: Counter[Kind] = Counter()
-        self.heard: Counter[int] = Counter()  # by tag
+        self.heard: Counter[int] = Counter()  # messages received, by tag
         self.attach()
 
     def attach(self) -> None:
-        """Begin anew on a new socket, sometimes as somebody else, sometimes without a word."""
+        """Attach on a new socket, sometimes under another identity, sometimes without a Hello."""
         random = self._attach_random
         self.close()
         self._socket = self._context.socket(zmq.DEALER)
@@ -134,7 +129,7 @@ class Attacker:
                 self._say(body)
 
     def turn(self, num: int, on_sent: Callable[[list[bytes]], None]) -> int:
-        """Read what has arrived, send about `num` messages; how many left."""
+        """Read what has arrived and send about `num` messages; returns how many were sent."""
         self._num_quiet += 1
         self._read()
         is_stuck = self._num_quiet > _QUIET_TURNS
@@ -154,7 +149,7 @@ class Attacker:
         return num_sent
 
     def close(self) -> None:
-        """Go without a word."""
+        """Close the socket without a message."""
         if self._socket is not None:
             self._socket.close(linger=0)
             self._socket = None
@@ -193,10 +188,10 @@ class Attacker:
                 at = random.randrange(3)
                 jump = random.choice((-1, 1, 2, 5, 17, 1000, 2**31, 2**62))
                 if at == 1 and random.random() < 0.8:
-                    jump = -1  # seen before; beyond what is due ends the attach
+                    jump = -1  # a repeated number; one beyond the next ends the attach
                 numbers[at] = max(0, numbers[at] + jump)
                 data = _encode([*numbers, body])
-        if random.random() < 0.01:  # of several parts, of which one alone is a message
+        if random.random() < 0.01:  # several parts, of which only one is a message
             return random.choice(([data, data], [b"", data], [data, b"", b"x"]))
         return [data]
 
@@ -231,7 +226,7 @@ class Attacker:
             if heard.epoch != self._epoch:
                 continue
             self._num_quiet = 0
-            self._seq = max(self._seq, heard.ack)  # something of ours was taken for a message
+            self._seq = max(self._seq, heard.ack)  # a mutation may have been accepted
             body = _decode_body(heard.body)
             if body is None:
                 continue

@@ -1,10 +1,7 @@
-"""What a client may say, to whom nothing is sacred: its own streams, others' and none at all.
+"""The messages of a hostile client, about its own streams, other clients' streams and none at all.
 
-Owns: which of a client's messages comes next. Does not know: sockets, mutations.
-
-Rules:
-- The ids that attackers use are their own and each other's (`shared`); an honest client's cannot be
-  had, but by guessing, which is tried.
+Attackers use their own ids and each other's (`shared`); an honest client's ids are only reachable
+by guessing, which is tried.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ _STOPS: tuple[Any, ...] = ("the", (), ("e", "\n"), ("()", "zzz", "a b c"))
 
 
 class ClientSpeech:
-    """One client's."""
+    """The messages of one client."""
 
     def __init__(self, random: Random, shared: list[bytes], vocab_size: int) -> None:
         """`shared`: stream ids that all attackers know."""
@@ -65,7 +62,7 @@ class ClientSpeech:
         return stream_id
 
     def _some_id(self) -> bytes:
-        """One that somebody uses, one that nobody does, one that is none."""
+        """An id in use, an unused one, or an invalid one."""
         random = self._random
         roll = random.random()
         if roll < 0.7 and self._shared:
@@ -75,7 +72,7 @@ class ClientSpeech:
         return random.choice((b"", bytes(16), b"\xff" * 16, bytes(15), b"x"))
 
     def _handle(self) -> int:
-        """Mostly the next one, sometimes one that is in use."""
+        """Mostly the next handle, sometimes one in use."""
         random = self._random
         if random.random() < 0.1:
             return random.choice((0, 1, 2**32 - 1, random.randrange(max(1, self._next_handle))))
@@ -108,7 +105,7 @@ class ClientSpeech:
             params["repetition_penalty"], params["presence_penalty"] = 1.1, -0.5
         if random.random() < 0.03:
             params["allowed_token_ids"] = tuple(range(random.choice((1, 300, 60_000))))
-        if random.random() < 0.06:  # what is checked behind the decoder
+        if random.random() < 0.06:  # values that are validated after decoding
             name, value = random.choice(_WRONG)
             params[name] = value
         return params
@@ -143,10 +140,10 @@ class ClientSpeech:
         )
         if random.random() < 0.3:
             body += (random.choice(("", "mine", "x" * 1024)), random.choice((0, 1, -5, 2**31 - 1)))
-            if random.random() < 0.5:  # as if it had run before
+            if random.random() < 0.5:  # as if the stream had run before
                 outputs = self._ids(random.choice((0, 1, 2, 7)))
                 body += (True, outputs, random.choice((0, 1, 3, 20, 2**40)))
-                if random.random() < 0.5:  # as if its ids were not kept
+                if random.random() < 0.5:  # as if its token ids had been lost
                     body += ("", _TEMPLATE, random.choice((0, 1, 7, 2**32 - 1)), self._checksum())
         return body
 

@@ -1,8 +1,7 @@
-"""`slipstream bench fuzz`: its options, and what its exit code says.
+"""`slipstream bench fuzz`: its options, reports and exit code.
 
-Owns: what may be asked for, and how a result is told. Exit code 0 where nothing died or stood
-still, no part met an error of its own, nothing is left, and the honest client got what it would
-have got alone; 1 otherwise.
+The exit code is 0 if nothing died or stalled, no component logged an internal error, nothing is
+left over, and the honest client got what it gets when alone; 1 otherwise.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 _MESSAGES, _QUICK_MESSAGES = 1_000_000, 20_000
 _PART = 100_000
-_NEXT_SEED = 1_000_003  # between the seeds of two parts
+_NEXT_SEED = 1_000_003  # step between the seeds of two parts
 _MIB = 2**20
 
 
@@ -56,8 +55,8 @@ def add_options(parser: Parser) -> None:
 
 
 def bench_fuzz(arguments: argparse.Namespace) -> int:
-    """Run it and tell what came of it."""
-    # worker and core: no other command is to wait for their imports
+    """Run and report."""
+    # imports worker and core, which no other command should wait for
     from tqdm import tqdm
 
     from slipstream_bench.fuzz.fuzz_run import FuzzFailed, fuzz
@@ -95,7 +94,7 @@ def bench_fuzz(arguments: argparse.Namespace) -> int:
 
 
 def _read(file: Path | None, num: int, seed: int) -> FuzzResult:
-    """What an earlier run has left there, if it was the same; else nothing yet."""
+    """The result of an earlier run with the same arguments, or an empty one."""
     with contextlib.suppress(OSError, msgspec.DecodeError):
         if file is not None:
             found = msgspec.json.decode(file.read_bytes(), type=FuzzResult)
@@ -136,7 +135,7 @@ def _bench_requests(arguments: argparse.Namespace) -> int:
 
 
 def _begin(file: Path | None, seed: int, num_requests: int) -> RequestFuzzResult:
-    """A run to begin, or what the file says of one to go on with. Raises: BadRequestError."""
+    """A new run, or the state of the one in the file. Raises: BadRequestError."""
     from slipstream_bench.common.commit import commit
     from slipstream_bench.fuzz.request_run import RequestFuzzResult
 
@@ -157,7 +156,7 @@ def _begin(file: Path | None, seed: int, num_requests: int) -> RequestFuzzResult
 
 
 def lines_of_requests(result: RequestFuzzResult) -> list[str]:
-    """The same of whole requests."""
+    """The result of a `--requests` run as lines of text."""
     from slipstream_bench.fuzz.request_run import MOST_STEPS
 
     begin, end = (num / _MIB for num in result.own_bytes)
@@ -181,7 +180,7 @@ def lines_of_requests(result: RequestFuzzResult) -> list[str]:
 
 
 def lines_of(result: FuzzResult) -> list[str]:
-    """A result as people read it."""
+    """The result as lines of text."""
     kinds = ", ".join(f"{num:,} {kind}" for kind, num in result.by_kind.items())
     rate = result.messages / result.seconds
     begin, end = result.rss_start / _MIB, result.rss_end / _MIB

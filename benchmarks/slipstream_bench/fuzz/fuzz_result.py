@@ -1,4 +1,4 @@
-"""What came of a run, and of parts of it that were done one after the other. Pure."""
+"""The result of a fuzz run, and the sum of the parts of a run. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _MOST_SHOWN = 10
 
 
 class FuzzResult(Struct, frozen=True, kw_only=True):
-    """What came of a run.
+    """The result of a run.
 
-    wanted: messages in all, where this is what is there of a run in parts. admitted, refused:
-    streams that attackers were given, and messages of theirs that were answered with a refusal, as
-    far as they listened. identical, total: the honest client's streams. errors: of worker and core
-    that they survived, with their tracebacks. held: what worker and core still hold at the end.
-    commits: of the code, one to a part where they differ.
+    wanted: total number of messages, if this is the state of a run in parts. admitted, refused:
+    streams that attackers were given, and their messages that were refused, as far as they read the
+    answers. identical, total: the honest client's streams. errors: internal errors that worker and
+    core survived, with tracebacks. held: what worker and core still hold at the end. commits: of
+    the code, one per part where they differ.
     """
 
     seed: int
@@ -40,13 +40,13 @@ class FuzzResult(Struct, frozen=True, kw_only=True):
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing happened to anybody."""
+        """Whether the run had no effect on the stack and the honest client."""
         return (
             0 < self.total == self.identical and not self.num_errors and not any(self.held.values())
         )
 
     def and_then(self, part: FuzzResult) -> FuzzResult:
-        """This, and the part that was done next."""
+        """This result combined with that of the following part."""
         return FuzzResult(
             seed=self.seed,
             messages=self.messages + part.messages,
@@ -70,7 +70,7 @@ class FuzzResult(Struct, frozen=True, kw_only=True):
 
 
 def nothing_yet(wanted: int, seed: int) -> FuzzResult:
-    """Of a run in parts, before the first."""
+    """The result of a run in parts before its first part."""
     return FuzzResult(
         seed=seed,
         messages=0,

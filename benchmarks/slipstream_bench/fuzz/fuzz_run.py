@@ -1,12 +1,8 @@
-"""One run: a stack, an honest client, attackers; how many messages, and what came of it.
+"""One fuzz run: a stack, an honest client and attackers, their turns and the measurements.
 
-Owns: who speaks when, and what is measured. Does not know: how a result is told.
-
-Rules:
-- What is sent follows from the seed, but for the numbers that answer what was heard (see
-  `attacker`).
-- The honest client has learnt what it ought to get from a stack without attackers.
-- The last messages of each hop are kept; where a loop dies they are in the error.
+- Messages follow from the seed, except for numbers that answer received messages (see `attacker`).
+- The honest client's expected answers come from a stack without attackers.
+- The last messages of each hop are kept; if a loop dies they are in the error.
 """
 
 from __future__ import annotations
@@ -31,22 +27,22 @@ from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 
 _NUM_CLIENTS = 12
 _NUM_WORKERS = 3
-_A_TURN = 12  # messages of one attacker between two turns of the stack
-_WARM_UP = 0.1  # share of the messages before memory is looked at first
-_STALL_S = 120.0  # without the end of an honest stream
+_A_TURN = 12  # messages per attacker between two turns of the stack
+_WARM_UP = 0.1  # share of the messages before memory is measured first
+_STALL_S = 120.0  # longest time without the end of an honest stream
 _SETTLE_S = 30.0
 _NUM_LAST = 400
 _REFUSAL, _ACCEPTED, _REJECTED, _ADMITTED, _REFUSED = 3, 20, 21, 40, 42  # tags
 
 
 class FuzzFailed(Exception):  # noqa: N818  (what happened)
-    """A loop died or stood still."""
+    """A loop died or stalled."""
 
 
 def fuzz(
     num_messages: int, seed: int, on_progress: Callable[[int], object] = lambda _num: None
 ) -> FuzzResult:
-    """Run it. Raises: FuzzFailed."""
+    """Run it and return the result. Raises: FuzzFailed."""
     with tempfile.TemporaryDirectory(prefix="slipstream-fuzz-") as folder, ErrorLog() as log:
         alone = Path(folder) / "alone"
         alone.mkdir(mode=0o700)
@@ -61,7 +57,7 @@ def fuzz(
 
 
 def answers_alone(stack: FuzzStack, seed: int) -> list[HonestAnswer]:
-    """What the honest client gets of a stack that serves it alone; closes the stack.
+    """The answers that the honest client gets when alone; closes the stack.
 
     Raises: FuzzFailed.
     """
@@ -169,7 +165,7 @@ class _FuzzRun:
             raise FuzzFailed(why)
 
     def _settle(self) -> dict[str, int]:
-        """The attackers leave; what is left of them after their time is up."""
+        """Close the attackers; returns what they leave after the grace time."""
         for attacker in self._attackers:
             attacker.close()
         self._honest.stop()
@@ -189,7 +185,7 @@ class _FuzzRun:
 
     def _held(self) -> dict[str, int]:
         held = self._stack.held
-        held["worker_clients"] -= 1  # the honest one
+        held["worker_clients"] -= 1  # the honest client
         return held
 
     def _resident(self) -> int:

@@ -1,12 +1,8 @@
 """A stack in one thread: a real worker and a real core on the simulated model, over real sockets.
 
-Owns: how they are put together, their turns, what they hold. Does not know: who speaks to them.
-
-Rules:
-- Nothing is caught here: an exception that leaves a loop is what is looked for.
-- What a part logs with a traceback is an error of its own that it survived; it is kept to be told.
-  A protocol that was broken is no such thing, unless the worker says it of the core, which is
-  honest.
+- No exception is caught here: one that leaves a loop is what the benchmark looks for.
+- Errors that a component logs with a traceback are kept and reported. Protocol errors are not,
+  unless the worker reports one of the core, which is honest.
 """
 
 from __future__ import annotations
@@ -43,9 +39,9 @@ from slipstream_worker.config import WorkerConfig
 from slipstream_worker.detokenizer.compiler import compile_table
 from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
 
-# each token depends on all before it, so a lost or changed one would show in all that follow
+# each token depends on all before it, so a lost or changed one shows in all that follow
 MODEL = f"simulated:step_ms=0.2,prefill_us=0,mode=chain,tokenizer={MODEL_PATH}"
-GRACE_S = 0.5  # short, so that what attackers leave behind goes while they are at it
+GRACE_S = 0.5  # short, so that abandoned streams expire during the run
 _BEAT_S = 0.05
 _WAIT_MS = 2
 _WORKER = b"worker-0"
@@ -57,13 +53,13 @@ class FuzzStack:
     """One core and one worker."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        """`folder`: a private one, for the sockets. `settings`: the core's, where not as here."""
+        """`folder`: a private one, for the sockets. `settings`: override the core's settings."""
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.client_address = f"ipc://{folder}/client"
         self.core_address = f"ipc://{folder}/core"
         self._poller = zmq.Poller()
         self._beat_at = 0.0
-        self.longest_turn_s = 0.0  # of this thread's CPU, tokenising apart: it is another process's
+        self.longest_turn_s = 0.0  # CPU time of this thread, without tokenising
         tokenizer = Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
         own = {"max_num_seqs": 256, "max_model_len": 512} | settings
         core = CoreConfig(model=MODEL, address=self.core_address, **own)
@@ -84,7 +80,7 @@ class FuzzStack:
         )
 
     def turn(self) -> None:
-        """Let both do what there is to do."""
+        """Run one turn of worker and core."""
         now = time.monotonic()
         begin_s = time.thread_time() - self._prompts.cpu_s
         self.core.engine.run_once(wait=False)
@@ -96,18 +92,18 @@ class FuzzStack:
         self.longest_turn_s = max(self.longest_turn_s, took_s)
 
     def wait(self) -> None:
-        """Until there may be something to do, or a moment has passed."""
+        """Wait until there may be something to do, or a moment has passed."""
         self._poller.poll(_WAIT_MS)
 
     def deserted_workers(self) -> list[bytes]:
-        """The names under which attackers have left streams in the core."""
-        streams = self.core.handler._streams._by_id.values()  # nobody else has to know
+        """The names of attacking workers that left streams in the core."""
+        streams = self.core.handler._streams._by_id.values()  # the product needs no such accessor
         return sorted({stream.worker for stream in streams} - {_WORKER})
 
     @property
     def held(self) -> dict[str, int]:
-        """What worker and core hold for streams and peers; but for the worker's place in the core
-        all zero where there are none.
+        """What worker and core hold for streams and peers; all zero without any, except for the
+        worker's entry in the core.
         """
         scheduler = self.core.scheduler
         return {
@@ -121,16 +117,17 @@ class FuzzStack:
         }
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close worker and core."""
         self.worker.close()
         self.core.close()
         self.context.destroy(linger=0)
 
 
 class Heir:
-    """Takes the place of a worker that is gone and wants none of its streams, so that they go.
+    """Attaches under the name of a dead worker and claims none of its streams, so that the core
+    drops them.
 
-    A core keeps the streams of a worker that has died, for whoever comes under its name.
+    A core keeps the streams of a dead worker for a successor of the same name.
     """
 
     def __init__(self, stack: FuzzStack, name: bytes) -> None:
@@ -141,13 +138,13 @@ class Heir:
             zmq.Poller(),
             identity=name,
             now=time.monotonic(),
-            incarnation=2**31 - 1,  # later than all but the boldest attackers said they were
+            incarnation=2**31 - 1,  # later than almost all that attackers send
             fresh=False,
         )
         self.is_done = False
 
     def turn(self) -> None:
-        """Attach, say it, go."""
+        """Attach, state that no stream is claimed, and close."""
         if self.is_done:
             return
         now = time.monotonic()
@@ -160,13 +157,13 @@ class Heir:
         self._attacher.beat(now)
 
     def close(self) -> None:
-        """Go."""
+        """Close the socket."""
         self.is_done = True
         self._attacher.close()
 
 
 class ErrorLog(logging.Handler):
-    """Keeps what is logged with a traceback of anything but a broken protocol."""
+    """Keeps records that are logged with a traceback, except for protocol errors."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -176,7 +173,7 @@ class ErrorLog(logging.Handler):
     def __enter__(self) -> ErrorLog:
         root = logging.getLogger()
         self._before = root.handlers[:]
-        root.handlers[:] = [self]  # a million broken messages need no lines on standard error
+        root.handlers[:] = [self]  # keeps a million protocol errors off standard error
         return self
 
     def __exit__(self, *_exception: object) -> None:
@@ -193,7 +190,7 @@ class ErrorLog(logging.Handler):
 
 
 class _PromptsHere:
-    """In the place of the prompt process."""
+    """Replaces the prompt process: tokenises in this process."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -232,6 +229,6 @@ class _PromptsHere:
 
 
 def resident_bytes() -> int:
-    """Of this process."""
+    """Resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,7 +1,5 @@
-"""The honest client: the product's own, which streams on and on and holds each answer against what
-it ought to be.
-
-Owns: its requests, and the comparison. Does not know: that it is not alone.
+"""The honest client: the product's own, which streams continuously and compares each answer with
+the expected one.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ from slipstream_ipc.messages import ModelCard, SamplingParams
 
 _NUM_STREAMS = 8
 _STOPS = ((), ("()",), ("the ", "self"), ())
-_TIMEOUT_S = 3600.0  # the stack's turns are ours: what is slow here is us
+_TIMEOUT_S = 3600.0  # never reached: the stack runs in this thread
 
 
 class HonestAnswer(Struct, frozen=True):
-    """What a stream said, all of it."""
+    """The complete answer of a stream."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -37,12 +35,12 @@ class HonestAnswer(Struct, frozen=True):
 
 
 class HonestClient:
-    """Keeps some streams going. `turn` comes from the same thread as the stack's."""
+    """Keeps several streams running. Call `turn` from the stack's thread."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, seed: int) -> None:
         self._requests = _requests(seed)
         self._session = ClientSession(context, address, _TIMEOUT_S, zmq.Poller(), time.monotonic())
-        self._running: dict[int, StreamState] = {}  # by the request's number
+        self._running: dict[int, StreamState] = {}  # by request number
         self._expected: list[HonestAnswer] | None = None
         self._round: dict[int, HonestAnswer] = {}
         self.num_identical = 0
@@ -50,18 +48,18 @@ class HonestClient:
         self.last_end_at = time.monotonic()
 
     def learn(self) -> list[HonestAnswer] | None:
-        """What every request ought to get, once each has run undisturbed; None until then."""
+        """The expected answers, once each request has run undisturbed; None until then."""
         self.turn()
         if self._expected is None and len(self._round) == len(self._requests):
             self._expected = [self._round[index] for index in range(len(self._requests))]
         return self._expected
 
     def expect(self, answers: list[HonestAnswer]) -> None:
-        """What every request ought to get."""
+        """Set the expected answer of every request."""
         self._expected = answers
 
     def turn(self) -> None:
-        """Read what has come, ask for more."""
+        """Read what has arrived and start further requests."""
         self._session.turn(time.monotonic())
         for index, state in list(self._running.items()):
             if state.is_over:
@@ -75,15 +73,15 @@ class HonestClient:
 
     @property
     def stream_ids(self) -> list[bytes]:
-        """Of those that it has asked for and that are not over."""
+        """The ids of the running streams."""
         return [state.stream_id for state in self._running.values()]
 
     def stop(self) -> None:
-        """Ask for nothing more."""
+        """Start no further requests."""
         self._requests = []
 
     def close(self) -> None:
-        """Leave."""
+        """Close the client."""
         self._session.close()
 
     def _start(self, index: int, prompt: list[int], params: SamplingParams) -> None:
@@ -111,7 +109,7 @@ class HonestClient:
 
 
 class _HonestModel:
-    """In the place of an I/O thread, of which a new stream wants to know the model alone."""
+    """Replaces an I/O thread, of which a new stream only needs the model."""
 
     def __init__(self, session: ClientSession) -> None:
         self._session = session

@@ -1,7 +1,4 @@
-"""What can be made of a message: cut, changed, restructured. Pure.
-
-Does not know: what messages mean.
-"""
+"""Mutations of encoded messages: cut, changed, restructured. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import msgspec
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
-# what a field may hold instead of what belongs there
+# wrong values for any field
 _ODD: tuple[Any, ...] = (
     *(0, 1, -1, 127, 128, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63),
     *(2**64 - 1, -(2**31) - 1, -(2**63)),
@@ -25,7 +22,7 @@ _ODD: tuple[Any, ...] = (
 )
 _BYTES = b"\x00\x01\x7f\x80\x90\x93\x9f\xa0\xbf\xc0\xc1\xc4\xc6\xc9\xca\xcf\xd3\xd9\xdb\xdd\xdf\xff"
 _DEEP = (b"\x91" * 100_000, b"\x94\x01\x01\x01" + b"\x81\xa0" * 50_000)
-_HUGE = (  # sizes that are announced and not there
+_HUGE = (  # headers that announce more than follows
     b"\xdd\xff\xff\xff\xff",
     b"\x94\x01\x01\x01\xc6\xff\xff\xff\xff",
     b"\x94\x01\x01\x01\x95\x0a\x01\xc6\x7f\xff\xff\xff",
@@ -35,12 +32,12 @@ _HUGE = (  # sizes that are announced and not there
 
 
 def truncated(random: Random, data: bytes) -> bytes:
-    """The beginning of a message."""
+    """A prefix of the message."""
     return data[: random.randrange(len(data))] if data else data
 
 
 def flipped(random: Random, data: bytes) -> bytes:
-    """A message with some bytes changed, left out, put in or doubled."""
+    """The message with some bytes changed, removed, inserted or duplicated."""
     changed = bytearray(data)
     for _ in range(random.choice((1, 1, 1, 2, 4, 16))):
         at = random.randrange(len(changed) + 1)
@@ -59,11 +56,11 @@ def flipped(random: Random, data: bytes) -> bytes:
 
 
 def restructured(random: Random, data: bytes) -> bytes:
-    """A message that is well-formed msgpack, with something odd in the place of some field."""
+    """Well-formed msgpack with a wrong value in some field."""
     try:
         value = _decode(data)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        return flipped(random, data)  # it was no message before
+        return flipped(random, data)  # it is not msgpack to begin with
     parent, at = _place(random, value)
     if parent is None:
         return _encode(random.choice(_ODD))
@@ -82,7 +79,7 @@ def restructured(random: Random, data: bytes) -> bytes:
 
 
 def noise(random: Random) -> bytes:
-    """No message at all."""
+    """Random bytes."""
     kind = random.random()
     if kind < 0.01:
         return random.choice(_DEEP)
@@ -93,7 +90,7 @@ def noise(random: Random) -> bytes:
 
 
 def _place(random: Random, value: Any) -> tuple[Any, Any]:
-    """Some list or map inside, and a key of it; the deeper ones less often."""
+    """Some nested list or map and a key of it; deeper ones less often."""
     parent, at = None, None
     while isinstance(value, list | dict) and value:
         if parent is not None and random.random() < 0.35:

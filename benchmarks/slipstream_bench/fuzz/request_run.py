@@ -1,15 +1,11 @@
-"""One run of hostile requests: a stack, an honest client, hostile readers; what came of it.
+"""One run of hostile requests: a stack, an honest client and hostile readers.
 
-Owns: how many requests run at a time, what is counted, and going on where a run was stopped. Does
-not know: what a request asks for (`request_speech`), how a result is told.
-
-Rules:
-- A delay is counted in steps of the core: how many were launched one after another without an
-  honest stream that could have been in them. So it says nothing of how busy the machine is.
-- Streams that want log-probabilities wait for room for them by right, until others are forgotten,
-  which takes time and no number of steps: that is told apart, and has no bound here.
-- A request follows from seed and number alone. A result names how many were done, so a run goes on
-  from the result of one that was stopped, in a new stack.
+- A delay is counted in steps of the core: how many were launched in a row without an honest stream
+  that could have been in them. It is independent of the machine's load.
+- Streams that want logprobs may legitimately wait for room until others are forgotten, which takes
+  time rather than steps: that is reported separately, and has no bound here.
+- A request follows from seed and number alone. A result holds the number of requests done, so a
+  stopped run can resume from its result, in a new stack.
 """
 
 from __future__ import annotations
@@ -46,13 +42,13 @@ from slipstream_bench.fuzz.request_speech import (
     hostile_request,
 )
 
-AT_ONCE = 12  # hostile requests
+AT_ONCE = 12  # hostile requests running at a time
 _MAX_MODEL_LEN = 512
 _BATCHED = 2048
-_POSITIONS = 256  # of prompts that a step looks at for their log-probabilities
-_LOGPROBS_GIB = 0.125  # so that there is too little at times
-# a stream may wait for as many prompts as there are ahead of it, each looked at in full; and as
-# long again where it is preempted and comes behind those that arrived meanwhile
+_POSITIONS = 256  # prompt positions per step that get logprobs
+_LOGPROBS_GIB = 0.125  # small enough to run out at times
+# a stream may wait for all prompts ahead of it, each with logprobs at every position; and as long
+# again if it is preempted and queued behind those that arrived meanwhile
 MOST_STEPS = 2 * AT_ONCE * MOST_ANSWERS * _MAX_MODEL_LEN // _POSITIONS
 _STALL_S = 120.0
 _SETTLE_S = 60.0
@@ -62,14 +58,14 @@ _SAVE_EVERY = 50  # requests
 
 
 class RequestFuzzResult(Struct, frozen=True, kw_only=True):
-    """What came of a run, or of the part of one that is `done`.
+    """The result of a run, or of the part of one that is `done`.
 
-    commit: what was tried. longest_wait_for_room: the same of those that waited for room for their
-    log-probabilities. outcomes: of hostile streams, by finish reason or error. longest_wait:
-    steps that an honest stream was passed over, at most, and what ran then. slowest: the longest
-    turn of worker and core, ms of CPU, and the kinds of the requests that ran. held: what worker
-    and core still held at the end of a part, at most. own_bytes: anonymous memory of this process,
-    without what its allocator keeps, after a tenth of the part that was run last, and at its end.
+    commit: the tested code. longest_wait: most steps that an honest stream was passed over, and
+    what ran then. longest_wait_for_room: the same for streams waiting for room for their logprobs.
+    outcomes: of hostile streams, by finish reason or error. slowest: the longest turn of worker and
+    core, in ms of CPU time, and the kinds of the requests that ran. held: the most that worker and
+    core still held at the end of a part. own_bytes: anonymous memory of this process, without freed
+    memory that its allocator keeps, after a tenth of the last part, and at its end.
     """
 
     commit: str | None
@@ -95,7 +91,7 @@ class RequestFuzzResult(Struct, frozen=True, kw_only=True):
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing happened to anybody."""
+        """Whether the run had no effect on the stack and the honest client."""
         return (
             self.done == self.requests
             and 0 < self.total == self.identical
@@ -108,8 +104,9 @@ class RequestFuzzResult(Struct, frozen=True, kw_only=True):
 def fuzz_requests(
     begin: RequestFuzzResult, on_progress: Callable[[RequestFuzzResult], object] = lambda _part: 0
 ) -> RequestFuzzResult:
-    """Go on with a run, from its beginning or from a part; `on_progress` is given a part now and
-    then. Raises: FuzzFailed.
+    """Continue a run from `begin`, which may be empty; `on_progress` receives intermediate results.
+
+    Raises: FuzzFailed.
     """
     with tempfile.TemporaryDirectory(prefix="slipstream-fuzz-") as folder, ErrorLog() as log:
         alone = Path(folder) / "alone"
@@ -135,7 +132,7 @@ def _stack(folder: Path) -> FuzzStack:
 
 
 class _Waits:
-    """Counts, at each launch, the steps that honest streams were passed over, in the core."""
+    """Counts, at each launch of the core, the steps in which honest streams were passed over."""
 
     def __init__(self, stack: FuzzStack, honest: HonestClient) -> None:
         self._handler = stack.core.handler
@@ -170,16 +167,16 @@ class _Waits:
     def _may_run(self, row: int) -> bool:
         requests = self._scheduler._requests
         if self._scheduler._batch is not None:
-            return True  # all that are in it may, and nobody else is asked
+            return True  # all rows of the batch may run
         if not requests.is_alive(row):
-            return False  # it has all its tokens
+            return False  # it has all of its tokens
         known, acked = int(requests.known[row]), int(self._handler.acked[row])
         ahead = known - max(acked, int(requests.prompt_len[row]))
         return known < int(requests.limit[row]) and ahead < int(requests.run_ahead[row])
 
 
 class _Hostile:
-    """The hostile client: keeps requests going, reads them or leaves."""
+    """The hostile client: keeps requests running, reads them or abandons them."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self._session = ClientSession(context, address, _TIMEOUT_S, zmq.Poller(), time.monotonic())
@@ -195,7 +192,7 @@ class _Hostile:
         now = time.monotonic()
         for _ in range(request.answers):
             try:
-                io = cast(ThreadIO, self._session)  # it is asked for the model alone
+                io = cast(ThreadIO, self._session)  # only its model is used
                 prompt = request.prompt
                 if not isinstance(prompt, str):
                     prompt = np.array(prompt, np.uint32)  # type: ignore[assignment]
@@ -268,7 +265,7 @@ class _RequestFuzzRun:
                 index += 1
                 if index == warm:
                     self._own_bytes = own_bytes()
-                if index % _SAVE_EVERY == 0:  # those that run yet are done again, if it comes to it
+                if index % _SAVE_EVERY == 0:  # a resumed run repeats those still running
                     oldest = min((each.index for each in hostile.running), default=index)
                     on_progress(self._result(oldest))
             self._turn()
@@ -303,7 +300,7 @@ class _RequestFuzzRun:
             )
 
     def _settle(self) -> dict[str, int]:
-        """What is left once all is over and its grace time too."""
+        """What is left once all requests are over and the grace time has passed."""
         self._honest.stop()
         deadline = time.monotonic() + _SETTLE_S
         while any((held := self._held()).values()) and time.monotonic() < deadline:
@@ -315,14 +312,14 @@ class _RequestFuzzRun:
 
     def _held(self) -> dict[str, int]:
         core, held = self._stack.core, self._stack.held
-        held["worker_clients"] -= 2  # both of them
+        held["worker_clients"] -= 2  # the honest and the hostile client
         held["on_hold"] = core.handler.num_pending
         held["logprob_pages"] = core.logprobs.num_pages_used
         held["logprob_bytes_promised"] = core.room.num_promised
         return held
 
     def _result(self, done: int, held: dict[str, int] | None = None) -> RequestFuzzResult:
-        """All there is so far, what was there at the beginning included."""
+        """The result so far, including that of the parts before."""
         begin, honest, log = self._begin, self._honest, self._log
         total = honest.num_identical + len(honest.differences)
         return msgspec.structs.replace(
@@ -348,11 +345,11 @@ def _told(requests: list[HostileRequest]) -> tuple[str, ...]:
 
 
 def own_bytes() -> int:
-    """Anonymous memory of this process without what its allocator keeps of what was freed, which
-    is most of what a run seems to grow by.
+    """Anonymous memory of this process without freed memory that its allocator keeps, which is most
+    of a run's apparent growth.
     """
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # another allocator than glibc's
+    with contextlib.suppress(OSError, AttributeError):  # an allocator other than glibc's
         ctypes.CDLL(None).malloc_trim(0)
     held = process_census.holding(os.getpid())
     assert held is not None

@@ -1,10 +1,8 @@
-"""Whole requests that ask for as much as a request may, or a little more than that.
+"""Whole requests that ask for as much as a request may, or slightly more. Pure.
 
-Owns: what the `index`-th request of a seed is. Pure. Does not know: who sends it, what comes of it.
-
-Each asks for several things at once: grammars, schemas, lists of ids and biases, prompts, answers
-to a prompt, log-probabilities. What each may have at most is taken from the checks themselves, so a
-limit that moves is tried where it lies now.
+Each combines several features: grammars, schemas, lists of ids and biases, prompts, several
+answers, logprobs. The maxima are taken from the validation code, so a changed limit is tested at
+its new value.
 """
 
 from __future__ import annotations
@@ -20,18 +18,18 @@ from slipstream_ipc.messages import SamplingParams, StructuredOutputs
 from slipstream_ipc.validation import sampling_params as limits
 from slipstream_ipc.validation import structured_output, token_constraints
 
-MOST_ANSWERS = 8  # to a prompt; more say nothing new of one
+MOST_ANSWERS = 8  # answers per prompt; more would test nothing new
 
 
-# Masks of hostile grammars are most of a run's CPU. Compiling and the first states are tried by
-# every such request; one in eight goes on for as long, and with as many answers, as others do.
+# Masks of hostile grammars take most of a run's CPU. Every such request tests compiling and the
+# first states; only one in eight runs as long, and with as many answers, as other requests.
 _LONG_GRAMMARS = 1 / 8
 _SHORT_TOKENS = (1, 2, 4)
 
 
 class HostileRequest(Struct, frozen=True):
-    """One. kinds: what it asks for; answers: streams of it; reads: tokens after which each is
-    ended by its reader, None for none.
+    """One request. kinds: the features it uses; answers: its number of streams; reads: tokens after
+    which the reader ends each stream, None to read all.
     """
 
     index: int
@@ -43,14 +41,14 @@ class HostileRequest(Struct, frozen=True):
 
 
 class Bounds(Struct, frozen=True):
-    """Of the server that is asked."""
+    """The limits of the server."""
 
     vocab_size: int
     max_model_len: int
 
 
 def hostile_request(seed: int, index: int, bounds: Bounds) -> HostileRequest:
-    """The same for the same arguments."""
+    """The `index`-th request of a seed; deterministic in its arguments."""
     random = Random(f"{seed}:{index}")  # noqa: S311  (attacks are to be repeated)
     prompt = _prompt(random, bounds)
     room = bounds.max_model_len - len(prompt)
@@ -77,13 +75,13 @@ def hostile_request(seed: int, index: int, bounds: Bounds) -> HostileRequest:
 
 
 def _at(random: Random, most: int, least: int = 1) -> int:
-    """Mostly a bound itself, at times below, seldom one more."""
+    """Mostly the bound itself, sometimes less, rarely one more."""
     roll = random.random()
     return most if roll < 0.5 else least if roll < 0.95 else most + 1
 
 
 def _prompt(random: Random, bounds: Bounds) -> str | list[int]:
-    """Of ids or of text, of every length there may be; at times longer."""
+    """Ids or text of any allowed length; sometimes longer."""
     longest = bounds.max_model_len
     length = random.choice(
         (1, 5, longest // 2, longest - 41, longest - 9, _at(random, longest - 1))
@@ -124,7 +122,7 @@ def _allowed(random: Random, bounds: Bounds) -> dict[str, Any]:
     num = random.choice(
         (10, 300, bounds.vocab_size, _at(random, token_constraints.MAX_ALLOWED_TOKEN_IDS, 2))
     )
-    # more than there are: the last ones again and again
+    # beyond the vocabulary the last id repeats
     return {"allowed_token_ids": tuple(min(n, bounds.vocab_size - 1) for n in range(num))}
 
 

@@ -1,13 +1,9 @@
-"""What a worker may say to a core that it means to harm.
+"""The messages of a hostile worker to a core.
 
-Owns: which of a worker's messages comes next, and the streams that it has asked for. Does not know:
-sockets, mutations.
-
-Rules:
-- It never takes another worker's name: who may open the core's socket could do that, and is kept
-  out by its folder.
-- What it holds is bounded: streams beyond that are forgotten, or the honest ones would wait for
-  their turn behind it.
+- It never uses another worker's name: any process with access to the core's socket could do that,
+  and the permissions of the socket's folder prevent it.
+- It holds a bounded number of streams and forgets older ones; otherwise the honest streams would
+  queue behind them.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ _ENDS = (
 
 
 class WorkerSpeech:
-    """One worker's."""
+    """The messages of one worker."""
 
     def __init__(self, random: Random, vocab_size: int) -> None:
         self._random = random
@@ -67,7 +63,7 @@ class WorkerSpeech:
             self._step = fields[1]
 
     def attached(self) -> list[tuple[Any, ...]]:
-        """Of what is not stated nothing is left."""
+        """Claims no streams, so the core drops those of an earlier attach."""
         self._rows.clear()
         self._held.clear()
         return [(_POSITIONS, (), b"", b"", True)]
@@ -123,7 +119,7 @@ class WorkerSpeech:
         if not self._rows or random.random() < 0.3:
             return (_REPORT, step)
         rows = random.choices(self._rows, k=random.choice((1, 2, 30)))
-        if random.random() < 0.02:  # which ends the session
+        if random.random() < 0.02:  # ends the session
             rows.append(random.choice((0, 1, 2**32 - 1)))
         column = b"".join(row.to_bytes(4, "little") for row in rows)
         lengths = column if random.random() < 0.99 else column[:-1] + b"xyz"

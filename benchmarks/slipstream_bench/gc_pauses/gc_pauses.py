@@ -1,14 +1,10 @@
-"""`slipstream bench gc`: measuring the shapes, and telling.
+"""`slipstream bench gc`: measures each shape of token ids (`shapes`, `shape_measure`) and reports.
 
-Owns: what a step takes, in which order things are measured, what is told. Does not know: how ids
-travel (`shapes`), how that is watched (`measuring`).
-
-Rules:
-- A step is the device's time, which is simulated and takes no time here, and behind it the host's
-  CPU time, which is measured: an engine that hides nothing, like the one whose report this
+- A step is the device's time, which is simulated and takes no time here, followed by the host's CPU
+  time, which is measured: an engine that overlaps nothing, like the one in the report that this
   reproduces (vLLM issue 26369).
-- The collector keeps its default thresholds. `is_frozen` says whether what was loaded before the
-  requests was frozen, as the product does; where it is not, a full collection looks at all of it.
+- The collector keeps its default thresholds. `is_frozen` tells whether objects loaded before the
+  requests were frozen, as the product does; otherwise a full collection traverses all of them.
 """
 
 from __future__ import annotations
@@ -71,7 +67,7 @@ def add_options(parser: Parser) -> None:
 
 
 def bench_gc(arguments: argparse.Namespace) -> int:
-    """Measure all shapes, frozen and not; tell."""
+    """Measure all shapes, frozen and not, and report."""
     check_common(arguments)
     if arguments.batch < 1:
         raise wrong_option("batch", arguments.batch, "an integer >= 1")
@@ -109,7 +105,7 @@ def _measured(shape: str, batch: int, steps: int, step_ms: float, *, is_frozen: 
 
 
 def _draw(rows: list[Row], file: str) -> None:
-    """The three loops."""
+    """Chart the three loops."""
     frozen = {True: "frozen heap", False: "heap not frozen"}
     grouped_bars(
         file,

@@ -1,10 +1,8 @@
-"""One run of `slipstream bench gc`: a shape, its collections, its host's time.
+"""One run of `slipstream bench gc`: drives a shape with the ids of a device, simulated or real, and
+measures its collections and host time.
 
-Owns: how a shape is driven and watched, and the row that comes of it. Does not know: where a step's
-ids come from (a simulated device, or a real one), what rows are compared with.
-
-Rule: a step's host time is the CPU time of this thread while the shape has the ids, and no other:
-what brings them is somebody else's.
+A step's host time is the CPU time of this thread while the shape handles the ids; producing the ids
+is excluded.
 """
 
 from __future__ import annotations
@@ -33,15 +31,15 @@ Int64s = npt.NDArray[np.int64]
 
 COMPARED = ("lists_of_lists", "ints", "columns")
 SHAPES = (*COMPARED, "product")
-WARM_UP_STEPS = 20  # the parts grow to their size, the collector forgets how they were set up
+WARM_UP_STEPS = 20  # until buffers have grown and the setup has been collected
 
 _PROMPT_LEN = 8
 
 
 def measure(shape: str, batch: int, steps: int, ids: Iterator[Int64s], *, is_frozen: bool) -> Row:
-    """One run over the next ids [batch] of `ids`, WARM_UP_STEPS + steps + 1 of them.
+    """One run over the next WARM_UP_STEPS + steps + 1 arrays of `ids`, int64 [batch] each.
 
-    `wall_s` is of the steps that are watched, whatever brings their ids included.
+    `wall_s` covers the measured steps, including what produces their ids.
     """
     gc.collect()
     if is_frozen:
@@ -49,7 +47,7 @@ def measure(shape: str, batch: int, steps: int, ids: Iterator[Int64s], *, is_fro
     num_loaded = len(gc.get_objects())
     num_frozen = gc.get_freeze_count()
     try:
-        # one step more, behind what is watched: in it streams end
+        # one step after the measured ones, in which streams end
         loop = _loop(shape, batch, WARM_UP_STEPS + steps + 1)
         for _ in range(WARM_UP_STEPS):
             loop.step(next(ids))
@@ -96,7 +94,7 @@ def measure(shape: str, batch: int, steps: int, ids: Iterator[Int64s], *, is_fro
 
 
 def with_gains(rows: list[Row]) -> list[Row]:
-    """The rows, each with what it gains over lists of lists in tokens a second."""
+    """The rows, each with its gain in tokens per second over lists of lists."""
     lists = {
         row["is_frozen"]: row["tokens_per_s"] for row in rows if row["shape"] == "lists_of_lists"
     }
@@ -111,7 +109,7 @@ def with_gains(rows: list[Row]) -> list[Row]:
 def _version() -> str | None:
     try:
         return version("slipstream")
-    except PackageNotFoundError:  # run from its sources (gpu-check)
+    except PackageNotFoundError:  # run from source (gpu-check)
         return None
 
 
@@ -130,7 +128,7 @@ def _loop(shape: str, batch: int, num_steps: int) -> HeapShape:
 
 
 class _Product:
-    """Slipstream's own path, with text; its deltas are taken and not looked at."""
+    """Slipstream's own path, with text; its deltas are taken but not inspected."""
 
     def __init__(self, tokenizer: Tokenizer, batch: int, steps: int) -> None:
         self._path = OutputPath(
@@ -146,12 +144,12 @@ class _Product:
         self._reader = TogetherReader(self._path.group, is_materialised=False)
 
     def step(self, _ids: Int64s) -> None:
-        """Its workload has ids of its own: such as make text."""
+        """One step of its workload, whose own ids decode to text; the given ids are ignored."""
         self._path.step()
         self._reader.read()
         self._path.take_reports()
 
     def check_end(self, _ids: Int64s) -> None:
-        """Every stream has had all of its tokens."""
+        """Every stream has received all of its tokens."""
         self._path.check_whole()
         self._path.close()

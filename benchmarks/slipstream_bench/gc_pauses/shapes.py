@@ -1,16 +1,14 @@
-"""One loop, three shapes: how a step's ids, one to a request, can get to the requests' readers.
+"""One loop in three shapes: how a step's ids, one per request, can travel to the requests' readers.
 
-Owns: the loop for lists of lists, ints and columns. Does not know: the collector, time.
-
-In every shape a step's ids come as an array from the device, are put into a message, encoded,
+In every shape a step's ids arrive as an array from the device, are put into a message, encoded,
 decoded on the client-facing side, added to each request's history there, and handed to its reader,
-who takes them and drops them. Nothing else is done: no text is made, no ends are looked for. Both
-sides are in one process, so its collector sees what two would share.
+which takes and drops them. There is no detokenizing and no stop check. Both sides are in one
+process, so its collector sees what two would share.
 
-- lists_of_lists: an object to a request with a list of its new ids, though it is always one. So it
-  is in engines that allow for several tokens a step.
+- lists_of_lists: an object per request with a list of its new ids, although there is always one, as
+  in engines that allow several tokens per step.
 - ints: the same with the id itself.
-- columns: the ids of all requests are bytes; a reader who wants his looks there.
+- columns: the ids of all requests are bytes; a reader looks up its own there.
 """
 
 from __future__ import annotations
@@ -30,13 +28,13 @@ Int64s = npt.NDArray[np.int64]
 
 
 class HeapShape(Protocol):
-    """Requests whose ids have this shape on their way."""
+    """Requests whose ids travel in one of the shapes."""
 
     def step(self, ids: Int64s) -> None:
-        """One id for every request, all the way to its reader."""
+        """One id for every request, int64 [batch], all the way to its reader."""
 
     def check_end(self, ids: Int64s) -> None:
-        """Each request's history ends with its id of these."""
+        """Check that each request's history ends with its id in `ids`."""
 
 
 class _ListOutput(Struct, array_like=True, gc=False):
@@ -67,7 +65,7 @@ class _IntRequest:
 
 
 class ListsOfLists:
-    """See the module."""
+    """The shape `lists_of_lists`."""
 
     def __init__(self, batch: int) -> None:
         self._requests = {_name(index): _ListRequest() for index in range(batch)}
@@ -91,7 +89,7 @@ class ListsOfLists:
 
 
 class Ints:
-    """See the module."""
+    """The shape `ints`."""
 
     def __init__(self, batch: int) -> None:
         self._requests = {_name(index): _IntRequest() for index in range(batch)}
@@ -115,7 +113,7 @@ class Ints:
 
 
 class Columns:
-    """See the module."""
+    """The shape `columns`."""
 
     def __init__(self, batch: int, max_steps: int) -> None:
         self._rows = np.arange(batch)
@@ -132,7 +130,7 @@ class Columns:
         rows = u32(received.rows)
         self._history[rows, self._lengths[rows]] = u32(received.token_ids)
         self._lengths[rows] += 1
-        self._unread.append(received)  # one for all readers, who look only where they want to
+        self._unread.append(received)  # shared by all readers, which index into it
         self._unread.popleft()
 
     def check_end(self, ids: Int64s) -> None:

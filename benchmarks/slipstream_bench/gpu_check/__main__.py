@@ -1,11 +1,8 @@
-"""Runs a part's sections, each in a process of its own, and writes down what they found.
+"""Runs the sections of a part, each in its own process, and writes their rows. The exit code is 1
+if a check or a section failed, 0 otherwise.
 
-Owns: the order, the files' names, the exit code: 0, or 1 where anything that must hold does not,
-or a section failed. Does not know: what the sections do.
-
-Rules:
-- It never touches the card itself, so nothing that a section does to the card can reach it.
-- The files are written as the rows come: a run that is ended by its caller leaves what it found.
+- This process never uses the card, so nothing that a section does to the card can affect it.
+- The files are written as rows arrive: a run that is ended by its caller keeps what it found.
 """
 
 from __future__ import annotations
@@ -29,8 +26,8 @@ from slipstream_bench.common.measures import Row
 from slipstream_bench.gpu_check.gpu_report import GpuReport, read_rows, say, write_files
 from slipstream_bench.gpu_check.setting import GRACE_S, PARTS, Section
 
-_WRITE_S = 1.0  # between two looks at what there is to write
-# Nothing is fetched, so no library need wait until it finds that there is no network.
+_WRITE_S = 1.0  # interval of writing new rows
+# Nothing is downloaded, so no library needs to wait for a network timeout.
 _QUIET = {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -41,12 +38,12 @@ _QUIET = {
 
 @dataclass(frozen=True, slots=True)
 class _SectionRun:
-    """One part."""
+    """The run of one part."""
 
     part: str
     device: str
     is_quick: bool
-    folder: Path  # gone with the run
+    folder: Path  # removed after the run
     out: Path
     began: datetime
     started_s: float
@@ -57,7 +54,7 @@ class _SectionRun:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check the card."""
+    """Check the card; returns the exit code."""
     arguments = _parser().parse_args(argv)
     parts = arguments.parts or list(PARTS)
     if unknown := sorted(set(parts) - set(PARTS)):
@@ -96,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run_part(part: str, arguments: argparse.Namespace) -> int:
     device = "cpu" if arguments.dry_run else "cuda"
     names = arguments.sections or [it.name for it in PARTS[part]]
-    # what was measured is worth nothing without where
+    # results need the environment that they were measured in
     wanted = [it for it in PARTS[part] if it.name in ("environment", *names)]
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         run = _SectionRun(
@@ -124,9 +121,9 @@ def _run_part(part: str, arguments: argparse.Namespace) -> int:
 
 
 def _run_sections(run: _SectionRun, sections: Sequence[Section]) -> None:
-    """One process for all where there is no card to lose: it imports everything only once."""
+    """Run the sections; on the CPU all in one process, which imports everything only once."""
     together = [list(sections)] if run.device == "cpu" else [[it] for it in sections]
-    # a dry run looks whether all of it works, however busy the machine is
+    # a dry run must also pass on a busy machine
     stretched = 10 if run.device == "cpu" else 1
     seconds = 0
     for group in together:
@@ -135,7 +132,7 @@ def _run_sections(run: _SectionRun, sections: Sequence[Section]) -> None:
 
 
 def _run_group(run: _SectionRun, sections: Sequence[Section], deadline_s: float) -> None:
-    """Run sections in one process; what it does not survive is told by a row."""
+    """Run sections in one process; a crash or timeout becomes a row."""
     names = [section.name for section in sections]
     command = [sys.executable, "-u", "-m", "slipstream_bench.gpu_check.section", run.part, *names]
     command += ["--device", run.device, "--rows", str(run.rows_path), "--folder", str(run.folder)]
@@ -159,7 +156,9 @@ def _run_group(run: _SectionRun, sections: Sequence[Section], deadline_s: float)
 
 
 def _wait(run: _SectionRun, process: subprocess.Popen[bytes], until_s: float) -> int:
-    """Its exit code; meanwhile what it finds is written. Raises TimeoutExpired."""
+    """Wait for the process and write its rows meanwhile; returns its exit code. Raises
+    TimeoutExpired.
+    """
     num_written = 0
     while True:
         left_s = until_s - time.monotonic()
@@ -176,14 +175,17 @@ def _has_rows(path: Path, section: str) -> bool:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End a section, and whatever it started and left behind."""
+    """Kill a section's process and everything it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _write_known(run: _SectionRun, num_written: int = 0) -> int:
-    """Write if there are more rows than were written, and the card has a name; how many."""
+    """Write the files if there are new rows and the card's name is known.
+
+    Returns the number of rows written so far.
+    """
     rows = read_rows(run.rows_path)
     if len(rows) > num_written and any("card" in row for row in rows):
         _write(run, rows)

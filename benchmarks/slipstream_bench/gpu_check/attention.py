@@ -1,7 +1,7 @@
 """Section: the attention kernels over a paged cache, case by case, against float64.
 
-The cases and the limits are the kernels' own (`runner/attention/cases.py`), which their tests use
-too; here they run on the card, at its sizes.
+The cases and limits are the kernels' own (`runner/attention/cases.py`), which their tests use too;
+here they run on the card, at its sizes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from slipstream_bench.gpu_check.gpu_report import GpuReport
 from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.runner.attention.reference_cases import LIMITS, attention_cases, check_case
 
-_NAMED = 3  # of the worst cases
+_NAMED = 3  # worst cases listed
 
 
 def run(setting: GpuSetting, report: GpuReport) -> None:
-    """A row for each type, which is judged as right only where there was time for all cases."""
+    """A row per dtype; it passes only if there was time for all cases."""
     if setting.device == "cpu" or importlib.util.find_spec("triton") is None:
         report.add("attention", skipped="it needs a card, and Triton")
         return
@@ -42,7 +42,7 @@ def _check(setting: GpuSetting, report: GpuReport, dtype: torch.dtype) -> None:
         except Exception as error:
             failed[case.name] = f"{type(error).__name__}: {error}"
     limit = LIMITS[dtype]
-    # a NaN is no error below the limit
+    # a NaN compares false with the limit, and so fails
     worst = sorted(errors, key=lambda it: -errors[it])
     too_large = [it for it in worst if not errors[it] <= limit]
     is_wrong, is_whole = bool(too_large or failed), len(errors) == len(cases)

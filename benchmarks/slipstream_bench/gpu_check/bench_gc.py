@@ -1,8 +1,8 @@
-"""Section: `slipstream bench gc` on the real device: what the shape of a step's ids costs where
-each step is computed, its ids fetched, and the host's work done behind it.
+"""Section: `slipstream bench gc` on the real device, where each step is computed and its ids
+fetched before the host's work on them.
 
-As where the device is simulated nothing is hidden: a step is enqueued only when the host is done
-with the one before. Rows decode at one length, over and over.
+As on the simulated device nothing overlaps: a step is enqueued only when the host is done with the
+one before. Rows repeatedly decode at one length.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slipstream_core.runner.memory import largest_plan
 from slipstream_core.step.plan import Runner, StepPlan
 
 _NOT_HERE = ("benchmark", "version", "python", "shape", "is_frozen", "wall_s")
-_GUESS_S = 0.004  # of a step with its host's work
+_GUESS_S = 0.004  # of a step with the host's work
 
 
 class _Steps:
@@ -38,7 +38,7 @@ class _Steps:
         self.seconds: list[float] = []
 
     def ids(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Of one step each; computed when they are asked for."""
+        """The ids of one step each, int64 [batch]; a step runs when its ids are requested."""
         while True:
             began = time.perf_counter()
             self._plan = replace(self._plan, step=self._plan.step + 1)
@@ -49,7 +49,7 @@ class _Steps:
 
 
 def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
-    """A row for each shape of ids, with the heap frozen and not."""
+    """A row per shape of ids, with the heap frozen and not."""
     batch, steps, context = (4, 20, 16) if setting.is_quick else (256, 200, 128)
     config = core_config(
         setting,
@@ -93,7 +93,7 @@ def _case(shape: str, *, is_frozen: bool) -> str:
 
 
 def _decoding(runner: Runner, batch: int, context: int) -> StepPlan:
-    """A greedy step of `batch` rows, each with `context` tokens in blocks of its own."""
+    """A greedy decode step of `batch` rows, each with `context` tokens in separate blocks."""
     size = runner.info.block_size
     plan = largest_plan(
         batch,

@@ -16,11 +16,11 @@ _OF_SERVERS: tuple[tuple[Interval, tuple[Interval, ...]], ...] = (
     ("auto", ("auto",)),
 )
 _NOT_HERE = ("benchmark", "is_simulated", "step_ms", "efficiency", "over_interval_1", "interval")
-_START_S = 8.0  # of a stack's processes, at least
+_START_S = 8.0  # minimum start time of a stack's processes
 
 
 def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
-    """A row for each interval."""
+    """A row per interval."""
     concurrency, output_len = (4, 24) if setting.is_quick else (256, 128)
     length = 2 * output_len + 32
     for of_server, intervals in _OF_SERVERS[: 1 if setting.is_quick else None]:

@@ -1,5 +1,5 @@
-"""Section: `slipstream bench overlap` on the real device: what a step takes where the worker is in
-the engine's loop, and where it is a process of its own.
+"""Section: `slipstream bench overlap` on the real device: the step time with the worker in the
+engine's loop, and with a separate worker process.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _MODES: tuple[Mode, ...] = ("worker", "in_loop", "in_loop_async")
 _VARIANTS: tuple[Variant, ...] = ("plain", "stop2_logprobs5")
 _FORM = OverlapForm((256,), (), _VARIANTS, _MODES, 0.3, 1.0)
 _QUICK = OverlapForm((4,), (), _VARIANTS[1:], _MODES[1:2], 0.1, 0.3)
-_START_S = 8.0  # of a mode's processes, at least
+_START_S = 8.0  # minimum start time of a mode's processes
 
 
 def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
-    """A row for each mode and variant."""
+    """A row per mode and variant."""
     form = _QUICK if setting.is_quick else _FORM
     (batch,) = form.batches
     cached = batch * (256 if setting.is_quick else 1536)

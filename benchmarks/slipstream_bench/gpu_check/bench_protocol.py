@@ -10,11 +10,11 @@ from slipstream_bench.protocol.protocol import TRANSPORTS, ProtocolLoad, measure
 
 _INPUT_LEN = 170  # the benchmark's own
 _NOT_HERE = ("benchmark", "is_simulated", "step_ms", "transport", "logprobs", "tokens_counted_by")
-_START_S = 8.0  # of a transport's processes, at least
+_START_S = 8.0  # minimum start time of a transport's processes
 
 
 def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
-    """A row for each transport and kind of log-probabilities."""
+    """A row per transport and logprobs setting."""
     load = ProtocolLoad(4, 24, 0.0) if setting.is_quick else ProtocolLoad(64, 512, 0.0)
     length = _INPUT_LEN + load.output_len + 16
     device = OnDevice(setting, shape, load.batch, length, load.batch * length)

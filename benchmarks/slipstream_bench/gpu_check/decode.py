@@ -1,14 +1,14 @@
 """Section: decoding by a whole stack, against the bare replay of its step and the bandwidth.
 
-The model has random weights in a real one's shape, so its speed is real and its tokens are not.
-Core (this process), worker and client are a stack as it serves: two stop strings, top-5
-log-probabilities, every token streamed.
+The model has random weights in a real model's shape, so its speed is real and its tokens are not.
+Core (this process), worker and client form a stack as it serves: two stop strings, top-5 logprobs,
+every token streamed.
 
-- Each context's prompts are computed once, for the largest batch; the loads find them in the cache
-  (each row's own blocks), so that a load is one short step and then decoding.
+- Each context's prompts are computed once, for the largest batch; the loads find them in the prefix
+  cache (in separate blocks per row), so a load is one short step followed by decoding.
 - Throughput is the client's, over the span in which all streams run. `floor_ms` and `bound_ms` are
-  of the context in its middle.
-- A load whose cache does not fit the card is skipped, with the numbers.
+  for the context length in the middle of that span.
+- A load whose cache does not fit the card is skipped, and reported with its sizes.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from slipstream_bench.gpu_check.watched_runner import WatchedRunner
 from slipstream_bench.gpu_check.work import Work, work_of
 from slipstream_core.runner.factory import load_runner
 
-_SPAN_S = 0.8  # what is measured of a load, about
-_FEWEST = 32  # output tokens of a request
-_WARM_UP = 4  # decode steps that are in no median
-_GUESS = 0.6  # of the bounds, where time is planned
+_SPAN_S = 0.8  # approximate measured span of a load
+_FEWEST = 32  # fewest output tokens of a request
+_WARM_UP = 4  # decode steps excluded from medians
+_GUESS = 0.6  # expected share of the bounds, for planning time
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
     contexts: tuple[int, ...]
     batches: tuple[int, ...]
-    at_longest: int  # the largest batch there
-    most_tokens: int  # that a request may output
+    at_longest: int  # largest batch at the longest context
+    most_tokens: int  # most output tokens of a request
 
 
 _FORMS = {SHAPES[0]: _Form((128, 1024), (1, 32, 256, 1024), 1024, 320)}
@@ -61,7 +61,7 @@ class _Point:
 
 
 def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
-    """A row for the model, one for each context's prompts, and one for each load."""
+    """A row for the model, one per context's prompts, and one per load."""
     form = _QUICK if setting.is_quick else _FORMS.get(shape, _LARGE)
     loads = {context: _batches(form, context) for context in form.contexts}
     largest = max(form.batches)
@@ -107,7 +107,7 @@ def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
 
 
 def _batches(form: _Form, context: int) -> list[int]:
-    """Descending: what the largest leaves in the cache the smaller ones find."""
+    """Batches in descending order: smaller ones find the largest one's prompts in the cache."""
     most = form.at_longest if context == max(form.contexts) else max(form.batches)
     return sorted({min(batch, most) for batch in form.batches}, reverse=True)
 
@@ -121,7 +121,7 @@ def _point(
     batch: int,
     context: int,
 ) -> _Point | None:
-    """A load with its bounds; None where its cache does not fit, or there is no time."""
+    """A load with its bounds; None if its cache does not fit, or there is no time."""
     name = f"context {context}, batch {batch}"
     bytes_per_s = ceilings(setting).bytes_per_s
     weight_bytes = 4 if setting.device == "cpu" else 2
@@ -142,7 +142,7 @@ def _point(
     if setting.device == "cuda":
         try:
             floor_s = replay_s(runner.runner, batch, middle)
-        except ValueError as error:  # the load is measured all the same
+        except ValueError as error:  # the load is measured without a floor
             report.add(f"{name}, bare replay", False, error=str(error)[:500])
     bound_s = bytes_read(runner, work, batch, middle, weight_bytes) / bytes_per_s
     return _Point(name, batch, context, num_tokens, bound_s, floor_s)
@@ -156,7 +156,7 @@ def _compute_prompts(
     work: Work,
     points: list[_Point],
 ) -> bool:
-    """Leave the prompts of a context in the cache; whether there was time for it."""
+    """Fill the cache with a context's prompts; returns whether there was time for it."""
     if not points:
         return False
     most, context = points[0].batch, points[0].context
@@ -185,7 +185,7 @@ def _compute_prompts(
 
 
 def _skip(report: GpuReport, points: list[_Point]) -> None:
-    """The loads of prompts that there was no time for; their bounds are known all the same."""
+    """Report the loads of prompts without enough time, with their bounds."""
     for point in points:
         report.add(
             point.name,
@@ -204,7 +204,7 @@ def _measure(
     shape: str,
     pids: dict[str, int],
 ) -> None:
-    """What must hold is that every token arrived; the throughput has a goal."""
+    """Measure one load. The check is that every token arrived; the throughput has a goal."""
     step_s = (point.floor_s or point.bound_s) / _GUESS
     if not setting.has_time(report, point.name, point.num_tokens * step_s):
         return
@@ -247,7 +247,7 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def _memory_gib(setting: GpuSetting) -> float | None:
-    """That this process holds on the card."""
+    """Memory of this process on the card."""
     if setting.device != "cuda":
         return None
     return round(torch.cuda.memory_reserved() / 2**30, 1)

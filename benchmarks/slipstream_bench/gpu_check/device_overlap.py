@@ -1,13 +1,13 @@
 """Section: what the output path costs the device: the stack's steps against the bare loop's.
 
-The runner is watched from within: when each step was collected, and what the device did meanwhile.
-Nothing else differs from a stack that serves (`serving`).
+A recording runner gives the time at which each step was collected, and the device's use meanwhile;
+otherwise the stack is one that serves (`serving`).
 
-Each way is run twice: once for the times, and once for the device's idle share, since the profiler
-takes time itself. The bare loop with log-probabilities shows what these cost the sampler; what is
-left of the difference to the stack is the output path's.
+Each mode runs twice: once for the times, and once for the device's idle share, since the profiler
+takes time itself. The bare loop with logprobs shows their cost in the sampler; the remaining
+difference to the stack is the output path's.
 
-The core runs in this process, so what the garbage collector does there is told as well, by step.
+The core runs in this process, so the garbage collector's work there is reported as well, per step.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_bench.gpu_check.watched_runner import WatchedRunner
 from slipstream_core.runner.factory import load_runner
 
-_WARM_UP = 8  # decode steps that are not counted
-_SPAN_S = 0.25  # that is profiled; the trace of more takes long to read
+_WARM_UP = 8  # decode steps excluded
+_SPAN_S = 0.25  # profiled span; a longer trace takes long to read
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class _OverlapLoad:
 
 
 def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
-    """A row for each way."""
+    """A row per mode."""
     load = _OverlapLoad(4, 16, 200) if setting.is_quick else _OverlapLoad(256, 128, 96)
     report.say(f"{shape_name(shape, is_quick=setting.is_quick)}, {load}")
     length = load.prompt_len + load.num_tokens
@@ -68,14 +68,14 @@ def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
 
 
 def _run_client(stack: Serving, load: _OverlapLoad, mode: str) -> dict[str, Any]:
-    """Serve one load; what its client says of it."""
+    """Serve one load; returns the client's report."""
     command = [sys.executable, "-m", "slipstream_bench.gpu_check.overlap_client"]
     numbers = map(str, (load.num, load.prompt_len, load.num_tokens))
     return stack.run_process([*command, stack.client_address, *numbers, mode])
 
 
-# By mode: what the bare loop's requests ask of the sampler, and how the bare and the stack's run
-# are called.
+# By mode: the sampling options of the bare loop's requests, and the names of the bare and the
+# stack's run.
 _BARE = {
     "plain": (-1, "bare loop", "stack, text"),
     "all": (5, "bare loop, top-5", "stack, text, top-5, 2 stop strings"),
@@ -110,7 +110,7 @@ def _run_stack(
     mode: str,
     bare_ms: float | None,
 ) -> None:
-    """Judged is only whether every token arrived."""
+    """Measure the stack. The check is only that every token arrived."""
     case = _BARE[mode][2]
     if not setting.has_time(report, case):
         return
@@ -122,7 +122,7 @@ def _run_stack(
     row = _measured(setting, runner, load, once)
     step_ms = row["step_median_ms"]
     assert isinstance(step_ms, float)
-    client = said[0]  # that of the times, not of the profile
+    client = said[0]  # of the timed run, not the profiled one
     report.add(
         case,
         client["output_tokens"] == load.num * load.num_tokens,
@@ -139,7 +139,7 @@ def _run_stack(
 def _measured(
     setting: GpuSetting, runner: WatchedRunner, load: _OverlapLoad, once: Callable[[], None]
 ) -> Row:
-    """The times of steps in which all rows decode, and the device's idle share among such."""
+    """Times of steps in which all rows decode, and the device's idle share over such steps."""
     runner.watch(load.num)
     gc.collect()
     with CollectionWatch() as collections:

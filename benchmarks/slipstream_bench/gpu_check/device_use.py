@@ -1,8 +1,8 @@
-"""How much of a time span the device was busy.
+"""Measures how much of a time span the device was busy.
 
-Owns: the two ways to know. On a card the profiler names every kernel and copy with its times, so
-idle is what lies between them, gaps between two kernels of one step included. On the CPU the
-device is the runner's thread, busy as long as it computes. Does not know: who uses the device.
+On a card the profiler records every kernel and copy, so idle time is what lies between them,
+including gaps between two kernels of one step. On the CPU the device is the runner's thread, busy
+while it computes.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from typing import Any, Protocol
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-DEVICE_THREAD = "device"  # the name that the runner gives its thread
+DEVICE_THREAD = "device"  # name of the runner's thread
 
 
 class DeviceUse(Protocol):
     """Measures one span."""
 
     def start(self) -> None:
-        """The span begins."""
+        """Begin the span."""
 
     def stop(self) -> float:
-        """The span ends: the share of it, 0 to 1, in which the device had nothing to do."""
+        """End the span; returns the share of it, 0 to 1, in which the device was idle."""
 
 
 def device_use(device: str) -> DeviceUse:
-    """What fits the device."""
+    """The implementation for the device."""
     return CardUse() if device == "cuda" else ThreadUse()
 
 
 class CardUse:
-    """By the profiler; its span is from the first thing that the card did to the last."""
+    """Uses the profiler; its span is from the card's first activity to its last."""
 
     def __init__(self) -> None:
         self._profile: Any = profile(activities=[ProfilerActivity.CUDA])
 
     def start(self) -> None:
-        """Also what is slow about the first profile of a process."""
+        """Begin the span, after the slow first profile of a process."""
         torch.cuda.synchronize()
         self._profile.start()
 
     def stop(self) -> float:
-        """Takes a while after the span: the trace is read."""
+        """End the span and read the trace, which takes a while."""
         torch.cuda.synchronize()
         self._profile.stop()
         return idle_share(
@@ -56,23 +56,23 @@ class CardUse:
 
 
 class ThreadUse:
-    """By the processor time of the runner's thread, which must be the only one of its name."""
+    """Uses the CPU time of the runner's thread, whose name must be unique in the process."""
 
     def start(self) -> None:
-        """Find the thread, read its clock."""
+        """Find the thread and read its clock."""
         (thread,) = (t for t in threading.enumerate() if t.name == DEVICE_THREAD)
         assert thread.ident is not None
         self._clock = time.pthread_getcpuclockid(thread.ident)
         self._begin = time.monotonic(), time.clock_gettime(self._clock)
 
     def stop(self) -> float:
-        """Read it again."""
+        """Read the clock again; returns the idle share."""
         span = time.monotonic() - self._begin[0]
         return max(0.0, 1 - (time.clock_gettime(self._clock) - self._begin[1]) / span)
 
 
 def idle_share(busy: Iterable[tuple[float, float]]) -> float:
-    """The share of the whole span that no interval covers. Raises ValueError without any."""
+    """The share of the whole span that no interval covers. Raises ValueError without intervals."""
     intervals = sorted(busy)
     if not intervals:
         raise ValueError("the profiler saw nothing on the device")

@@ -1,8 +1,5 @@
-"""The bare loop: the real scheduler and a runner, one step ahead, and nothing else.
-
-Owns: requests as the checks state them, the loop, the time at which each step ended. Does not
-know: sockets, text, what the tokens are for. It is what the stack is compared with, and what
-brings tokens for the checks of exactness.
+"""The bare loop: the real scheduler and a runner, one step ahead, and nothing else. The stack is
+compared with it, and it generates the tokens for the checks of exactness.
 """
 
 from __future__ import annotations
@@ -37,15 +34,15 @@ class Wanted:
 
 @dataclass(slots=True)
 class Output:
-    """What a request got."""
+    """The outputs of a request."""
 
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)  # of those tokens, where they were wanted
+    logprobs: list[float] = field(default_factory=list)  # of those tokens, if requested
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A step that was collected."""
+    """A collected step."""
 
     at_s: float  # time.perf_counter()
     num_decodes: int
@@ -55,7 +52,7 @@ class Ended:
 def new_scheduler(
     requests: Sequence[Wanted], *, num_blocks: int, block_size: int, budget: int, max_model_len: int
 ) -> Scheduler:
-    """A scheduler to which `requests` were given, as rows 0, 1, 2, …"""
+    """A scheduler with `requests` admitted as rows 0, 1, 2, …"""
     tokens = TokenLog(np.uint32)
     scheduler = Scheduler(
         tokens=tokens,
@@ -88,7 +85,7 @@ def new_scheduler(
 def drive(
     runner: Runner, requests: Sequence[Wanted], *, budget: int
 ) -> tuple[list[Output], list[Ended]]:
-    """Run all requests to their lengths, `budget` tokens to a step."""
+    """Run all requests to their lengths, with `budget` tokens per step."""
     scheduler = new_scheduler(
         requests,
         num_blocks=runner.num_blocks,
@@ -96,7 +93,7 @@ def drive(
         budget=budget,
         max_model_len=runner.info.max_model_len,
     )
-    acked = np.zeros(len(requests), np.int64)  # nobody reads along
+    acked = np.zeros(len(requests), np.int64)  # no reader acknowledges
     outputs = [Output() for _ in requests]
     steps = []
     in_flight: deque[StepPlan] = deque()
@@ -119,7 +116,9 @@ def drive(
 
 
 def decode_intervals_s(steps: Sequence[Ended], batch: int) -> list[float]:
-    """Of each step that decodes `batch` rows and nothing else: since the end of the one before."""
+    """For each step that decodes `batch` rows and nothing else: seconds since the step before
+    ended.
+    """
     return [
         after.at_s - before.at_s
         for before, after in pairwise(steps)

@@ -1,6 +1,5 @@
-"""Section: the card, driver, versions and commit, and what the card can do at most.
-
-Every part begins with it, so that every file says what it was measured with.
+"""Section: the card, driver, versions and commit, and the card's measured limits. Every part begins
+with it, so that every file says what it was measured with.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from slipstream_bench.gpu_check.setting import GpuSetting
 
 _ROOT = Path(__file__).resolve().parents[3]
 
-_cudnn: Any = torch.backends.cudnn  # torch leaves its types out
+_cudnn: Any = torch.backends.cudnn  # untyped in torch
 
 
 def run(setting: GpuSetting, report: GpuReport) -> None:
-    """Two rows: what there is, and how fast it is."""
+    """Two rows: what the environment is, and how fast the card is."""
     names = ("torch", "triton", "transformers", "tokenizers", "numpy", "pyzmq", "msgspec", "uvloop")
     versions = {f"{name}_version": _version(name) for name in names}
     report.add(
@@ -76,12 +75,12 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Of the working tree, "+" where it was changed since; None where there is no git."""
+    """The commit of the working tree, with "+" if it has changes; None without git."""
     return _said(["git", "-C", str(_ROOT), "describe", "--always", "--abbrev=12", "--dirty=+"])
 
 
 def _source_sha256() -> str:
-    """Of the five packages' Python files, by path: names the version where there is no git."""
+    """Hash of the five packages' Python files, by path: identifies the version without git."""
     digest = hashlib.sha256()
     for folder in ("api", "benchmarks/slipstream_bench", "engine_core", "ipc", "output_worker"):
         for file in sorted(Path(_ROOT, folder).rglob("*.py")):
@@ -90,12 +89,12 @@ def _source_sha256() -> str:
 
 
 def _driver() -> str | None:
-    """As nvidia-smi has it; None where there is none."""
+    """The driver's version by nvidia-smi; None without it."""
     return _said(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"])
 
 
 def _said(command: list[str]) -> str | None:
-    """What a program prints; None where it is not there, or fails."""
+    """A program's output; None if the program is missing or fails."""
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,14 +1,14 @@
 """Part: the tokens of the scheduler and the runner on the device, against transformers' own.
 
 Small models, prompts of mixed lengths cut into chunks, several requests in a step, one step ahead.
-
-- float32: the same tokens as `generate` with eager attention on the same device. Where they part,
-  the two likeliest tokens may have been too near to tell apart: a near tie, counted as such.
-- bfloat16: every token is judged by the logits of the same weights in float32, given what came
-  before it. It is a near tie where it is not the likeliest, but no further from it than
-  transformers' own largest error in bfloat16; beyond that it is wrong. And the tokens'
-  log-probabilities must not be off by much more than transformers' own, in the median: a largest
-  error says little of a model with experts, where a rounding may choose others.
+- float32: the same tokens as `generate` with eager attention on the same device. Where they
+  diverge, the two likeliest tokens may have been too close to tell apart: that is counted as a near
+  tie.
+- bfloat16: every token is judged by the logits of the same weights in float32, given the tokens
+  before it. A token other than the likeliest is a near tie if it is no further from it than
+  transformers' own largest error in bfloat16, and wrong beyond that. The median error of the
+  tokens' logprobs must not be much larger than transformers' own; the largest error means little
+  for a model with experts, where rounding may select other experts.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.factory import load_runner
 
-_BUDGET = 40  # tokens to a step, so that prompts are cut
-_TIE_LOGITS = 1e-3  # float32: nearer than this to the likeliest is a tie
-_LOGPROB_ERROR = 1e-3  # float32: what a log-probability may be off
-_WRONG_SHARE = 0.01  # bfloat16: experts chosen otherwise by a rounding leave a few
-_MEDIAN_FACTOR = 2.0  # bfloat16: of transformers' own median error, which is as random as ours
+_BUDGET = 40  # tokens per step, so that prompts are cut
+_TIE_LOGITS = 1e-3  # float32: a token this close to the likeliest is a tie
+_LOGPROB_ERROR = 1e-3  # float32: largest error of a logprob
+_WRONG_SHARE = 0.01  # bfloat16: rounding may select other experts
+_MEDIAN_FACTOR = 2.0  # bfloat16: over transformers' own median error, which is as random
 _PROMPT_LENS = (5, 47, 1, 90, 12, 33, 64, 3, 29, 17, 71, 8)
 
 DType = Literal["float32", "bfloat16"]
 
-# transformers' own annotations leave this out
+# not annotated in transformers
 _load: Any = AutoModelForCausalLM.from_pretrained
 
 
@@ -59,7 +59,7 @@ class _ExactnessLoad:
 
 
 def run(setting: GpuSetting, report: GpuReport) -> None:
-    """A row for each architecture and type."""
+    """A row per architecture and dtype."""
     rng = np.random.default_rng(1)
     lengths = _PROMPT_LENS[: 4 if setting.is_quick else None]
     prompts = [rng.integers(3, SMALL_VOCAB, n, np.uint32) for n in lengths]
@@ -122,8 +122,8 @@ def _check_bfloat16(
     reference = _reference(path, torch.bfloat16, device).float()
     behind: list[float] = []
     likeliest: list[bool] = []
-    errors: list[float] = []  # of the tokens' log-probabilities
-    own_errors: list[float] = []  # the same of transformers in bfloat16
+    errors: list[float] = []  # of the tokens' logprobs
+    own_errors: list[float] = []  # the same for transformers in bfloat16
     error_logits = 0.0
     for prompt, output in zip(load.prompts, outputs, strict=True):
         token_ids = torch.tensor(output.token_ids, device=device)
@@ -180,7 +180,7 @@ def _reference(path: Path, dtype: torch.dtype, device: str) -> Any:
 def _forced(
     reference: Any, prompt: np.ndarray[Any, np.dtype[np.uint32]], output: Output, device: str
 ) -> torch.Tensor:
-    """Logits of the positions at which the output's tokens were chosen, float32 [n, vocab]."""
+    """Logits of the positions at which the output's tokens were sampled, float32 [n, vocab]."""
     ids = torch.tensor([[*prompt.tolist(), *output.token_ids]], device=device)
     logits: torch.Tensor = reference(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
     return logits
@@ -209,7 +209,7 @@ def _behind(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Of those tokens, [n] on the host."""
+    """Logprobs of the tokens, [n] on the host."""
     found: np.ndarray[Any, Any] = (
         logits.log_softmax(-1).gather(1, token_ids[:, None])[:, 0].cpu().numpy()
     )

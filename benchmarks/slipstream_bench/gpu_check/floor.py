@@ -1,7 +1,5 @@
-"""What a decode step takes at the least: the replay of its graph, and the bytes it must read.
-
-Owns: the two bounds, and the goals that are set by them. Does not know: what they are compared
-with.
+"""Lower bounds of a decode step's time, by the replay of its graph and by the bytes it must read,
+and the goals derived from them.
 """
 
 from __future__ import annotations
@@ -12,15 +10,15 @@ from slipstream_bench.gpu_check.work import Work
 from slipstream_core.step.plan import Runner
 
 _REPLAYS = 20
-_LONG_S = 0.015  # of a replay
+_LONG_S = 0.015  # replays at least this long have the higher goal
 _GOAL, _GOAL_LONG = 0.9, 0.97
 
 
 def replay_s(runner: Runner, batch: int, context: int) -> float | None:
-    """Seconds of the step's recorded graphs alone, sampler and log-probabilities included: replayed
-    one behind the other, with nothing of the host between. Overwrites the cache.
+    """Seconds of the step's recorded graphs alone, sampler and logprobs included: replayed back to
+    back, without any host work between. Overwrites the cache.
 
-    None where the runner records none at all; raises ValueError where not this one.
+    None if the runner records no graphs at all; raises ValueError if it did not record this one.
     """
     bare_replay: Any = getattr(runner, "bare_replay", None)
     if bare_replay is None:
@@ -30,11 +28,11 @@ def replay_s(runner: Runner, batch: int, context: int) -> float | None:
 
 
 def bytes_read(runner: Runner, work: Work, batch: int, context: float, weight_bytes: int) -> float:
-    """By a decode step: the weights that its rows need, and their caches."""
+    """Bytes that a decode step reads: the weights that its rows need, and their caches."""
     per_token = runner.info.block_bytes / runner.info.block_size
     return work.weights_read(batch) * weight_bytes + batch * context * per_token
 
 
 def goal_share(floor_s: float) -> float:
-    """The share of the bare replay's throughput that decoding is to reach."""
+    """The goal for decoding, as a share of the bare replay's throughput."""
     return _GOAL_LONG if floor_s >= _LONG_S else _GOAL

@@ -1,13 +1,10 @@
-"""What a section finds: told as it comes, kept as flat rows, written as JSON and as a table.
+"""A section's results: printed as they arrive, kept as flat rows, written as JSON and as a table.
+It imports nothing heavy, since the parent of all sections uses it too.
 
-Owns: the rows' common fields, the lines of progress, the two files. Does not know: what is
-measured. It imports nothing heavy: the parent of all sections uses it too.
-
-Rules:
-- A row is on the disk before its line is printed: a section that dies leaves what it had found.
-- A row's `ok` is True or False where something must hold, None where a number is only reported.
-  What a number is to reach is a goal: `meets_goal` says whether it does, and nothing fails by it.
-- What could not be measured is a row with `skipped`, which says why.
+- A row is on the disk before its line is printed, so a section that dies leaves what it had found.
+- A row's `ok` is True or False for a check, None for a number that is only reported. A number may
+  have a goal: `meets_goal` tells whether it is reached, and nothing fails by it.
+- What could not be measured is a row with `skipped`, the reason.
 - Names carry their units. Times since the start are of one clock, shared by all processes.
 """
 
@@ -26,14 +23,14 @@ _COMMON = ("section", "case", "ok", "elapsed_s")
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """Where a section's rows go."""
+    """Receives a section's rows."""
 
     section: str
     path: Path  # JSON lines
-    started_s: float  # time.monotonic() at the start of it all
+    started_s: float  # time.monotonic() at the start of the run
 
     def add(self, case: str, ok: bool | None = None, /, **values: str | float | None) -> Row:
-        """Keep a row and tell it. `ok`: whether it is as it should be, where that is judged."""
+        """Keep a row and print it. `ok`: the result of a check, if the row is one."""
         elapsed_s = round(time.monotonic() - self.started_s, 1)
         row: Row = {
             "section": self.section,
@@ -49,17 +46,17 @@ class GpuReport:
         return row
 
     def say(self, text: str) -> None:
-        """A line of progress."""
+        """Print a line of progress."""
         say(self.started_s, f"{self.section}: {text}")
 
 
 def say(started_s: float, text: str) -> None:
-    """Print a line with the seconds since the start, at once."""
+    """Print a line with the seconds since the start, unbuffered."""
     print(f"[{time.monotonic() - started_s:6.1f} s] {text}", flush=True)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows that were kept; a line that was being written when its process died is none."""
+    """The rows that were kept; a line cut short when its process died is ignored."""
     if not path.exists():
         return []
     complete = path.read_text().split("\n")[:-1]
@@ -67,7 +64,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def write_files(out: Path, name: str, rows: Sequence[Row]) -> tuple[Path, Path]:
-    """`name`.json and `name`.md in `out`."""
+    """Write `name`.json and `name`.md in `out`; returns both paths."""
     out.mkdir(parents=True, exist_ok=True)
     as_json, as_table = out / f"{name}.json", out / f"{name}.md"
     as_json.write_text(json.dumps(rows, indent=2) + "\n")
@@ -85,7 +82,7 @@ def _text(value: object) -> str:
 
 
 def _tables(name: str, rows: Sequence[Row]) -> str:
-    """A Markdown table for each run of rows of one section with the same columns."""
+    """A Markdown table for each run of rows with the same section and columns."""
     lines = [f"# {name}", ""]
     last: tuple[object, ...] = ()
     for row in rows:

@@ -1,11 +1,8 @@
-"""A stack around a runner that this process holds: the core here, its worker beside it.
+"""A stack around a runner that this process holds.
 
-Owns: the core's settings for a shape, the core's loop, the worker's process, and one client's
-process for many loads. Does not know: what is measured.
-
-The core runs in this process, as its own `main` runs it, so that the same weights and the same
-cache serve the stack and what it is compared with: there is no room for two of either. The worker
-(with its prompt process) and the client are processes of their own.
+The core runs in this process, as `slipstream_core.main` runs it, so that the stack and what it is
+compared with share the same weights and cache: there is no memory for two of either. The worker
+(with its prompt process) and the client are separate processes.
 """
 
 from __future__ import annotations
@@ -36,21 +33,21 @@ from slipstream_core.step.plan import Runner
 from slipstream_ipc.process import Activate
 from slipstream_worker.config import WorkerConfig
 
-GRAPH_SIZES = ("cuda_graph_sizes", "cudagraph_capture_sizes")  # the setting, where there is one
+GRAPH_SIZES = ("cuda_graph_sizes", "cudagraph_capture_sizes")  # the setting's possible names
 
-_WITHIN_S = 60.0  # a run, or the worker's start, that takes longer has gone wrong
+_WITHIN_S = 60.0  # limit of a run, and of the worker's start
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A stack that serves."""
+    """A running stack."""
 
     core: Core
     client_address: str
     worker_pid: int
 
     def run_until(self, is_over: Callable[[], bool], within_s: float = _WITHIN_S) -> None:
-        """The core's loop. Raises TimeoutError."""
+        """Run the core's loop. Raises TimeoutError."""
         deadline = time.monotonic() + within_s
         while not is_over():
             if time.monotonic() > deadline:
@@ -58,7 +55,7 @@ class Serving:
             self.core.engine.run_once()
 
     def run_process(self, command: Sequence[str]) -> dict[str, Any]:
-        """Serve a client's process until it ends; the line of JSON that it says."""
+        """Serve a client process until it ends; returns the JSON line that it prints."""
         client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             self.run_until(lambda: client.poll() is not None)
@@ -74,7 +71,7 @@ class Serving:
 
 
 class LoadClient:
-    """A context manager: the process of `load_client`, which runs one load after another."""
+    """A context manager: a `load_client` process, which runs one load after another."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
@@ -96,7 +93,9 @@ class LoadClient:
         self._process.wait()
 
     def run(self, *, within_s: float = _WITHIN_S, **load: Any) -> dict[str, Any]:
-        """Serve one load (`load_client.Load`); what its client says of it. Raises TimeoutError."""
+        """Serve one load (`load_client.ClientLoad`); returns the client's report. Raises
+        TimeoutError.
+        """
         stdin = self._process.stdin
         assert stdin is not None
         stdin.write(msgspec.json.encode(load) + b"\n")
@@ -108,7 +107,7 @@ class LoadClient:
         assert stdout is not None
         is_told = partial(select.select, [stdout], [], [], 0)
         self._serving.run_until(lambda: bool(is_told()[0]), within_s)
-        line = stdout.readline()  # a line is written at once
+        line = stdout.readline()  # a line is written in one piece
         if not line:
             raise RuntimeError(f"the client ended with code {self._process.wait()}")
         found: dict[str, Any] = json.loads(line)
@@ -127,10 +126,10 @@ def core_config(
     address: str = "",
     graph_sizes: Sequence[int] = (),
 ) -> CoreConfig:
-    """Settings of a core for a shape.
+    """The core's settings for a shape.
 
-    num_tokens: those that the cache holds; None: as many as the card has room for.
-    graph_sizes: the batches that are measured; only these are captured.
+    num_tokens: size of the cache; None: as many as fit the card. graph_sizes: the measured batches;
+    only these are captured.
     """
     options: dict[str, Any] = {}
     for name in GRAPH_SIZES:
@@ -145,7 +144,7 @@ def core_config(
         threads=1 if setting.device == "cpu" else None,
         num_blocks=None if num_tokens is None else -(-num_tokens // 16) + num_requests + 1,
         # the largest load must fit: 117 GiB of cache on a card of 139 (Qwen3-0.6B, 1,024 requests
-        # of 1,024 tokens); what does not is skipped with its numbers
+        # of 1,024 tokens); loads that do not fit are skipped
         gpu_memory_utilization=0.97,
         max_num_seqs=num_requests,
         max_num_batched_tokens=8192,
@@ -156,7 +155,7 @@ def core_config(
 
 @contextmanager
 def serving(setting: GpuSetting, config: CoreConfig, runner: Runner) -> Iterator[Serving]:
-    """A stack around `runner`, which stays the caller's; ended with the block."""
+    """A stack around `runner`, which the caller closes; the stack ends with the block."""
     with tempfile.TemporaryDirectory(prefix="gpu-check-stack-") as folder:
         config = msgspec.structs.replace(config, address=f"ipc://{folder}/core")
         context = zmq.Context()
@@ -177,7 +176,7 @@ def serving(setting: GpuSetting, config: CoreConfig, runner: Runner) -> Iterator
 
 @contextmanager
 def _worker(setting: GpuSetting, folder: str, core: Core) -> Iterator[Serving]:
-    """A worker's process, ready to serve; ended with the block."""
+    """A worker process, ready to serve; it ends with the block."""
     config = WorkerConfig(
         tokenizer=str(stand_in_tokenizer(setting.folder, core.runner.info.vocab_size)),
         client_address=f"ipc://{folder}/client",

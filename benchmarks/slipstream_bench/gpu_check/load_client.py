@@ -1,11 +1,11 @@
-"""A client's process that runs one load after another, as it is told.
+"""A client process that runs loads on command.
 
-`python -m slipstream_bench.gpu_check.load_client ADDRESS`. It says `{}` when it is ready. Then a
-line of JSON on standard input is a `ClientLoad`, and one on standard output says what came of it.
-It ends with its input.
+`python -m slipstream_bench.gpu_check.load_client ADDRESS`. It prints `{}` when ready. Then each
+line of JSON on standard input is a `ClientLoad`, and is answered by a line of results on standard
+output. It ends with its input.
 
-Deltas are read by column, as `Client.stream_many` reads them: one process can then read what the
-fastest of the loads brings.
+Deltas are read by column, as `Client.stream_many` reads them, so that one process keeps up with the
+fastest loads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WITHIN_S = 60.0
 
 
 class ClientLoad(Struct, frozen=True, forbid_unknown_fields=True):
-    """Requests that are asked all at once; the prompts of two loads begin alike."""
+    """Requests that are submitted all at once; the prompts of two loads share prefixes."""
 
     num: int
     prompt_len: int
@@ -32,11 +32,11 @@ class ClientLoad(Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: int
     variant: Variant = "plain"
     seed: int = 0
-    pids: dict[str, int] = {}  # whose CPU time is wanted, by name
+    pids: dict[str, int] = {}  # processes whose CPU time is measured, by name
 
 
 def main() -> int:
-    """Run loads until there are no more."""
+    """Run loads until standard input ends."""
     address = sys.argv[1]
     decoder = msgspec.json.Decoder(ClientLoad)
     _say({})
@@ -55,7 +55,7 @@ def _say(what: dict[str, object]) -> None:
 
 
 def _run(address: str, load: ClientLoad) -> dict[str, object]:
-    """Throughput is that of the span in which all streams run; so is the CPU time."""
+    """Run a load; throughput and CPU time cover the span in which all streams run."""
     prompts = random_prompts(load.num, load.prompt_len, load.vocab_size, load.seed)
     params = params_of(load.variant, load.num_tokens)
     with LiveStreams(address, [(prompt, params) for prompt in prompts]) as live:

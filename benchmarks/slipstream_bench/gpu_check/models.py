@@ -1,10 +1,8 @@
-"""Models with random weights: small ones of many architectures, and those in real models' shapes.
+"""Models with random weights: small ones of many architectures, and `random:NAME` in real models'
+shapes, with a tokenizer that has a word for each id.
 
-Owns: the small ones' configurations, how they are made and saved; which of `random:NAME` are used,
-and a tokenizer for them, which has a word for each id. Does not know: what they are used for.
-
-Small models have wide random weights, so that their outputs are diverse and their logits far
-apart; their windows are shorter than the prompts, so that they matter.
+Small models have wide random weights, so that their outputs are diverse and their logits far apart;
+their sliding windows are shorter than the prompts, so that they take effect.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ _SMALL: dict[str, Any] = {
 }
 _EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
 
-# By name: the configuration's class, and what it asks for beside the above.
+# By name: the configuration's class, and its options beside the above.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
     "gemma2": ("Gemma2Config", {"sliding_window": 11, "query_pre_attn_scalar": 32}),
@@ -56,7 +54,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 QUICK_ARCHITECTURES = ("llama", "gemma2", "qwen3_moe", "gpt_oss")
 BFLOAT16_ARCHITECTURES = ("llama", "gemma2", "qwen3_moe", "gpt_oss")
 
-# What a shape is shrunk to where only the way is tried; of `random:NAME`.
+# Smaller `random:NAME` shapes for dry runs.
 _QUICK = {
     "vocab_size": 2048,
     "hidden_size": 128,
@@ -68,19 +66,19 @@ _QUICK = {
 }
 _QUICK_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 
-# transformers' own annotations leave this out
+# not annotated in transformers
 _from_config: Any = AutoModelForCausalLM.from_config
 
 
 def save_small(name: str, folder: Path) -> Path:
-    """A small model of an architecture, float32; its folder."""
+    """Save a small model of an architecture, in float32; returns its folder."""
     kind, settings = ARCHITECTURES[name]
     config = getattr(transformers, kind)(**{**_SMALL, **settings})
     torch.manual_seed(0)
     model: PreTrainedModel = _from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
-            # what starts as zeros or ones (biases, sinks, norms) is made to matter too
+            # parameters that start as zeros or ones (biases, sinks, norms) must take effect
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     model.save_pretrained(folder / name)
@@ -88,7 +86,7 @@ def save_small(name: str, folder: Path) -> Path:
 
 
 def model_of(shape: str, *, is_quick: bool) -> str:
-    """The MODEL string of random weights in a shape."""
+    """The MODEL string of a shape with random weights."""
     if not is_quick:
         return f"random:{shape}"
     numbers = _QUICK | (_QUICK_EXPERTS if "a3b" in shape else {})
@@ -96,12 +94,12 @@ def model_of(shape: str, *, is_quick: bool) -> str:
 
 
 def shape_name(shape: str, *, is_quick: bool) -> str:
-    """What a row calls it."""
+    """The shape's name in rows."""
     return f"{shape} shape" + (", tiny" if is_quick else "")
 
 
 def stand_in_tokenizer(folder: Path, vocab_size: int) -> Path:
-    """The folder of a tokenizer with that many ids; made once for all sections."""
+    """The folder of a tokenizer with `vocab_size` ids; made once for all sections."""
     path = folder / f"tokenizer-{vocab_size}"
     if not (path / "tokenizer.json").exists():
         path.mkdir(exist_ok=True)
@@ -110,12 +108,12 @@ def stand_in_tokenizer(folder: Path, vocab_size: int) -> Path:
 
 
 def _save_tokenizer(path: Path, vocab_size: int) -> None:
-    """Byte-level, with a made-up word for each id: text is as much work as with a real one."""
+    """Byte-level, with a made-up word for each id: text costs as much as with a real tokenizer."""
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     syllables = [c + v for c in "bcdfghjklmnpqrstvwxz" for v in "aeiou"]
     number = 0
     while len(tokens) < vocab_size:
-        word, rest = "", len(syllables) + number  # of two syllables at least, so all differ
+        word, rest = "", len(syllables) + number  # at least two syllables, so all differ
         while rest:
             rest, place = divmod(rest, len(syllables))
             word += syllables[place]

@@ -1,7 +1,4 @@
-"""The benchmarks' stacks on the real device, in place of the simulated one.
-
-Owns: the settings of such a stack. Does not know: the benchmarks.
-"""
+"""Settings for the benchmarks' stacks on the real device, in place of the simulated one."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ class OnDevice:
     shape: str
     batch: int
     max_model_len: int
-    num_tokens: int  # that the cache holds
+    num_tokens: int  # capacity of the cache
     stream_interval: int | Literal["auto"] = "auto"
 
     def settings(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The client's process of the overlap part: a load, read as it streams.
+"""The client process of the overlap section: a load, read as it streams.
 
-`python -m slipstream_bench.gpu_check.overlap_client ADDRESS NUM PROMPT_LEN NUM_TOKENS MODE`;
-MODE is `plain` or `all`: top-5 log-probabilities and two stop strings. One line of JSON on standard
-output says what came.
+`python -m slipstream_bench.gpu_check.overlap_client ADDRESS NUM PROMPT_LEN NUM_TOKENS MODE`; MODE
+is `plain` or `all`: top-5 logprobs and two stop strings. It prints one line of JSON with the
+results.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from slipstream_bench.gpu_check.drive import random_prompts
 from slipstream_ipc.messages import SamplingParams
 
 _CONNECT_WITHIN_S = 60.0
-# No word that the tokenizer knows can make these, so they cost their search and stop nothing.
+# The tokenizer's words cannot produce these: they are searched for but never found.
 _STOPS = ("\n\n###\n\n", "</never>")
 
 
 def main() -> int:
-    """Run the load; exit code 0 where every request came to its length."""
+    """Run the load; exit code 0 if every request reached its length."""
     address, *numbers, mode = sys.argv[1:]
     num, prompt_len, num_tokens = map(int, numbers)
     print(json.dumps(asyncio.run(_run(address, num, prompt_len, num_tokens, mode == "all"))))

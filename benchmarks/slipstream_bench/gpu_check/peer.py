@@ -1,8 +1,8 @@
 """Section: transformers' own continuous batching beside a stack, on the same card.
 
-The same shape, prompts and lengths, greedy. Ours has the whole output path on: text, two stop
-strings, top-5 log-probabilities, every token streamed; theirs gives ids to this process. Both are
-counted over the span in which all requests decode: of theirs, each token's own time is kept.
+The same shape, prompts and lengths, greedy. Slipstream runs its whole output path: text, two stop
+strings, top-5 logprobs, every token streamed; transformers hands ids to this process. Both are
+measured over the span in which all requests decode, for transformers by each token's own time.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from slipstream_core.runner.model.random_weights import random_config, random_mo
 
 _GOAL_FACTOR = 3.0
 
-# transformers' own annotations leave this out
+# not annotated in transformers
 _Generation: Any = GenerationConfig
 _Batching: Any = ContinuousBatchingConfig
 
 
 def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
-    """Two rows for each batch: ours, and theirs with the factor between them."""
+    """Two rows per batch: Slipstream, and transformers with the factor between them."""
     batches = (4,) if setting.is_quick else (256, 32)
     prompt_len, num_tokens = (16, 24) if setting.is_quick else (128, 128)
     ours = _ours(setting, report, shape, batches, prompt_len, num_tokens)
@@ -68,7 +68,7 @@ def _ours(
     prompt_len: int,
     num_tokens: int,
 ) -> dict[int, float]:
-    """Tokens a second, by batch."""
+    """Slipstream's tokens per second, by batch."""
     length = prompt_len + num_tokens
     config = core_config(
         setting,
@@ -115,12 +115,12 @@ def _their_model(setting: GpuSetting, shape: str) -> Any:
 def _theirs(
     setting: GpuSetting, model: Any, batch: int, prompt_len: int, num_tokens: int
 ) -> tuple[float, int]:
-    """Tokens a second while all requests decode, and how many came to their length."""
+    """Tokens per second while all requests decode, and the number that reached their length."""
     prompts = random_prompts(batch, prompt_len, model.config.vocab_size)
     generation = _Generation(
         max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
-    # on a CPU it would take most of the memory that there is
+    # on a CPU it would otherwise take most of the memory
     limits = {"num_blocks": 32, "max_batch_tokens": 128} if setting.device == "cpu" else {}
     outputs = model.generate_batch(
         [prompt.tolist() for prompt in prompts],

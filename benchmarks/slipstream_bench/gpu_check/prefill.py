@@ -1,7 +1,7 @@
 """Section: prefill by the bare loop, in chunks of 8,192 tokens, against the card's matrix rate.
 
-The share is of what the linear layers alone would take at the measured rate of a large product, so
-attention counts as lost time; its operations are told apart.
+The share is relative to the time of the linear layers alone at the measured rate of a large
+product, so attention counts as lost time; its operations are reported separately.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from slipstream_core.step.plan import Runner
 
 _GOALS = {SHAPES[1]: 0.5}
 _STEPS = 10
-_WARM_UP = 2  # steps that are in no median
+_WARM_UP = 2  # steps excluded from medians
 
 
 def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
-    """A row for each length of prompts that fill a chunk."""
+    """A row per length of prompts that fill a chunk."""
     budget = 256 if setting.is_quick else 8192
     lengths = (budget, budget // 8)
     config = core_config(
@@ -53,7 +53,7 @@ def _measure(
     length: int,
     budget: int,
 ) -> None:
-    num = budget // length  # prompts to a step
+    num = budget // length  # prompts per step
     case = f"{num} of {length} tokens to a step"
     linear = work.linear_flops(budget, num)
     attention = num * work.attention_flops(0, length)

@@ -1,7 +1,5 @@
-"""What the device can do at most, measured: bytes a second, and bf16 operations a second.
-
-Owns: the two probes, which are taken once for all sections of a run, and how work on a device is
-timed. Does not know: models.
+"""Measures what the device can do at most: bytes per second, and bf16 operations per second. Both
+are measured once for all sections of a run.
 """
 
 from __future__ import annotations
@@ -17,18 +15,18 @@ import torch
 
 from slipstream_bench.gpu_check.setting import GpuSetting
 
-_Event: Any = torch.cuda.Event  # torch leaves its types out
+_Event: Any = torch.cuda.Event  # untyped in torch
 
 
 def bandwidth_bytes_per_s(device: str, num_bytes: int) -> float:
-    """Of a copy within the device's memory: 2 * num_bytes (each is read and written) / seconds."""
+    """Bandwidth of a copy in the device's memory: 2 * num_bytes (read, written) / seconds."""
     source = torch.empty(num_bytes, dtype=torch.uint8, device=device).random_()
     target = torch.empty_like(source)
     return 2 * num_bytes / median_s(device, lambda: target.copy_(source))
 
 
 def bf16_flops_per_s(device: str, size: int) -> float:
-    """Of a square matrix product of random numbers: 2 * size**3 operations / seconds."""
+    """Rate of a square matrix product of random numbers: 2 * size**3 operations / seconds."""
     left = torch.randn(size, size, device=device).bfloat16()
     right = torch.randn(size, size, device=device).bfloat16()
     return 2 * size**3 / median_s(device, lambda: left @ right)
@@ -36,14 +34,14 @@ def bf16_flops_per_s(device: str, size: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Of one device."""
+    """The limits of one device."""
 
     bytes_per_s: float
     bf16_flops_per_s: float
 
 
 def ceilings(setting: GpuSetting) -> Ceilings:
-    """As the run's first section found them, with sizes well beyond the caches."""
+    """The limits measured by the run's first section, with sizes well beyond the caches."""
     path = setting.folder / "ceilings.json"
     if path.exists():
         return Ceilings(**json.loads(path.read_text()))
@@ -56,12 +54,12 @@ def ceilings(setting: GpuSetting) -> Ceilings:
 
 
 def matrix_size(setting: GpuSetting) -> int:
-    """Rows and columns of the matrices that are multiplied."""
+    """Rows and columns of the multiplied matrices."""
     return 512 if setting.is_quick else 8192
 
 
 def median_s(device: str, work: Callable[[], object], *, repeats: int = 10) -> float:
-    """Seconds that `work` takes on the device, the median of `repeats` after three more."""
+    """Seconds that `work` takes on the device: the median of `repeats` after three warm-up runs."""
     times: list[float] = []
     for _ in range(3 + repeats):
         begin = time.perf_counter()

@@ -1,10 +1,10 @@
 """Part: the sampler on the device.
 
-- The noise is the same on the device and on the CPU: the hash is integers, and only the logarithm
-  at its end may round differently.
-- Tokens are drawn with the right frequencies: chi-square against probabilities worked out on the
-  CPU in float64 by a sort. The seeds are fixed, so the result is the same each time.
-- A row draws the same token in a small batch as in a large one, and as on the CPU.
+- The noise is the same on the device and on the CPU: the hash is integer arithmetic, and only the
+  logarithm at its end may round differently.
+- Tokens are drawn with the right frequencies: chi-square against probabilities computed on the CPU
+  in float64 by a sort. The seeds are fixed, so the result is deterministic.
+- A row draws the same token in a small batch, in a large one, and on the CPU.
 
 The plans are the real scheduler's; the logits are made up.
 """
@@ -25,13 +25,13 @@ from slipstream_core.runner.sampling.noise import exponential, row_keys
 from slipstream_core.runner.sampling.rejection_sampling import rejection_sampler
 from slipstream_core.runner.sampling.sampler import sample
 
-_MAX_DEVIATIONS = 5.0  # of chi-square; one honest run in three million exceeds it
-_NOISE_ERROR = 1e-6  # relative: a few units in a float32's last place
+_MAX_DEVIATIONS = 5.0  # of chi-square; a correct sampler exceeds it once in three million runs
+_NOISE_ERROR = 1e-6  # relative: a few units in the last place of a float32
 _SAME_SHARE = 0.999  # a draw between two equally good tokens may fall either way
 _SMALL_BATCH = 64
 
 _PROMPT = np.array([0], np.uint32)
-# Logits are normal with this deviation; the flat ones make kept sets beyond any candidate list.
+# Logits are normal with this deviation; flat ones keep more tokens than any candidate list holds.
 _CASES: dict[str, tuple[float, Wanted]] = {
     "plain": (2.0, Wanted(_PROMPT, 1, temperature=1.0)),
     "temperature 0.6": (2.0, Wanted(_PROMPT, 1, temperature=0.6)),
@@ -45,7 +45,7 @@ _VOCAB = 500
 
 
 def run(setting: GpuSetting, report: GpuReport) -> None:
-    """A row for the noise and one for each way to sample."""
+    """A row for the noise and one per way of sampling."""
     _check_noise(setting, report)
     num_draws = 3000 if setting.is_quick else 20000
     for number, (case, (deviation, wanted)) in enumerate(_CASES.items()):
@@ -63,11 +63,11 @@ def _check_noise(setting: GpuSetting, report: GpuReport) -> None:
     vocab = torch.arange(vocab_size, dtype=torch.int32)
     here = exponential(keys, vocab)
     there = exponential(keys.to(setting.device), vocab.to(setting.device)).cpu()
-    differ = here != there  # the rarest value, infinity, has no relative error
+    differ = here != there  # infinity, the rarest value, has no relative error
     error = float((((there - here).abs() / here)[differ]).max()) if differ.any() else 0.0
     report.add(
         "noise on the device and on the CPU",
-        error < _NOISE_ERROR,  # and so False for a NaN
+        error < _NOISE_ERROR,  # False for a NaN
         num_values=here.numel(),
         same_share=1 - float(differ.double().mean()),
         max_relative_error=error,
@@ -103,7 +103,7 @@ def _check_draws(
 def _draw(
     logits: torch.Tensor, requests: Sequence[Wanted], device: str
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """One token for each request, of the same logits [vocab]."""
+    """One token per request, all from the same logits [vocab]."""
     num = len(requests)
     scheduler = new_scheduler(
         requests, num_blocks=num + 1, block_size=16, budget=num, max_model_len=16
@@ -124,7 +124,9 @@ def _draw(
 def _probabilities(
     logits: torch.Tensor, wanted: Wanted
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """What a request samples from: top-k, then top-p of the rest, then min-p; [vocab]."""
+    """The distribution that a request samples from: top-k, then top-p of the rest, then min-p;
+    [vocab].
+    """
     scores = logits.double().numpy() / wanted.temperature
     weights = np.exp(scores - scores.max())
     order = np.argsort(-weights, kind="stable")
@@ -144,7 +146,7 @@ def _chi_square_deviations(
 ) -> float:
     """Chi-square as standard deviations of a normal (Wilson and Hilferty, 1931)."""
     expected = probs * counts.sum()
-    is_rare = expected < 5  # pooled, as chi-square wants it
+    is_rare = expected < 5  # pooled, as chi-square requires
     expected = np.append(expected[~is_rare], expected[is_rare].sum())
     observed = np.append(counts[~is_rare], counts[is_rare].sum())
     is_there = expected > 0

@@ -3,11 +3,10 @@
 `python -m slipstream_bench.gpu_check.section PART SECTION... --rows FILE ...`; started by
 `__main__`.
 
-Rules:
-- Whatever a section raises becomes a row with `ok` False; the sections behind it run all the same.
-- Arithmetic is as exact as the type says: no TF32, whatever the environment asks for.
-- It ends itself when it is long out of time, with the place where it hangs: by a thread of the
-  interpreter's own, which no call into the card's driver can hold up.
+- An exception raised by a section becomes a row with `ok` False; later sections still run.
+- Arithmetic is as exact as the dtype allows: no TF32, regardless of the environment.
+- It ends itself when far out of time, printing where it hangs, from a watchdog thread that a call
+  into the card's driver cannot block.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from slipstream_bench.gpu_check.setting import GRACE_S, PARTS, GpuSetting
 
 
 def main() -> int:
-    """Run the sections; exit code 0, however they went: the rows tell."""
+    """Run the sections; exit code 0 regardless of their results, which are in the rows."""
     parser = argparse.ArgumentParser()
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("sections", nargs="+")
@@ -42,7 +41,7 @@ def main() -> int:
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     if arguments.device == "cpu":
-        torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
+        torch.set_num_threads(1)  # synchronising threads are slow on a busy machine
     setting = GpuSetting(arguments.device, arguments.quick, arguments.folder, arguments.deadline_s)
     for section in PARTS[arguments.part]:
         if section.name not in arguments.sections:

@@ -1,11 +1,8 @@
-"""What a section is told: the device, how thorough to be, how long it has; and which there are.
+"""The settings of a section, and the sections of each part.
 
-Owns: `GpuSetting`, the parts and their sections, and when a section runs out of time. Does not
-know: the sections.
-
-A part is what is run at a time, within five minutes. Its sections each have a process of their
-own. A section may begin something until the seconds of all up to it are over, so what one leaves
-is the next one's.
+A part is one run, within five minutes. Each of its sections has its own process. A section may
+start work until the summed seconds of all sections up to it are over, so unused time goes to the
+next one.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from slipstream_bench.gpu_check.gpu_report import GpuReport
 
 
 class Section(NamedTuple):
-    """One of a part's sections. shape: of the model that it measures, where it measures one."""
+    """A section of a part. shape: of the model that it measures, if any."""
 
     name: str
     module: str
@@ -32,11 +29,11 @@ _SMALL, _MIDDLE, _LARGE = SHAPES
 
 _ENVIRONMENT = Section("environment", "environment", 25)
 
-# In order of worth: what is last is what is left out where a card is slower than it was thought.
+# In order of importance: the last ones are left out if the card is slower than expected.
 PARTS: dict[str, tuple[Section, ...]] = {
     "exactness": (
         _ENVIRONMENT,
-        Section("attention", "attention", 85),  # of which the kernels' compiling is 76
+        Section("attention", "attention", 85),  # 76 of them compile the kernels
         Section("sampling", "sampling", 25),
         Section("tokens", "exactness", 110),
         Section("tests", "suite", 35),
@@ -60,8 +57,8 @@ PARTS: dict[str, tuple[Section, ...]] = {
         Section("bench gc", "bench_gc", 20, _SMALL),
     ),
 }
-GRACE_S = 15  # to end what was begun; then a section's process is ended
-_CLOSE_S = 5  # of these, to end what it was run on
+GRACE_S = 15  # to finish work in progress; then a section's process is killed
+_CLOSE_S = 5  # of these, to close the runner and stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +68,16 @@ class GpuSetting:
     device: Literal["cuda", "cpu"]
     is_quick: bool
     folder: Path  # shared by the sections of a run: models, tokenizers
-    deadline_s: float  # time.monotonic(); a section begins nothing after it
+    deadline_s: float  # time.monotonic(); a section starts no work after it
 
     def most_s(self) -> float:
-        """Seconds that what is begun now may take, most of the grace included."""
+        """Seconds that work started now may take, most of the grace included."""
         return max(0.0, self.deadline_s - time.monotonic()) + GRACE_S - _CLOSE_S
 
     def has_time(self, report: GpuReport, case: str, needs_s: float = 0.0) -> bool:
-        """Whether `case`, which takes `needs_s`, may still be begun; a row says so where not."""
+        """Whether `case`, which takes `needs_s`, may still start; if not, a row reports it as
+        skipped.
+        """
         if time.monotonic() + needs_s < self.deadline_s:
             return True
         report.add(case, skipped="out of time")

@@ -1,7 +1,5 @@
-"""Section: those of the repository's tests that mean something on a card.
-
-They are the ones that compute on whatever device there is. Where there is no pytest, or none of
-them is there, the row says so.
+"""Section: the repository's tests that are meaningful on a card, which compute on whatever device
+there is. If pytest or all of those tests are missing, the row says so.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ _NOTHING_COLLECTED = 5  # pytest's exit code
 
 
 def run(setting: GpuSetting, report: GpuReport) -> None:
-    """A row for each folder of tests."""
+    """A row per folder of tests."""
     for name in _TESTS:
         if not (_ROOT / name).is_dir():
             report.add(name, skipped="not in this checkout")

@@ -1,7 +1,5 @@
-"""A runner that is watched while others use it.
-
-Owns: when each step was collected, and one span in which the device's use is measured. Does not
-know: who launches and collects; so the bare loop and a whole stack are watched in the same way.
+"""A runner that records when its steps are collected and measures the device's use in one span, for
+the bare loop and a whole stack alike.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from slipstream_core.step.plan import Runner, StepPlan, StepResult
 
 
 class WatchedRunner(RunnerShell):
-    """Knows when its steps were collected, and measures the device's use in one span of them."""
+    """Records when its steps were collected, and measures the device's use in one span of them."""
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner)
@@ -26,11 +24,11 @@ class WatchedRunner(RunnerShell):
     def watch(
         self, batch: int, *, warm_up: int = 0, use: DeviceUse | None = None, span_s: float = 0.0
     ) -> None:
-        """Forget what was seen. Measure `use` for `span_s`, after `warm_up` steps of which each
-        decodes `batch` rows and nothing else.
+        """Reset the record. Measure `use` for `span_s`, after `warm_up` steps that each decode
+        `batch` rows and nothing else.
         """
         self.steps: list[Ended] = []
-        self.idle_share: float | None = None  # of that span
+        self.idle_share: float | None = None  # of the measured span
         self._batch = batch
         self._warm_up = warm_up
         self._use = use
@@ -38,7 +36,7 @@ class WatchedRunner(RunnerShell):
         self._span_begin: float | None = None
 
     def finish(self) -> None:
-        """End the span, if it is not over yet."""
+        """End the span if it is still open."""
         if self._use is not None and self._span_begin is not None:
             self.idle_share = self._use.stop()
             self._use = None

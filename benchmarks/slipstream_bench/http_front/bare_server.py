@@ -1,10 +1,9 @@
-"""A server that does nothing but write, for `bench front` to compare with.
+"""A server that only writes, as the baseline of `bench front`: the cost of the sockets without
+receiving, decoding or formatting.
 
-`python -m slipstream_bench.http_front.bare_server`, in a process of its own.
-With a config (JSON) on its standard input it writes its port to standard output, takes the chunk
-that it is given for the answer to whatever is asked, and writes it to every connection at every
-tick, as a step of an engine has one for each stream: what the sockets cost, before anything is
-received, decoded or formatted.
+`python -m slipstream_bench.http_front.bare_server`, in a separate process with a config (JSON) on
+its standard input. It writes its port to standard output, answers every request with the configured
+chunk, and writes it to every connection at every tick, as an engine's step has one for each stream.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ _END = b"0\r\n\r\n"
 
 
 class BareConfig(Struct, frozen=True):
-    """chunk: as it goes over the wire. tick_s: between two of a stream. num_streams: it begins
-    when there are so many, and ends when they have had `num_events` each.
+    """chunk: as it goes over the wire. tick_s: between two chunks of a stream. num_streams: writing
+    begins when this many are connected, and ends after `num_events` each.
     """
 
     chunk: bytes
@@ -33,7 +32,7 @@ class BareConfig(Struct, frozen=True):
 
 
 class _Streams:
-    """All of them."""
+    """All connected streams."""
 
     def __init__(self, config: BareConfig) -> None:
         self._config = config
@@ -43,7 +42,7 @@ class _Streams:
         self.has_ended = self._loop.create_future()
 
     def add(self, transport: asyncio.Transport) -> None:
-        """Another one has asked."""
+        """Another stream was requested."""
         transport.write(_HEAD)
         self._transports.append(transport)
         if len(self._transports) == self._config.num_streams:
@@ -68,7 +67,7 @@ class _BareConnection(asyncio.Protocol):
         self._has_asked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop has a class of its own
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
 
     def data_received(self, _data: bytes) -> None:
         if not self._has_asked:
@@ -84,11 +83,11 @@ async def _serve(config: BareConfig) -> None:
     )
     print(server.sockets[0].getsockname()[1], flush=True)
     await streams.has_ended
-    await asyncio.to_thread(sys.stdin.buffer.read)  # whoever started us has read everything
+    await asyncio.to_thread(sys.stdin.buffer.read)  # until the parent has read everything
 
 
 def main() -> int:
-    """Exit code 0."""
+    """Serve all streams once and wait for the end of standard input; exit code 0."""
     uvloop.run(_serve(msgspec.json.decode(sys.stdin.buffer.readline(), type=BareConfig)))
     return 0
 

@@ -1,11 +1,8 @@
-"""Many event streams read with plain sockets, and counted: the cheapest of clients.
+"""Reads and counts many event streams with plain sockets: the cheapest of clients.
 
-Owns: connections, and which events lie in the span in which all streams run. Does not know: what
-the events say, who serves them.
-
-Rules:
-- The span begins when every stream has had an event, and ends with the first stream's end.
-- Events are counted by their ends, an empty line, which JSON and a chunk's frame never have.
+- The counted span begins when every stream has had an event, and ends with the first stream's end.
+- Events are counted by the empty line at their end, which neither JSON nor a chunk's frame
+  contains.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from dataclasses import dataclass
 from slipstream.errors import EngineError
 from slipstream_ipc.messages import Fault
 
-_END = b"0\r\n\r\n"  # of a chunked body
+_END = b"0\r\n\r\n"  # end of a chunked body
 _EVENT_END = b"\n\n"
 _OK = b"HTTP/1.1 200 "
 _SILENCE_S = 60.0
@@ -28,7 +25,7 @@ _RECEIVE = 2**18
 
 @dataclass(frozen=True, slots=True)
 class EventSpan:
-    """What lay in it. used: what `cpu` said more at its end than at its beginning, in seconds."""
+    """The counts of the span. used: the increase of each value of `cpu()`, in seconds."""
 
     num_events: int
     num_bytes: int
@@ -39,9 +36,9 @@ class EventSpan:
 def read_streams(
     address: tuple[str, int], requests: Sequence[bytes], cpu: Callable[[], dict[str, float]]
 ) -> EventSpan:
-    """Send each request on a connection of its own, and read all answers to their ends.
+    """Send each request on its own connection, and read all answers to their ends.
 
-    Raises: EngineError for an answer that is no stream, or ends too early for there to be a span.
+    Raises: EngineError if an answer is not a stream, or ends before there is a span.
     """
     poller = select.epoll()
     sockets: dict[int, socket.socket] = {}

@@ -1,14 +1,13 @@
-"""`slipstream bench front`: CPU time of the front's process to a streamed event.
+"""`slipstream bench front`: CPU time of the HTTP front's process per streamed event.
 
-Owns: the command, the loads, the table. A stack over the simulated model streams one token a step
-to every stream over HTTP, all running at once; what is counted is the CPU time, user and system,
-of the front's process alone while all of them run: receiving from the worker, decoding,
-formatting, writing, accounting. Beside it, in the same run, what a server costs that writes chunks
-of the same size at the same pace and does nothing else: no front is cheaper than that.
+A stack over the simulated model streams one token a step to every stream over HTTP, all running at
+once. Measured is the CPU time, user and system, of the front's process alone while all of them run:
+receiving from the worker, decoding, formatting, writing, accounting. The same run measures a server
+that only writes chunks of the same size at the same pace: no front is cheaper than that.
 
 The client reads with plain sockets, in this process, on the same cores. Steps are long enough that
-nobody is short of time, as events would grow together where somebody is: `tokens_per_event` says
-whether they did.
+no process runs out of CPU time, since events would then carry several tokens: `tokens_per_event`
+shows whether they did.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from slipstream_bench.http_front.bare_server import BareConfig
 from slipstream_bench.http_front.event_reader import EventSpan, read_streams
 
 _STEP_MS = 10.0
-_STEP_MS_OF_A_STREAM: dict[Variant, float] = {  # so that two cores are half idle
+_STEP_MS_OF_A_STREAM: dict[Variant, float] = {  # keeps two cores half idle
     "plain": 0.06,
     "chat": 0.06,
     "resumable": 0.08,
@@ -69,7 +68,7 @@ class HttpFrontForm(NamedTuple):
 
     streams: tuple[int, ...]
     variants: tuple[Variant, ...]
-    num_events: int  # of a stream
+    num_events: int  # per stream
 
 
 _FULL = HttpFrontForm((64, 512, 1024), VARIANTS, 120)
@@ -103,7 +102,7 @@ def add_options(parser: Parser) -> None:
 
 
 def checked(arguments: argparse.Namespace) -> HttpFrontForm:
-    """What is to be measured. Raises: BadRequestError."""
+    """Validate the options. Raises: BadRequestError."""
     check_common(arguments)
     form = _QUICK if arguments.quick else _FULL
     variants = form.variants
@@ -134,7 +133,7 @@ def _listed(values: tuple[object, ...]) -> str:
 
 
 def bench_front(arguments: argparse.Namespace) -> int:
-    """Measure, tell; exit code 0."""
+    """Measure and report; exit code 0."""
     form = checked(arguments)
     allow_many_files()
     said = note()
@@ -169,7 +168,7 @@ def _measure(variant: Variant, streams: int, num_events: int) -> Row:
         assert where.hostname is not None
         assert where.port is not None
         requests = [_request(variant, number, num_events) for number in range(streams)]
-        read_streams((where.hostname, where.port), requests[:1], dict)  # what is made once
+        read_streams((where.hostname, where.port), requests[:1], dict)  # warm-up
 
         def cpu() -> dict[str, float]:
             used = {name: process_cpu_s(pid) for name, pid in stack.pids.items()}
@@ -198,7 +197,7 @@ def _measure(variant: Variant, streams: int, num_events: int) -> Row:
 
 
 def _request(variant: Variant, number: int, num_events: int) -> bytes:
-    """One of the requests, as it goes over the wire."""
+    """A request as it goes over the wire."""
     body: dict[str, Any] = {
         "max_tokens": num_events,
         "temperature": 0,
@@ -217,7 +216,7 @@ def _request(variant: Variant, number: int, num_events: int) -> bytes:
 
 
 def http_request(path: str, body: bytes, wants_events: bool = False) -> bytes:
-    """A POST, as it goes over the wire."""
+    """A POST as it goes over the wire."""
     lines = [
         f"POST {path} HTTP/1.1",
         "Host: localhost",
@@ -230,7 +229,7 @@ def http_request(path: str, body: bytes, wants_events: bool = False) -> bytes:
 
 
 def _chunk(num_bytes: float) -> bytes:
-    """An event of so many bytes in all, as a chunk."""
+    """An event of `num_bytes` in all, framed as a chunk."""
     framed = b"%x\r\n%b\r\n"
     data = b"data: " + b"x" * max(1, round(num_bytes) - 8 - len(framed % (500, b""))) + b"\n\n"
     return framed % (len(data), data)

@@ -1,1 +1,1 @@
-"""`slipstream bench interval`: what a stream interval of n tokens is worth, and "auto"."""
+"""`slipstream bench interval`: what a stream interval of n tokens gains, and what "auto" does."""

@@ -1,14 +1,13 @@
-"""`slipstream bench interval`: what a stream interval of n tokens is worth, and what "auto" does.
+"""`slipstream bench interval`: what a stream interval of n tokens gains, and what "auto" does.
 
-Owns: the command, the load, the table. Requests run `concurrency` at a time, each followed by
-another when it ends, against a stack as it is; over ZeroMQ by `AsyncClient`, or with --http over
-the OpenAI-compatible front by the load generator of `bench serve`. The client is this process, on
-the same cores. Fixed intervals are the requests' own (`stream_interval`) on a server that sets none
-of its own; "auto" is the server's default.
+`concurrency` requests run at a time, each followed by another when it ends, against an ordinary
+stack; over ZeroMQ by `AsyncClient`, or with --http over the OpenAI-compatible front by the load
+generator of `bench serve`. The client is this process, on the same cores. Fixed intervals are set
+by the requests (`stream_interval`) on a server without one; "auto" is the server's default.
 
-All numbers are those of the span in which all places are taken (`steady`): output tokens a second,
-TTFT of the requests that come into it, times between two deltas of a stream, tokens to a delta, and
-what each process needs of the CPU for a token.
+All numbers are those of the span in which all places are taken (`steady`): output tokens per
+second, TTFT of the requests that start in it, gaps between two deltas of a stream, tokens per
+delta, and CPU time per token of each process.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ from slipstream_ipc.messages import Fault
 
 _STEP_MS = 10.0
 _INPUT_LEN = 16
-_SPREAD = 0.25  # of the answers' lengths, so that not all end at once
-_WAVES = 2  # requests to a place
+_SPREAD = 0.25  # spread of the output lengths, so that not all end at once
+_WAVES = 2  # requests per place
 _TIMEOUT_S = 600.0
 _BY = ("transport", "concurrency", "interval")
 _COLUMNS = (
@@ -72,7 +71,7 @@ class IntervalForm(NamedTuple):
 
     intervals: tuple[Interval, ...]
     concurrencies: tuple[int, ...]
-    output_len: int  # tokens of an answer, in the mean
+    output_len: int  # mean tokens of an answer
 
 
 _FULL = IntervalForm((1, 2, 5, 10, "auto"), (64, 256, 1024), 256)
@@ -106,7 +105,7 @@ def add_options(parser: Parser) -> None:
 
 
 def checked(arguments: argparse.Namespace) -> IntervalForm:
-    """What is to be measured. Raises: BadRequestError."""
+    """Validate the options. Raises: BadRequestError."""
     check_common(arguments)
     form = _QUICK if arguments.quick else _FULL
     form = IntervalForm(
@@ -134,7 +133,7 @@ def _integers(text: str) -> tuple[int, ...]:
 
 
 def bench_interval(arguments: argparse.Namespace) -> int:
-    """Measure, tell; exit code 0."""
+    """Measure and report; exit code 0."""
     form = checked(arguments)
     said = note()
     rows = median_rows(_measured(form, arguments), _BY)
@@ -173,7 +172,7 @@ def _measured(form: IntervalForm, arguments: argparse.Namespace) -> list[Row]:
 async def measure_load(
     stack: RunningStack, interval: Interval, concurrency: int, output_len: int
 ) -> Row:
-    """One load's row; what it says of the device is true of the simulated one."""
+    """The row of one load; its columns about the device describe the simulated one."""
     asking = Asking(
         "completions",
         True,
@@ -257,7 +256,7 @@ def _row(
 
 
 def _compare(rows: Sequence[Row]) -> None:
-    """Throughput over that of interval 1, under the same load."""
+    """Add throughput relative to interval 1 under the same load."""
     base = {
         (row["transport"], row["concurrency"]): float(row["output_tokens_per_s"] or 0)
         for row in rows

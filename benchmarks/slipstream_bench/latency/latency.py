@@ -1,11 +1,9 @@
-"""`slipstream bench latency`: how long one batch of requests takes, as a client sees it.
+"""`slipstream bench latency`: the duration of one batch of requests, as a client sees it. Names and
+defaults are those of `vllm bench latency`.
 
-Owns: how batches follow each other, and what is told of them; names and defaults are those of
-`vllm bench latency`. Does not know: what a request is (`random_load`).
-
-Rules: a batch is asked for at once and ends with its last answer; the next one begins then. Every
-batch has prompts of its own, so that none is answered from a cache. Of the same batches the times
-to first tokens and between deltas are told.
+A batch is submitted at once and ends with its last answer; then the next one begins. Every batch
+has different prompts, so that none is answered from a cache. Times to first token and between
+deltas come from the same batches.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ def add_options(parser: Parser) -> None:
 
 
 def bench_latency(arguments: argparse.Namespace) -> int:
-    """Run the batches, tell the result. Raises: BadRequestError."""
+    """Run the batches and report. Raises: BadRequestError."""
     fill_in(arguments, _SIZES)
     with address_of(arguments) as address:
         card, seconds, timelines = uvloop.run(_measure(address, arguments))
@@ -74,7 +72,7 @@ def bench_latency(arguments: argparse.Namespace) -> int:
 async def _measure(
     address: str, arguments: argparse.Namespace
 ) -> tuple[ModelCard, list[float], list[RequestTimeline]]:
-    """What serves, and of the batches that count how long each took, and each request's times."""
+    """The model, the duration of each measured batch in seconds, and the requests' timelines."""
     async with AsyncClient(address, trace=trace_of(arguments), **access_of(arguments)) as client:
         load = RandomLoad(client, arguments)
         seconds: list[float] = []

@@ -2,10 +2,10 @@
 
     python -m slipstream_bench.models.architecture_table
 
-Each one of `tiny_models` is made, loaded and asked for greedy outputs in float32: each prompt
-alone, all of them together in chunks, and all of them in a cache so small that some must start
-over. Every output token is held against what transformers' own `generate` says. Ends with 1 where
-one is not exact, or is served although it should be refused.
+Each of `tiny_models` is built, loaded and run greedily in float32: each prompt alone, all of them
+together in chunks, and all of them in a cache so small that some are preempted. Every output token
+is compared with transformers' own `generate`. Exits with 1 if an architecture is not exact, or is
+served although it should be refused.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from slipstream_core.runner.model.loader import load_model
 
 @dataclass(frozen=True, slots=True)
 class ArchitectureRow:
-    """What came of one architecture."""
+    """The result of one architecture."""
 
     architecture: str
     num_exact: int = 0  # output tokens that agree with generate
     num_tokens: int = 0  # output tokens, over all variants
-    refused: str = ""  # why
-    as_listed: bool = True  # exact, or refused for the reason that the list has
+    refused: str = ""  # the reason
+    as_listed: bool = True  # exact, or refused for the listed reason
 
 
 def measure(architecture: Architecture) -> ArchitectureRow:
-    """Make, load, serve, compare."""
+    """Build, load, serve and compare."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save(architecture, folder)

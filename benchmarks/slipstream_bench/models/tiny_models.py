@@ -1,11 +1,10 @@
-"""Tiny random models of many architectures, and how each is held against transformers itself.
+"""Tiny random models of many architectures, and their comparison with transformers. The list says
+what is served token for token as `generate` would, what is refused, and why; the tests and the
+table of architectures both read it here.
 
-Owns the list: what is served token for token as `generate` would, what is refused, and why. The
-tests and the table of architectures both read it here. Knows no pytest and prints nothing.
-
-A model is made from a configuration of a few kilobytes, saved, loaded as any checkpoint is, and
-driven by the engine's own scheduler, one step ahead. Weights are random but wide, so that greedy
-outputs wander over the vocabulary instead of repeating one token.
+A model is built from a configuration of a few kilobytes, saved, loaded like any checkpoint, and run
+by the engine's own scheduler, one step ahead. Weights are random but wide, so that greedy outputs
+wander over the vocabulary instead of repeating one token.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ class Architecture:
     """One row of the table."""
 
     name: str
-    config_class: str  # of transformers
-    options: dict[str, Any]  # the configuration's
-    refused: str | None = None  # part of the reason, where it is not served
-    quick: bool = False  # among the few that are tested every time
+    config_class: str  # transformers' class name
+    options: dict[str, Any]  # its arguments
+    refused: str | None = None  # part of the error text, if it is refused
+    quick: bool = False  # among the few that every test run covers
 
     def config(self) -> transformers.PreTrainedConfig:
         """A fresh configuration."""
@@ -55,29 +54,29 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way to serve the same requests, which must not show in what they become."""
+    """A way of serving the same requests, which must not change their outputs."""
 
     name: str
-    together: bool  # all requests at once, or one after another
+    together: bool  # all requests at once, rather than one after another
     num_blocks: int
     max_num_batched_tokens: int
 
 
 ALONE = Variant("alone", False, 200, 512)
 CHUNKED = Variant("chunked", True, 200, 16)  # no prompt but the shortest fits one step
-# 5 requests of up to 65 tokens want 62 blocks: some have to give theirs up and start over
+# 5 requests of up to 65 tokens need 62 blocks: some are preempted
 PREEMPTED = Variant("preempted", True, 34, 20)
 VARIANTS = (ALONE, CHUNKED, PREEMPTED)
 
 
 def save(architecture: Architecture, folder: Path) -> None:
-    """A checkpoint with random weights; of what is refused, the configuration alone."""
+    """Save a checkpoint with random weights; for refused architectures only the configuration."""
     if architecture.refused is not None:
         architecture.config().save_pretrained(folder)
         return
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(architecture.config(), dtype=torch.float32)
-    with torch.no_grad():  # biases, sinks and norms start as all alike
+    with torch.no_grad():  # biases, sinks and norms are initialised to constants
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter), alpha=0.2)
@@ -85,13 +84,13 @@ def save(architecture: Architecture, folder: Path) -> None:
 
 
 def prompts() -> list[list[int]]:
-    """Those that every model answers."""
+    """The prompts that every model answers."""
     rng = random.Random(1)  # noqa: S311  (test data)
     return [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in PROMPT_LENS]
 
 
 def generate(folder: Path) -> list[list[int]]:
-    """What transformers itself answers, one prompt at a time."""
+    """The output of transformers' `generate`, one prompt at a time."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     return [
         model.generate(
@@ -109,17 +108,16 @@ def generate(folder: Path) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the engine answered."""
+    """The engine's output."""
 
     outputs: list[list[int]]
     num_preemptions: int
 
 
 def serve(model: LoadedModel, *variants: Variant) -> list[Served]:
-    """Answer the prompts with the engine's scheduler and runner, one step ahead.
+    """Run the prompts with the engine's scheduler and runner, one step ahead.
 
-    One runner serves all variants: what it does to the model before it begins takes as long as all
-    that follows.
+    One runner serves all variants: preparing the model takes as long as everything after it.
     """
     runner = TorchRunner(
         model,
@@ -185,7 +183,7 @@ def _serve_together(runner: TorchRunner, variant: Variant, some: list[list[int]]
 
 
 def num_equal(outputs: list[list[int]], expected: list[list[int]]) -> int:
-    """Tokens that agree, place by place."""
+    """The number of equal tokens, position by position."""
     pairs = zip(outputs, expected, strict=True)
     return sum(a == b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True))
 
@@ -202,7 +200,7 @@ _BASE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": None,
     "pad_token_id": 0,
-    "tie_word_embeddings": False,  # where they are tied, a wide random model repeats its input
+    "tie_word_embeddings": False,  # with tied embeddings a wide random model repeats its input
 }
 
 

@@ -2,14 +2,14 @@
 
     python -m slipstream_bench.models.tokenizer_table [--markdown] [--json FILE] [FILE ...]
 
-Every kind is a small tokenizer trained in a blink from built-in text; files are further rows. For
-each, random prompts and outputs (any ids, broken bytes, special tokens skipped or not) are streamed
-and compared with the tokenizer's own decode. Where the decoder compiles to a table, the table is
-what is checked; where it does not, the window is, which the worker then falls back to.
+Every kind is a small tokenizer trained from built-in text; files add rows. Random prompts and
+outputs (any ids, broken bytes, special tokens skipped or not) are streamed and compared with the
+tokenizer's own decode. If the decoder compiles to a table, the table is checked; otherwise the
+window, to which the worker falls back.
 
-The speeds are of tokens given one by one, on the tokenizer's own encoding of the built-in text,
-the best of several rounds, in microseconds a token: by the table, by the window, and by
-`tokenizers`' DecodeStream.
+Speeds are for tokens given one by one, on the tokenizer's own encoding of the built-in text, the
+best of several rounds, in microseconds per token: by the table, by the window, and by `tokenizers`'
+DecodeStream.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from slipstream_worker.detokenizer.reference import DecodeReference, decoder_ste
 from slipstream_worker.detokenizer.table import TokenTable
 from slipstream_worker.detokenizer.verify import Trial, mismatch_of, random_trials
 
-NUM_TRIALS = 500  # of each sort of ids, with special tokens skipped and shown
-SEED = 7  # not the self-test's own
+NUM_TRIALS = 500  # per kind of ids, with special tokens skipped and shown
+SEED = 7  # differs from the self-test's
 NUM_STREAMS = 32
 NUM_ROUNDS = 7
 
 
 @dataclass(frozen=True)
 class TokenizerRow:
-    """One tokenizer. Times in microseconds a token."""
+    """The result of one tokenizer. Times in microseconds per token."""
 
     kind: str
     decoder: str
     vocab_size: int
-    compiled: str  # "yes", or why not
+    compiled: str  # "yes", or the reason why not
     num_sequences: int
     num_mismatches: int
     table_us: float | None
@@ -73,7 +73,7 @@ assert len(HEADINGS) == len(fields(TokenizerRow))
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print and write the rows."""
     parser = argparse.ArgumentParser(description="which tokenizers stream exactly, and how fast")
     parser.add_argument("files", nargs="*", type=Path, help="tokenizer.json files to add")
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
@@ -121,13 +121,13 @@ def measure(kind: str, tokenizer: Tokenizer) -> TokenizerRow:
 
 
 def plain_trials(tokenizer: Tokenizer) -> Iterable[Trial]:
-    """Any ids, for a tokenizer of whose tokens no table tells more."""
+    """Random ids, for a tokenizer without a table."""
     unknown = TokenTable("text", (None,) * tokenizer.get_vocab_size(), special=())
     return random_trials(unknown, NUM_TRIALS, SEED)
 
 
 def fastest(stream: Callable[[list[list[int]]], None], tokenizer: Tokenizer) -> float:
-    """Microseconds a token that `stream` takes for some streams of text, in the best round."""
+    """Microseconds per token that `stream` takes for several streams of text, in the best round."""
     ids = tokenizer.encode("\n".join(LINES), add_special_tokens=False).ids
     rng = random.Random(SEED)  # noqa: S311 - reproducible, no secret
     streams = [ids[(cut := rng.randrange(len(ids))) :] + ids[:cut] for _ in range(NUM_STREAMS)]
@@ -140,7 +140,7 @@ def fastest(stream: Callable[[list[list[int]]], None], tokenizer: Tokenizer) -> 
 
 
 def stream_all(factory: DetokenizerFactory, streams: list[list[int]]) -> None:
-    """Each stream's first token is its prompt."""
+    """Stream with the product's detokenizer; each stream's first token is its prompt."""
     for ids in streams:
         step = factory.create(ids[:1], skip_special_tokens=True).step
         for token_id in ids:
@@ -148,7 +148,7 @@ def stream_all(factory: DetokenizerFactory, streams: list[list[int]]) -> None:
 
 
 def decode_stream_all(tokenizer: Tokenizer, streams: list[list[int]]) -> None:
-    """The same by the tokenizer's own means."""
+    """Stream with the tokenizer's own DecodeStream."""
     for ids in streams:
         step = DecodeStream(skip_special_tokens=True).step
         for token_id in ids:
@@ -156,7 +156,7 @@ def decode_stream_all(tokenizer: Tokenizer, streams: list[list[int]]) -> None:
 
 
 def cells(row: TokenizerRow) -> list[str]:
-    """One row as text."""
+    """The row's cells as text."""
     return [
         "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
         for value in asdict(row).values()
@@ -164,7 +164,7 @@ def cells(row: TokenizerRow) -> list[str]:
 
 
 def columns(rows: list[TokenizerRow]) -> list[str]:
-    """The table for a terminal."""
+    """The table in aligned columns."""
     lines = [HEADINGS, *(cells(row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
@@ -174,7 +174,7 @@ def columns(rows: list[TokenizerRow]) -> list[str]:
 
 
 def markdown(rows: list[TokenizerRow]) -> list[str]:
-    """The table for a page."""
+    """The table in Markdown."""
     lines = [HEADINGS, ["---"] * len(HEADINGS), *(cells(row) for row in rows)]
     return [f"| {' | '.join(line)} |" for line in lines]
 

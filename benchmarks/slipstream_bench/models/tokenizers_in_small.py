@@ -1,7 +1,5 @@
-"""Small tokenizers of each kind, trained in a blink; no files and no hub needed.
-
-Owns: `KINDS`, a function for each kind of decoder that models on the hub have. Tests and benchmarks
-load this module by its path.
+"""Small tokenizers trained in an instant, without files or a hub: `KINDS` has a function for each
+kind of decoder that models on the hub have. Tests and benchmarks load this module by its path.
 """
 
 # ruff: noqa: S106 - unk_token is no password
@@ -43,7 +41,7 @@ SPECIAL = ["<unk>", "<s>", "</s>", "<|im_end|>"]
 
 
 def byte_level() -> Tokenizer:
-    """GPT-2 style, with ids that no token has."""
+    """GPT-2 style, with unassigned ids."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -56,7 +54,7 @@ def byte_level() -> Tokenizer:
 
 
 def llama_2() -> Tokenizer:
-    """Llama 2 style: "▁" for blanks, <0xNN> for characters that it has not, the first blank cut."""
+    """Llama 2 style: "▁" for spaces, <0xNN> for unknown characters, the first space stripped."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
@@ -85,7 +83,7 @@ def llama_2() -> Tokenizer:
 
 
 def gemma() -> Tokenizer:
-    """Gemma style: Llama 2's, but nothing is cut."""
+    """Gemma style: as Llama 2, with nothing stripped."""
     tokenizer = llama_2()
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -94,27 +92,27 @@ def gemma() -> Tokenizer:
 
 
 def metaspace_always() -> Tokenizer:
-    """T5 style: Unigram whose first token has its blank cut."""
+    """T5 style: Unigram, with the first token's space stripped."""
     return _unigram("always", split=True)
 
 
 def metaspace_first() -> Tokenizer:
-    """The same where a blank is put before the first word alone, and words are not cut apart."""
+    """As T5, with a space prepended to the first word only, and words not split."""
     return _unigram("first", split=False)
 
 
 def metaspace_never() -> Tokenizer:
-    """The same where no blank is put before the first word, and none is cut."""
+    """As T5, with no space prepended or stripped."""
     return _unigram("never", split=True)
 
 
 def word_piece() -> Tokenizer:
-    """BERT style: a blank before each token but the first and those that begin with ##."""
+    """BERT style: a space before each token except the first and those that begin with ##."""
     return _word_piece(cleanup=True)
 
 
 def word_piece_verbatim() -> Tokenizer:
-    """The same with the blanks before punctuation marks left where they are."""
+    """As BERT, keeping spaces before punctuation."""
     return _word_piece(cleanup=False)
 
 
@@ -132,7 +130,7 @@ def word_end() -> Tokenizer:
 
 
 def no_decoder() -> Tokenizer:
-    """Words, joined with blanks."""
+    """Words joined with spaces."""
     tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.WordLevelTrainer(special_tokens=SPECIAL, show_progress=False)
@@ -141,7 +139,7 @@ def no_decoder() -> Tokenizer:
 
 
 def ctc() -> Tokenizer:
-    """Speech recognisers' style: a token that repeats the one before is left out. No table."""
+    """Speech recognition style: a token equal to the one before is dropped. Has no table."""
     tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.CTC()
@@ -175,7 +173,7 @@ def _unigram(prepend_scheme: str, split: bool) -> Tokenizer:
         vocab_size=500, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False
     )
     tokenizer.train_from_iterator(LINES, trainer)
-    tokenizer.add_tokens([AddedToken("▁a▁b")])  # two blanks, of which one token may be first
+    tokenizer.add_tokens([AddedToken("▁a▁b")])  # a token with two spaces, which may come first
     return _with_added_tokens(tokenizer)
 
 
@@ -190,9 +188,9 @@ def _word_piece(cleanup: bool) -> Tokenizer:
 
 
 def _with_holes(config: dict[str, Any], tokens: list[str]) -> Tokenizer:
-    """The tokenizer of `config` with more tokens, far beyond the others: ids between have none.
+    """The tokenizer of `config` with more tokens at much higher ids: ids between are unassigned.
 
-    "" is a token without text, which is not the same as no token.
+    "" is a token with empty text, which differs from an unassigned id.
     """
     vocab = config["model"]["vocab"]
     for token in tokens:

@@ -1,1 +1,1 @@
-"""`slipstream bench output-path`: what it costs to bring sampled ids to their reader as deltas."""
+"""`slipstream bench output-path`: the cost of bringing sampled ids to their reader as deltas."""

@@ -1,14 +1,12 @@
-"""How deltas are read: not looked at, turned into Python objects, or taken stream by stream.
+"""The ways of reading deltas that the benchmark compares.
 
-Owns: what "read" means. Does not know: how deltas come about, what is counted.
-
-- columns: one reader reads all streams together, as `Client.stream_many` does; nothing of its
-  deltas is looked at.
-- materialised: the same, and of each delta the text, the list of ids, and every candidate of every
-  position with its id, its log-probability and its rank are made Python objects.
-- streams: a `Stream` to each request, `next` for each of its deltas; they are not looked at.
-- async_for: a task to each stream runs `async for`, as callers of the AsyncClient do; deltas are
-  not looked at. What is counted is waking the tasks and taking the deltas, under uvloop.
+- columns: one reader reads all streams together, as `Client.stream_many` does, and inspects nothing
+  of the deltas.
+- materialised: as columns, and the text, the list of ids, and every candidate of every position
+  with its id, logprob and rank become Python objects.
+- streams: a `Stream` per request, with `next` for each delta; deltas are not inspected.
+- async_for: a task per stream runs `async for`, as callers of the AsyncClient do; deltas are not
+  inspected. The measured cost is waking the tasks and taking the deltas, under uvloop.
 """
 
 from __future__ import annotations
@@ -24,14 +22,14 @@ from slipstream.client.streams.stream_group import StreamGroup
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.outputs import Delta
 
-_MAX_TURNS = 100  # of the event loop; two are enough
+_MAX_TURNS = 100  # turns of the event loop; two are enough
 
 Read = Literal["columns", "materialised", "streams", "async_for"]
 READS: tuple[Read, ...] = get_args(Read)
 
 
 class TogetherReader:
-    """Takes what is there of all streams, in the caller's thread."""
+    """Reads all streams of a group together, in the caller's thread."""
 
     def __init__(self, group: StreamGroup, *, is_materialised: bool) -> None:
         self._group = group
@@ -40,7 +38,7 @@ class TogetherReader:
         self.num_chars = 0
 
     def read(self) -> None:
-        """Everything that has come."""
+        """Read every delta that has arrived."""
         num_deltas, unread = 0, self._group.unread
         while unread:
             if self._is_materialised:
@@ -63,14 +61,14 @@ class TogetherReader:
 
 
 class StreamsReader:
-    """Takes what is there from every stream, one after the other, in the caller's thread."""
+    """Reads each stream in turn, in the caller's thread."""
 
     def __init__(self, io: ThreadIO, states: Sequence[StreamState]) -> None:
         self._pairs = [(state, Stream(cast(Any, None), io, state, "delta")) for state in states]
         self.num_deltas = 0
 
     def read(self) -> None:
-        """Everything that has come."""
+        """Read every delta that has arrived."""
         num_deltas = 0
         for state, stream in self._pairs:
             while state.deltas:
@@ -80,7 +78,7 @@ class StreamsReader:
 
 
 class TaskReader:
-    """A task to each stream. Made inside the event loop."""
+    """Reads each stream in a task. Construct it inside the event loop."""
 
     def __init__(self, io: ThreadIO, states: Sequence[StreamState]) -> None:
         self.num_deltas = 0
@@ -89,14 +87,14 @@ class TaskReader:
         self._tasks = [asyncio.ensure_future(self._consume(stream)) for stream in streams]
 
     async def read(self) -> None:
-        """Let the tasks run until they have everything that has come."""
-        for _ in range(_MAX_TURNS):  # in the first the bells are rung, in the second tasks run
+        """Run the tasks until they have read everything that has arrived."""
+        for _ in range(_MAX_TURNS):  # the first turn wakes the tasks, the second runs them
             await asyncio.sleep(0)
             if not self._states[-1].deltas:
                 return
 
     async def finish(self) -> None:
-        """Let the tasks see the ends of their streams."""
+        """Run the tasks until their streams have ended."""
         await asyncio.gather(*self._tasks)
 
     async def _consume(self, stream: AsyncStream) -> None:

@@ -1,23 +1,19 @@
-"""The output path in one thread: a core without a device, a worker, a client, all of them real.
+"""The output path in one thread: a real core (without a device), worker and client.
 
-Owns: how they are put together, and the order of one step. Does not know: who reads the deltas,
-what the numbers are for.
-
-Rules:
-- The parts are those of the product, assembled by its own functions; in the place of the device
-  stands the workload, in the place of ZeroMQ memory (`memory_wire`).
-- A step's CPU time is counted from when the sampled ids are on the host. What comes before it
-  (planning the step, making up what the device would have computed) is not counted.
-- The stages, in their order:
-  collect      ids and log-probabilities go into the core's histories
+- The product's own functions assemble the components; a workload replaces the device and memory
+  replaces ZeroMQ (`memory_wire`).
+- A step's CPU time is counted from when the sampled ids are on the host. Planning the step and
+  making up what the device would have computed are excluded.
+- The stages, in order:
+  collect      ids and logprobs go into the core's histories
   publish      the core builds and encodes its message
   check        the worker, until its report to the core has left: decoding, stop checks, and
-               whatever else it does before that
+               everything else before that
   emit         the worker, from there until the deltas have left: detokenising, building, encoding
-  settle       the worker's turn behind that
+  settle       the rest of the worker's turn
   client       decoding, checking, deltas in their streams' queues; the acknowledgement
-  read         the reader takes them, see `reading`
-  reports      the core takes in the worker's report
+  read         the reader takes the deltas, see `delta_readers`
+  reports      the core reads the worker's report
 """
 
 from __future__ import annotations
@@ -49,7 +45,7 @@ from slipstream_worker.detokenizer.factory import DetokenizerFactory
 
 STAGES = ("collect", "publish", "check", "emit", "settle", "client", "read", "reports")
 
-PROCESSES = {  # who does what; planning a step, which is not timed, is the core's too
+PROCESSES = {  # stages by process; planning, which is not timed, is the core's
     "core": ("collect", "publish", "reports", BETWEEN),
     "worker": ("check", "emit", "settle"),
     "client": ("client", "read"),
@@ -61,7 +57,7 @@ _SETUP_TURNS = 1000
 
 
 class OutputPath:
-    """`batch` requests of a workload, admitted and ready to be stepped."""
+    """`batch` requests of a workload, admitted and ready to run."""
 
     def __init__(
         self,
@@ -74,8 +70,8 @@ class OutputPath:
         *,
         is_together: bool = False,
     ) -> None:
-        """params: of every request but for its seed. watch: where each step's CPU time goes.
-        is_together: one reader reads all of the streams, see `group`.
+        """params: of every request except for its seed. watch: collects the CPU time of each stage.
+        is_together: one reader reads all streams, through `group`.
         """
         prompt_len = workload.prompts.shape[1]
         self._num_steps: int = workload.outputs.shape[1]
@@ -86,13 +82,13 @@ class OutputPath:
         self._wants_logprobs = params.logprobs is not None
         self._watch = watch
         self._step = 0
-        self.num_bytes = {"core": 0, "worker": 0, "client": 0}  # that each of them has sent
-        self.messages: list[int] = []  # their sizes
-        # containers left to the collector by each stage, all requests running: neither the first
-        # step, in which streams begin, nor the last, in which they end
+        self.num_bytes = {"core": 0, "worker": 0, "client": 0}  # bytes sent by each process
+        self.messages: list[int] = []  # message sizes in bytes
+        # containers that each stage leaves to the collector while all requests run: without the
+        # first step, in which streams begin, and the last, in which they end
         self.num_tracked: Counter[str] = Counter()
         context = MemoryContext()
-        poller = zmq.Poller()  # nobody ever polls
+        poller = zmq.Poller()  # never polled
         self._core = assemble_core(
             _core_config(batch, prompt_len),
             _no_device(vocab_size, prompt_len + self._num_steps),
@@ -109,7 +105,7 @@ class OutputPath:
         self.io = cast(ThreadIO, _SessionIO(self._session))
         self.states: list[StreamState] = []
         for index, prompt in enumerate(workload.prompts[:batch]):
-            # a step's plan says the seeds of its rows: by them we know which request is meant
+            # a step's plan holds the seeds of its rows, so the seed identifies the request
             seeded = structs.replace(params, seed=index)
             self.states.append(new_state(self.io, prompt, seeded, kind="delta"))
         self.group = StreamGroup(self.states) if is_together else None
@@ -125,7 +121,7 @@ class OutputPath:
         return self._step >= self._num_steps
 
     def step(self) -> None:
-        """One token of every request, as far as the queues of their streams."""
+        """Generate one token of every request and deliver it to the queue of its stream."""
         core, watch = self._core, self._watch
         plan = core.scheduler.schedule(core.handler.acked)
         assert plan is not None
@@ -150,7 +146,7 @@ class OutputPath:
         watch.lap("client")
 
     def take_reports(self) -> None:
-        """The end of a step, when its deltas have been read."""
+        """Finish a step after its deltas have been read: the core receives the worker's report."""
         self._core.handler.receive(time.monotonic())
         self._watch.lap("reports")
         if self._step == 1:
@@ -159,7 +155,7 @@ class OutputPath:
             self.num_tracked = self._watch.num_tracked.copy()
 
     def check_whole(self) -> None:
-        """Every stream has had all of its tokens, and its one end."""
+        """Assert that every stream received all of its tokens and ended once."""
         for state in self.states:
             assert state.error is None, state.error
             assert state.is_over
@@ -168,7 +164,7 @@ class OutputPath:
             assert state.end.reason == "length"
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close client, worker and core."""
         self._session.close()
         self._worker.close()
         self._core.close()
@@ -179,7 +175,7 @@ class OutputPath:
         return Logprobs(self._values[requests], candidates, self._ranks)
 
     def _sent(self, socket: MemorySocket, num_bytes: int) -> None:
-        """A message has left a socket: that ends a stage of the worker's turn."""
+        """A message left a socket, which ends a stage of the worker's turn."""
         if socket.address == _CORE:
             sender = "core" if socket.is_router else "worker"
         else:
@@ -190,7 +186,7 @@ class OutputPath:
         self.messages.append(num_bytes)
 
     def _until(self, condition: Callable[[], bool]) -> None:
-        """Let everybody talk; nothing is generated yet."""
+        """Turn all components until `condition` holds; no tokens are generated yet."""
         for _ in range(_SETUP_TURNS):
             now = time.monotonic()
             self._session.turn(now)
@@ -203,7 +199,7 @@ class OutputPath:
 
 
 class _NoPrompts:
-    """In the place of the prompt process: every prompt here is made of token ids."""
+    """Replaces the prompt process: every prompt here consists of token ids."""
 
     def ask(self, request: Render) -> NoReturn:
         raise AssertionError(f"a prompt to be tokenised: {request}")
@@ -222,7 +218,7 @@ class _NoPrompts:
 
 
 class _NoDevice:
-    """In the place of a runner: the core's settings come from its info, and nothing is run."""
+    """Replaces a runner: its info configures the core, and it never runs a step."""
 
     def __init__(self, info: ModelInfo, num_blocks: int) -> None:
         self.info = info
@@ -236,7 +232,7 @@ class _NoDevice:
 
 
 class _SessionIO:
-    """In the place of a client's I/O thread: what is asked for happens at once, in this thread."""
+    """Replaces a client's I/O thread: every call acts at once, in this thread."""
 
     def __init__(self, session: ClientSession) -> None:
         self._session = session
@@ -261,7 +257,7 @@ def _no_device(vocab_size: int, max_model_len: int) -> Runner:
         block_bytes=0,
         block_size=_BLOCK_SIZE,
     )
-    # blocks are numbers here: as many as anybody could want cost nothing
+    # blocks are only numbers here, so a large pool costs nothing
     return cast(Runner, _NoDevice(info, num_blocks=2**20))
 
 

@@ -1,7 +1,5 @@
-"""`slipstream bench output-path`: what is measured in which order, and how it is told.
-
-Owns: medians, ratios, the picture. Does not know: its options (`options`), how a run is measured
-(`measure`, `peers`).
+"""`slipstream bench output-path`: options, order of the measurements, medians, ratios and the
+chart.
 """
 
 from __future__ import annotations
@@ -64,13 +62,13 @@ Name = TypeVar("Name", bound=str)
 
 @dataclass(frozen=True, slots=True)
 class OutputPathPlan:
-    """What is to be measured. `pythons`: each peer's interpreter."""
+    """What to measure. `pythons`: the interpreter of each peer."""
 
     batches: list[int]
     variants: list[Variant]
     steps: int
     runs: int
-    tokenizer: Path  # its tokenizer.json
+    tokenizer: Path  # path of a tokenizer.json
     pythons: dict[Peer, str]
 
 
@@ -110,7 +108,7 @@ def add_options(parser: Parser) -> None:
 
 
 def checked(arguments: argparse.Namespace) -> OutputPathPlan:
-    """Refuse what cannot be. Raises: BadRequestError."""
+    """Validate the options. Raises: BadRequestError."""
     check_common(arguments)
     steps = arguments.steps
     if steps is None:
@@ -157,7 +155,7 @@ def _listed(values: Sequence[object]) -> str:
 
 
 def bench_output_path(arguments: argparse.Namespace) -> int:
-    """Measure ours, then the peers; tell."""
+    """Measure Slipstream, then the peers, and report."""
     plan = checked(arguments)
     tokenizer = Tokenizer.from_file(str(plan.tokenizer))
     workload = make_workload(tokenizer, max(plan.batches), prompt_len=_PROMPT_LEN, steps=plan.steps)
@@ -171,7 +169,7 @@ def bench_output_path(arguments: argparse.Namespace) -> int:
     print(_ABOUT, flush=True)
     print("\n".join(table(rows, _COLUMNS)), flush=True)
     if arguments.json is not None:
-        write_json(rows, arguments.json)  # already: a peer may fail
+        write_json(rows, arguments.json)  # early, since a peer may fail
     if plan.pythons:
         for peer_rows in _peers(workload, plan):
             print("\n" + "\n".join(table(peer_rows)), flush=True)
@@ -187,10 +185,10 @@ def bench_output_path(arguments: argparse.Namespace) -> int:
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
-    """Ours with a column `ratio_to_X` for each peer X that was measured on the same.
+    """Slipstream's rows with a column `ratio_to_X` for each peer X measured on the same points.
 
-    What is awaited is compared with what is awaited, everything else with the peer's own deltas,
-    which are Python objects throughout.
+    Reads by `async for` are compared with the peer's own `async for`; all others with the peer's
+    deltas, which are Python objects throughout.
     """
     theirs = {
         (row["engine"], row["batch"], row["variant"], row["read"]): row["us_per_token"]
@@ -211,7 +209,7 @@ def with_ratios(rows: Sequence[Row]) -> list[Row]:
 
 
 def _ratios(rows: Sequence[Row]) -> Iterator[Row]:
-    """The rows of the comparison as they are printed."""
+    """The comparison's rows as they are printed."""
     for row in rows:
         ratios = {name: row[name] for name in row if name.startswith("ratio_to_")}
         if ratios:
@@ -219,11 +217,11 @@ def _ratios(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def _measured(setting: PathSetting, plan: OutputPathPlan) -> list[Row]:
-    """All runs of everything; one round after the other, so that a noisy minute spoils one of
-    several runs of a thing and not all of them.
+    """All runs of all points, in rounds, so that a noisy minute spoils one of several runs of a
+    point and not all of them.
     """
     what: list[tuple[int, Variant, Read]] = list(product(plan.batches, plan.variants, READS))
-    for variant in plan.variants:  # memory that is touched for the first time costs more
+    for variant in plan.variants:  # warm-up: touching memory for the first time costs more
         measure(setting, max(plan.batches), variant, "materialised")
     rows = []
     with tqdm(total=plan.runs * len(what), unit="run", disable=None, leave=False) as bar:
@@ -235,7 +233,7 @@ def _measured(setting: PathSetting, plan: OutputPathPlan) -> list[Row]:
 
 
 def _peers(workload: Workload, plan: OutputPathPlan) -> Iterator[list[Row]]:
-    """The rows of one after the other."""
+    """The rows of each peer in turn."""
     with tempfile.TemporaryDirectory(prefix="slipstream-peers-") as folder:
         file = Path(folder) / "workload.npz"
         workload.save(file, plan.variants)
@@ -263,7 +261,7 @@ def _about(plan: OutputPathPlan) -> Row:
 
 
 def _draw(rows: Sequence[Row], file: str) -> None:
-    """All variants at the largest batch."""
+    """Chart all variants at the largest batch."""
     batch = max(int(row["batch"] or 0) for row in rows)
     us: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -290,5 +288,5 @@ def _name(engine: str, read: str) -> str:
 
 
 def _name_of(tokenizer: Path) -> str:
-    """As results kept in the repository may show it: without the folders of one machine."""
+    """The tokenizer's name for results kept in the repository, without machine-specific folders."""
     return "/".join(tokenizer.parts[-2:])

@@ -1,11 +1,8 @@
-"""One measurement: so many requests of a variant, generated to their end, read in one way.
+"""Measures one point: the requests of a variant, generated to their end and read in one way.
 
-Owns: the loop over the steps, and what a row says. Does not know: medians, tables, peers.
-
-Rules:
-- The garbage collector keeps its default thresholds. What is there before the requests is frozen,
-  as the processes of the product do when they have loaded.
-- Whatever does not belong to the output path lies between the laps of the stopwatch.
+- The garbage collector keeps its default thresholds. Objects that exist before the requests are
+  frozen, as the product's processes do after loading.
+- Work that does not belong to the output path runs between the laps of the stopwatch.
 """
 
 from __future__ import annotations
@@ -93,10 +90,11 @@ def measure(setting: PathSetting, batch: int, variant: Variant, read: Read) -> R
 
 
 def _by_process(num_tracked: Counter[str], steps: int) -> Row:
-    """How many young collections each process would see, by what its stages leave behind.
+    """Young collections per 100 steps that each process would see, from the containers that its
+    stages leave behind.
 
-    Where a single container crosses from one's stages into another's, as some of this benchmark's
-    own do, that shows as 0.14 here and -0.14 there.
+    A single container that crosses from one process's stages into another's, as some of this
+    benchmark's own do, shows as 0.14 here and -0.14 there.
     """
     a_collection = gc.get_threshold()[0] + 1
     found: Row = {}
@@ -107,7 +105,7 @@ def _by_process(num_tracked: Counter[str], steps: int) -> Row:
 
 
 def _run(path: OutputPath, watch: Stopwatch, collections: CollectionWatch, read: Read) -> int:
-    """The deltas that were read."""
+    """Run all steps; returns the number of deltas read."""
     reader: StreamsReader | TogetherReader
     if path.group is None:
         reader = StreamsReader(path.io, path.states)
@@ -126,7 +124,7 @@ def _run(path: OutputPath, watch: Stopwatch, collections: CollectionWatch, read:
 
 async def _run_in_loop(path: OutputPath, watch: Stopwatch, collections: CollectionWatch) -> int:
     reader = TaskReader(path.io, path.states)
-    await reader.read()  # the tasks wait for their first deltas
+    await reader.read()  # until the tasks wait for their first deltas
     gc.collect()
     with collections:
         watch.clear()

@@ -1,10 +1,7 @@
-"""Other engines' output paths, measured in their own environments by scripts/peers.
+"""Measures other engines' output paths with scripts/peers, each in its own environment.
 
-Owns: starting those scripts, and reading what they tell. Does not know: how they measure.
-
-Rules:
-- A peer gets the same requests, variants and batches as we do, in the same run of the benchmark.
-- A peer that cannot be measured is an error that says why, never a missing row.
+- A peer gets the same requests, variants and batches, in the same run of the benchmark.
+- A peer that cannot be measured is an error with its reason, never a missing row.
 """
 
 from __future__ import annotations
@@ -29,12 +26,12 @@ _TAIL_LINES = 12
 
 
 def scripts_folder() -> Path:
-    """Where the peers' scripts lie: in the repository, not in an installed package."""
+    """The folder of the peers' scripts: in the repository, not in an installed package."""
     return Path(__file__).resolve().parents[3] / "scripts" / "peers"
 
 
 def check_peer(peer: Peer, python: str | None) -> str:
-    """The interpreter that measures it. Raises: BadRequestError where it cannot be measured."""
+    """The interpreter that measures the peer. Raises: BadRequestError if it cannot be measured."""
     option = f"{peer}_python"
     if python is None:
         allowed = f"the interpreter of an environment with {peer}; scripts/peers/README.md says how"
@@ -43,7 +40,7 @@ def check_peer(peer: Peer, python: str | None) -> str:
         raise wrong_option(option, python, "an executable")
     if not _script(peer).is_file():
         raise wrong_option("against", peer, f"only in a checkout, which has {_script(peer)}")
-    # it runs in another folder
+    # the script runs in another folder
     return os.path.abspath(python) if os.sep in python else python
 
 
@@ -59,8 +56,9 @@ def measure_peer(
 ) -> list[Row]:
     """The peer's rows.
 
-    model: a folder with its tokenizer. workload: what `Workload.save` wrote. Raises:
-    SlipstreamError.
+    model: a folder with its tokenizer. workload: a file written by `Workload.save`.
+
+    Raises: SlipstreamError.
     """
     told = workload.with_name(f"{peer}.json")
     command = [
@@ -72,7 +70,7 @@ def measure_peer(
         *("--runs", str(runs)),
         *("--json", str(told)),
     ]
-    # its environment is its own: nothing of ours is to be imported there
+    # the peer's interpreter must not import this package
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         command,

@@ -1,6 +1,5 @@
-"""CPU time by stage, and what each stage leaves for the garbage collector.
-
-Owns: the clock of one thread, and what reading it costs, which is taken off. Does not know: stages.
+"""CPU time by stage, and the containers that each stage leaves for the garbage collector. The cost
+of reading the thread's clock is subtracted.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections import Counter
 
 from slipstream_bench.common.collection_watch import CollectionWatch
 
-BETWEEN = "between"  # what was done before a `start`: not timed
+BETWEEN = "between"  # work before a `start`, which is not timed
 
 _NUM_TRIALS = 20_000
 
@@ -18,11 +17,11 @@ _NUM_TRIALS = 20_000
 class Stopwatch:
     """Adds up the CPU time of this thread: `start`, then `lap` at the end of each stage.
 
-    num_tracked: containers that a stage made less those that it freed, as long as it is watched.
+    num_tracked: containers allocated minus freed by each stage, while collections are watched.
     """
 
     def __init__(self, collections: CollectionWatch, *, lap_ns: float = 0.0) -> None:
-        """lap_ns: what one `lap` costs by itself; see `measured_lap_ns`."""
+        """lap_ns: the cost of one `lap`; see `measured_lap_ns`."""
         self.num_tracked: Counter[str] = Counter()
         self._collections = collections
         self._lap_ns = lap_ns
@@ -32,12 +31,12 @@ class Stopwatch:
         self._last_tracked = collections.tracked_so_far()
 
     def start(self) -> None:
-        """What was done until now is not timed."""
+        """Start timing; the work until now is not timed."""
         self._count_tracked(BETWEEN)
         self._last = time.thread_time_ns()
 
     def lap(self, stage: str) -> None:
-        """What was done since the last call belongs to `stage`."""
+        """Attribute the work since the last call to `stage`."""
         now = time.thread_time_ns()
         self._ns[stage] += now - self._last
         self._num_laps[stage] += 1
@@ -45,13 +44,13 @@ class Stopwatch:
         self._last = now
 
     def clear(self) -> None:
-        """Begin at nothing."""
+        """Reset all stages to zero."""
         for counter in (self.num_tracked, self._ns, self._num_laps):
             counter.clear()
         self._last_tracked = self._collections.tracked_so_far()
 
     def us(self, stage: str) -> float:
-        """Microseconds of `stage`, all its laps together."""
+        """Microseconds of `stage`, over all of its laps."""
         return max(0.0, self._ns[stage] - self._lap_ns * self._num_laps[stage]) / 1e3
 
     def _count_tracked(self, stage: str) -> None:
@@ -61,7 +60,7 @@ class Stopwatch:
 
 
 def measured_lap_ns() -> float:
-    """What a lap costs: at one request to a batch that would be a tenth of what is measured."""
+    """The cost of a lap in nanoseconds: at batch 1 it would be a tenth of the measured time."""
     watch = Stopwatch(CollectionWatch())
     watch.start()
     for _ in range(_NUM_TRIALS):

@@ -1,6 +1,5 @@
-"""What the messages of a run cost on a real wire: ZeroMQ over a Unix socket, both ends here.
-
-Owns: sending them once more. Does not know: what is in them (only how long they are).
+"""Measures what the messages of a run cost on a real wire: ZeroMQ over a Unix socket with both ends
+in this process. Only the message sizes matter.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ import zmq
 from slipstream_ipc.transport.sockets import bind_router, new_dealer
 
 _PATIENCE_MS = 10_000
-_AT_ONCE = 4  # messages; about what a step sends
+_AT_ONCE = 4  # messages, about as many as a step sends
 
 
 def wire_us(sizes: Sequence[int]) -> float:
-    """CPU time of this process, ZeroMQ's own thread included, to send, poll and receive them.
+    """CPU microseconds of this process, ZeroMQ's own thread included, to send, poll and receive
+    messages of the given sizes in bytes.
 
-    A few at a time: one by one, either end would sleep in between, and what is measured would be
-    how dear it is to wake from that here: two to four times as much, in a virtual machine.
+    Messages pass a few at a time: one by one, either end would sleep in between, and the cost of
+    waking up would dominate, two to four times as much in a virtual machine.
     """
     with tempfile.TemporaryDirectory(prefix="slipstream-wire-") as folder:
         address = f"ipc://{Path(folder) / 'wire'}"
@@ -34,7 +34,7 @@ def wire_us(sizes: Sequence[int]) -> float:
             poller = zmq.Poller()
             poller.register(receiver, zmq.POLLIN)
             messages = [bytes(size) for size in sizes]
-            _pass([b""], sender, receiver, poller)  # connected
+            _pass([b""], sender, receiver, poller)  # waits until connected
             begin = time.process_time_ns()
             for at in range(0, len(messages), _AT_ONCE):
                 _pass(messages[at : at + _AT_ONCE], sender, receiver, poller)

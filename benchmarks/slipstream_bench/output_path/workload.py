@@ -1,7 +1,5 @@
-"""What is generated: pieces of Python's own source code, encoded by a tokenizer.
-
-Owns: prompts, outputs and log-probabilities of the requests of a batch, the same for everyone who
-measures. Does not know: who reads them.
+"""The workload: prompts, outputs and logprobs from pieces of Python's own source code, encoded by a
+tokenizer. It is the same for Slipstream and every peer.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from slipstream_worker.detokenizer.factory import (
     WindowDetokenizerFactory,
 )
 
-_NUM_FILES = 60  # of the standard library
+_NUM_FILES = 60  # files of the standard library
 _SEED = 0
 
 UInt32s = npt.NDArray[np.uint32]
@@ -33,15 +31,15 @@ Float32s = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """B requests. Those of a smaller batch are the first ones."""
+    """B requests; a smaller batch uses the first ones."""
 
     prompts: UInt32s  # [B, prompt length]
     outputs: UInt32s  # [B, steps]
     logprobs: Float32s  # [B, 1 + NUM_LOGPROBS] descending, the same at every step
-    candidates: UInt32s  # [B, 1 + NUM_LOGPROBS] column 0 is to be the sampled token
+    candidates: UInt32s  # [B, 1 + NUM_LOGPROBS] column 0 is replaced by the sampled token
 
     def save(self, file: Path, variants: Sequence[Variant]) -> None:
-        """As an .npz file, for those who measure elsewhere; with what the variants mean."""
+        """Write an .npz file for the peers' scripts, including the meaning of the variants."""
         np.savez(
             file,
             prompts=self.prompts,
@@ -65,7 +63,7 @@ def _meaning(variant: Variant) -> dict[str, object]:
 def make_workload(
     tokenizer: Tokenizer, num_requests: int, *, prompt_len: int, steps: int
 ) -> Workload:
-    """Pieces from anywhere in the standard library."""
+    """Requests cut from random places of the standard library's source."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:_NUM_FILES]
     text = "\n".join(file.read_text(encoding="utf-8", errors="ignore") for file in files)
     ids = np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
@@ -84,7 +82,7 @@ def make_workload(
 
 
 def detokenizers_of(tokenizer: Tokenizer) -> DetokenizerFactory:
-    """What a worker of this tokenizer would use."""
+    """The detokenizer factory that a worker would use for this tokenizer."""
     try:
         return TableDetokenizerFactory(compile_table(tokenizer))
     except UnsupportedDecoder:

@@ -1,14 +1,13 @@
-"""What long prompts do to streams that run while they arrive.
+"""Measures how arriving long prompts delay running streams.
 
-Owns: the measurement. 64 streams run at steps of 10 ms on a stack as it is; then a client of
-another process asks for one token of a 100,000-token text, or of a chat of 500 messages, again and
-again. The prompt is rendered and tokenised, registered, sent to the core and computed in chunks, of
-which each takes no longer than a step without one (`prefill_us=0`): what delays the streams is the
-host's.
+64 streams run at steps of 10 ms on an ordinary stack; then a client in another process repeatedly
+requests one token of a 100,000-token text, or of a chat of 500 messages. The prompt is rendered,
+tokenised, registered, sent to the core and computed in chunks, none of which takes longer than a
+step without one (`prefill_us=0`): the delay of the streams is the host's.
 
-Counted are the times between two deltas of a stream: those of a span without arrivals, and those
+The gaps between two deltas of a stream are compared: those of a span without arrivals, and those
 that end between an arrival's submission and its token. The differences of their percentiles are
-what an arrival costs whoever else streams.
+what an arrival costs the other streams.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ Gaps = npt.NDArray[np.float64]
 
 
 def measure_arrivals(*, runs: int, is_quick: bool) -> list[Row]:
-    """A row without arrivals, and one for each kind of them: medians of the runs."""
+    """A row without arrivals, and one per kind of arrival: medians of the runs."""
     rows: list[Row] = []
     for _ in range(runs):
         rows += _run(number=2 if is_quick else 10, quiet_s=2.0 if is_quick else 5.0)
@@ -78,7 +77,7 @@ def _run(number: int, quiet_s: float) -> list[Row]:
         live.wait_until_running(0.5)
         quiet = live.window(quiet_s, stack.pids)
         arrived = {name: _arrive(stack, kind, size, number) for name, kind, size in _KINDS}
-        live.window(0.0, {})  # whether all of them run still
+        live.window(0.0, {})  # raises unless all of them still run
         tallies = list(live.tallies)
     calm = _gaps(tallies, [(quiet.begin_s, quiet.end_s)])
     rows = [_row("none", calm, calm, [])]
@@ -89,7 +88,7 @@ def _run(number: int, quiet_s: float) -> list[Row]:
 
 
 def _arrive(stack: RunningStack, kind: Kind, size: int, number: int) -> list[Arrival]:
-    """What the client's process says. Raises: EngineError where it fails."""
+    """The arrivals that the client's process reports. Raises: EngineError if it fails."""
     config = ArrivalsConfig(stack.address, kind, size, number, _PAUSE_S)
     done = subprocess.run(
         [sys.executable, "-P", "-m", "slipstream_bench.overlap.arrivals_client"],
@@ -104,7 +103,7 @@ def _arrive(stack: RunningStack, kind: Kind, size: int, number: int) -> list[Arr
 
 
 def _gaps(tallies: Sequence[Tally], spans: Sequence[tuple[float, float]]) -> Gaps:
-    """Milliseconds between two deltas of a stream, of those gaps that end in one of `spans`."""
+    """Gaps between deltas of a stream, in milliseconds, of those that end in one of `spans`."""
     found = [np.empty(0)]
     for tally in tallies:
         times = np.array(tally.times_s)

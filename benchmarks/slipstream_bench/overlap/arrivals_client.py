@@ -1,8 +1,8 @@
-"""The client whose requests arrive while others stream: a process of its own.
+"""The client whose requests arrive while others stream, in a separate process.
 
-`python -m slipstream_bench.overlap.arrivals_client`, a JSON config on standard input. It makes one
-long request after the other, reads one token of each, and prints one line of JSON: for each, when
-it was asked for and when its token came (time.monotonic), and how many tokens its prompt has.
+`python -m slipstream_bench.overlap.arrivals_client`, with a JSON config on standard input. It sends
+one long request after the other, reads one token of each, and prints one line of JSON with, for
+each, its submission time, the time of its token (time.monotonic) and its prompt length in tokens.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Kind = Literal["prompt", "chat"]
 
 
 class ArrivalsConfig(Struct, frozen=True):
-    """What arrives where. size: tokens of the prompt, or messages of the chat."""
+    """What arrives, and where. size: tokens of the prompt, or messages of the chat."""
 
     address: str
     kind: Kind
     size: int
     number: int
-    pause_s: float  # between one's token and the next one
+    pause_s: float  # between a token and the next request
 
 
 class Arrival(Struct, frozen=True):
-    """One that came."""
+    """One completed arrival."""
 
     asked_s: float
     answered_s: float
@@ -40,7 +40,7 @@ class Arrival(Struct, frozen=True):
 
 
 def main() -> int:
-    """Ask, print; exit code 0."""
+    """Run all arrivals and print them; exit code 0."""
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=ArrivalsConfig)
     arrivals = []
     pause = threading.Event()
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def _prompt(config: ArrivalsConfig, tokenizer: str, index: int) -> Any:
-    """A text of `size` tokens, nearly, or a chat of as many messages; another one to each index."""
+    """A text of about `size` tokens or a chat of `size` messages; it differs by index."""
     if config.kind == "chat":
         roles = ("user", "assistant")
         return [

@@ -1,11 +1,11 @@
-"""What a single stream waits for its text: from a token's id on the host until its reader has it.
+"""Measures the latency of a single stream: from a token's id on the host until its reader has it.
 
-Owns: the measurement. The core is the product's but for a runner that is watched (`watched_core`),
-the worker is the product's process, the reader reads as users do: `for delta in client.stream()`,
-or `async for`. All clocks are the machine's one monotonic clock.
+The core is the product's with a recording runner (`watched_core`), the worker is the product's
+process, and the reader uses the public API: `for delta in client.stream()`, or `async for`. All
+times come from the machine's monotonic clock.
 
 An id reaches the host when the core has collected its step. `from_step_end` counts from the step's
-end on the device, so it holds what the core overslept, too.
+end on the device, so it includes time that the core overslept.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _STEP_MS = 5.0
 _NUM_TOKENS, _QUICK_NUM_TOKENS = 1000, 300
 _WARM_UP = 20  # tokens
 
-Times = dict[int, float]  # of each output's delta, by the output's number
+Times = dict[int, float]  # arrival of each output's delta, by the output's number
 
 
 def measure_latency(*, runs: int, is_quick: bool) -> list[Row]:
-    """A row for each way of reading: medians of the runs."""
+    """A row per way of reading: medians of the runs."""
     num_tokens = _QUICK_NUM_TOKENS if is_quick else _NUM_TOKENS
     rows = [
         _row(reader, num_tokens, *_run(read, num_tokens))
@@ -58,7 +58,7 @@ def measure_latency(*, runs: int, is_quick: bool) -> list[Row]:
 
 
 def _run(read: Callable[[str, SamplingParams], Times], num_tokens: int) -> tuple[Times, Record]:
-    """One stream; what its reader saw, and what its core did."""
+    """Run one stream; returns the times seen by its reader and the core's record."""
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, seed=0)
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
         path = Path(folder) / "record.json"
@@ -102,7 +102,7 @@ def _row(reader: str, num_tokens: int, times: Times, record: Record) -> Row:
     for output, collected_s, done_s in zip(
         record.first_output, record.collected_s, record.done_s, strict=True
     ):
-        if _WARM_UP < output < num_tokens:  # the last one waits for its end to be settled
+        if _WARM_UP < output < num_tokens:  # the last delta waits until the stream's end is settled
             seen.append(times[output])
             collected.append(collected_s)
             done.append(done_s)

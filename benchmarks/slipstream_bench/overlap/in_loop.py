@@ -1,14 +1,13 @@
-"""The process of the overlap benchmark that has no worker: core and worker in one thread.
+"""The process of the overlap benchmark without a worker process: core and worker in one thread.
 
-`python -m slipstream_bench.overlap.in_loop`, started as every child (`slipstream_ipc.process`). The
-parts are the product's, and so is what they say to each other, over the same socket; only the loop
-around them is another one:
-
+`python -m slipstream_bench.overlap.in_loop`, started like every child (`slipstream_ipc.process`).
+Core and worker are the product's and exchange the same messages over the same socket; only the loop
+around them differs:
 - `in_loop`: a step's end, collect, publish, the worker's turn, its deltas sent; only then is the
-  next step planned and launched. The device idles meanwhile. So were engines before asynchronous
-  output processing (vLLM RFC #6913).
-- `in_loop_async`: the product's engine with its step ahead, and the worker's turn behind it, in the
-  same thread. The device idles when both together take longer than a step.
+  next step planned and launched, so the device idles meanwhile. Engines worked this way before
+  asynchronous output processing (vLLM RFC #6913).
+- `in_loop_async`: the product's engine with its step launched ahead, followed by the worker's turn
+  in the same thread. The device idles when both together take longer than a step.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _BEAT_MS = 250
 
 
 class LoopConfig(Struct, frozen=True):
-    """The configs of both parts, and how they are driven."""
+    """The configs of core and worker, and the mode of the loop."""
 
     core: CoreConfig
     worker: WorkerConfig
@@ -47,7 +46,7 @@ class LoopConfig(Struct, frozen=True):
 
 
 def main() -> int:
-    """Run until SIGTERM; exit code 1 where the tokenizer could not be loaded."""
+    """Run until SIGTERM; exit code 1 if the tokenizer could not be loaded."""
     config, stop = start_child("in_loop", LoopConfig)
     context = zmq.Context()
     poller = zmq.Poller()
@@ -67,7 +66,7 @@ def main() -> int:
         core = assemble_core(config.core, load_runner(config.core), context, poller)
         worker = assemble_worker(wanted, prompts, detokenizers_from(ready), context, poller)
         gc.collect()
-        gc.freeze()  # as both mains of the product do
+        gc.freeze()  # as the product's core and worker do
         turn = _turn_of(config.mode, core, worker, poller)
         _run(turn, worker, stop)
         worker.close()
@@ -82,7 +81,7 @@ def main() -> int:
 def _first_word(
     prompts: TokenizerClient, poller: zmq.Poller, stop: StopSignal
 ) -> PromptReady | None:
-    """The prompt process': which table the tokens are read by; None where we are to stop."""
+    """Wait for the prompt process's PromptReady; None if the process is to stop."""
     while not stop.is_set:
         poller.poll(_BEAT_MS)
         for answer in prompts.receive():
@@ -110,14 +109,14 @@ def _turn_of(mode: Mode, core: Core, worker: Worker, poller: zmq.Poller) -> Call
         return _Lockstep(core, worker, poller).turn
 
     def turn() -> None:
-        core.engine.run_once()  # its wait ends when anything comes, for the worker too
+        core.engine.run_once()  # its wait ends for messages to the worker, too
         worker.run_once(time.monotonic())
 
     return turn
 
 
 class _Lockstep:
-    """One thing after the other: nothing is launched before all of the last step is sent."""
+    """Strictly sequential: no step is launched before all deltas of the last one are sent."""
 
     def __init__(self, core: Core, worker: Worker, poller: zmq.Poller) -> None:
         self._core = core
@@ -127,7 +126,7 @@ class _Lockstep:
         self._beat_at = 0.0
 
     def turn(self) -> None:
-        """One step, or what there is to do while nobody runs."""
+        """Run one step, or handle messages while no request runs."""
         core, handler = self._core, self._core.handler
         now = time.monotonic()
         handler.receive(now)
@@ -153,7 +152,7 @@ class _Lockstep:
             self._poller.poll(_BEAT_MS)
 
     def _poller_is_silent(self) -> bool:
-        """Whether nothing came in a whole beat: then the loop goes round."""
+        """Whether nothing arrived within one heartbeat interval, so that the loop goes around."""
         return not self._poller.poll(_BEAT_MS)
 
 

@@ -1,9 +1,8 @@
-"""`slipstream bench overlap`: what is measured, and how it is told.
+"""`slipstream bench overlap`: the tables and the chart.
 
-Owns: the tables and the picture. The first table is that of vLLM's RFC #6913, which asked for this:
-what a step takes (TPOT) and how long the device idles meanwhile, by batch and step time, with and
-without stop strings and log-probabilities. Three more look closer: `stops`, `arrivals`,
-`delta_latency`.
+The first table is the one that vLLM's RFC #6913 asked for: the time of a step (TPOT) and the
+device's idle share, by batch and step time, with and without stop strings and logprobs. Three more
+tables come from `stops`, `arrivals` and `delta_latency`.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def add_options(parser: Parser) -> None:
 
 
 def bench_overlap(arguments: argparse.Namespace) -> int:
-    """Measure, tell; exit code 0."""
+    """Measure and report; exit code 0."""
     form = checked(arguments)
     if any(getattr(arguments, name) for name in OTHERS):
         _tell_others(arguments)
@@ -74,7 +73,7 @@ def _measured(form: OverlapForm, arguments: argparse.Namespace) -> list[Row]:
 
 
 def _tell_others(arguments: argparse.Namespace) -> None:
-    """The tables that are asked for in place of the first one; their rows are in one file."""
+    """Print the tables requested instead of the first one; their rows share one file."""
     print(note())
     every: list[Row] = []
     for is_asked, measure, columns in (
@@ -91,7 +90,7 @@ def _tell_others(arguments: argparse.Namespace) -> None:
 
 
 def _draw(rows: Sequence[Row], file: str) -> None:
-    """Efficiency by mode, of the variant that costs most."""
+    """Chart efficiency by mode, for the most expensive variant."""
     variant = next(name for name in reversed(VARIANTS) if any(r["variant"] == name for r in rows))
     shown = [row for row in rows if row["variant"] == variant]
     groups = list(dict.fromkeys((row["step_ms"], row["batch"]) for row in shown))

@@ -1,7 +1,5 @@
-"""What `slipstream bench overlap` can be told.
-
-Owns: the options, their ranges and defaults. Does not know: what they do. What measures is imported
-when it is to measure: the command line is not to wait for it.
+"""The options of `slipstream bench overlap`. The measuring modules are imported only when they run,
+to keep the command line fast.
 """
 
 from __future__ import annotations
@@ -18,14 +16,14 @@ from slipstream_bench.common.variants import Variant
 Mode = Literal["in_loop", "in_loop_async", "worker"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 VARIANTS: tuple[Variant, ...] = ("plain", "stop2", "logprobs5", "stop2_logprobs5")
-OTHERS = ("stops", "arrivals", "latency")  # tables in place of the first one
+OTHERS = ("stops", "arrivals", "latency")  # tables that replace the first one
 
 Value = TypeVar("Value")
 Name = TypeVar("Name", bound=str)
 
 
 class OverlapForm(NamedTuple):
-    """What is measured, and how long."""
+    """What is measured, and for how long."""
 
     batches: tuple[int, ...]
     steps_ms: tuple[float, ...]
@@ -74,7 +72,7 @@ def add_overlap_options(parser: Parser) -> None:
 
 
 def checked(arguments: argparse.Namespace) -> OverlapForm:
-    """What is to be measured. Raises: BadRequestError."""
+    """Validate the options. Raises: BadRequestError."""
     check_common(arguments)
     asked = [name for name in OTHERS if getattr(arguments, name)]
     if asked and arguments.png is not None:

@@ -1,18 +1,15 @@
-"""The points of the overlap benchmark's table: each mode's stack, each load, what is seen of it.
-
-Owns: which processes make up a mode, and what the numbers are. Does not know: options, how rows are
-told.
+"""Measures the points of the overlap benchmark's table: each mode's stack under each load.
 
 Modes:
-- `in_loop`: one process, one thread, one thing after the other (the module of that name).
-- `in_loop_async`: the same thread, one step launched ahead.
-- `worker`: the product, a stack as it is.
-- `vllm_in_loop`: vLLM's output path in the engine's place, in vLLM's own interpreter; there the
-  reader is in the loop as well.
+- `in_loop`: one process, one thread, strictly sequential (the module of that name).
+- `in_loop_async`: the same thread, with one step launched ahead.
+- `worker`: the product, an ordinary stack.
+- `vllm_in_loop`: vLLM's output path in the engine's place, in vLLM's own interpreter, with the
+  reader in the loop as well.
 
-In each of ours a client in this process reads every delta, on the same cores. `efficiency` is the
-tokens that it receives over those of a device that never waits, batch / step_ms;
-`device_idle_share` is what is missing to 1, and `host_ms` what a step takes beyond its time on the
+In every mode but the last, a client in this process reads every delta, on the same cores.
+`efficiency` is its token rate over that of a device that never waits, batch / step_ms;
+`device_idle_share` is 1 minus that, and `host_ms` is the part of a step beyond its time on the
 device.
 """
 
@@ -46,7 +43,7 @@ MAX_MODEL_LEN = 8192
 
 
 def num_points(form: OverlapForm, *, is_against: bool) -> int:
-    """Of one run."""
+    """The number of points of one run."""
     modes = len(form.modes) + is_against
     return modes * len(form.steps_ms) * len(form.batches) * len(form.variants)
 
@@ -54,8 +51,8 @@ def num_points(form: OverlapForm, *, is_against: bool) -> int:
 def measure_points(
     form: OverlapForm, vllm_python: str | None, on_point: Callable[[], object]
 ) -> list[Row]:
-    """A row for each point, once. Modes take turns at each step time, so that what the machine does
-    besides meets all of them.
+    """One row per point. Modes take turns at each step time, so that other load on the machine
+    affects all of them.
     """
     rows: list[Row] = []
     loads = [(batch, variant) for batch in form.batches for variant in form.variants]
@@ -89,7 +86,7 @@ def stack_of(mode: Mode, device: Device) -> Iterator[RunningStack]:
 
 
 def window_of(stack: RunningStack, batch: int, variant: Variant, form: OverlapForm) -> Window:
-    """A load, once all of it runs."""
+    """Run a load and measure a window in which all of it runs."""
     prompts = random_prompts(batch)
     params = params_of(variant, MAX_MODEL_LEN - len(prompts[0]))
     with LiveStreams(stack.address, [(prompt, params) for prompt in prompts]) as live:
@@ -132,7 +129,7 @@ def _told(mode: str, batch: int, step_ms: float, variant: str, tpot_ms: float) -
 def _vllm(
     python: str, step_ms: float, loads: Sequence[tuple[int, Variant]], window_s: float
 ) -> list[Row]:
-    """Rows of the peer's script. Raises: EngineError where it fails."""
+    """Rows of the peer's script. Raises: EngineError if it fails."""
     wanted = json.dumps([(variant, batch, step_ms) for batch, variant in loads])
     command = [python, str(_PEER), str(MODEL_PATH), "--points", wanted, "--window", f"{window_s:g}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,12 +1,12 @@
-"""What a stop costs: steps computed for a stream behind the token that ended it.
+"""Measures the overrun of a stop: steps computed for a stream after the token that ended it.
 
-Owns: the measurement. 1,024 streams run at steps of 5 ms, with two stop strings that do occur (once
-a pair that begins as the text seldom does, once one that begins as every second word), and more
-wait to take the places of those that end. The core is the product's but for a runner that is
-watched (`watched_core`): by a request's seed its record tells how many outputs were computed of it;
-the reader has as many as there are up to the token that completed the stop string
-(`include_stop_str_in_output`). The difference is the overrun. The step that runs while the stop is
-found is one; a device that waited for nobody could not save it.
+1,024 streams run at steps of 5 ms, with two stop strings that do occur (in one row a pair whose
+first characters are rare in the text, in the other a pair that begins like most words), and more
+requests wait for the places of those that end. The core is the product's with a recording runner
+(`watched_core`), whose record gives the number of outputs computed per request, by its seed; the
+reader receives the outputs up to the token that completed the stop string
+(`include_stop_str_in_output`). The difference is the overrun. It includes the step that runs while
+the stop is found, which only a waiting device could save.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ COLUMNS = (
     "runs",
 )
 
-# Of the text that is played back: some 270 tokens until the next of the two, in the mean. What it
-# costs to look for a string depends on how often the text has its first characters.
+# In the replayed text, one of the two follows after some 270 tokens in the mean. The cost of the
+# search depends on how often the first characters of a string occur.
 STOPS = {"rare": (":\n\n", "See"), "common": (" with ", " from ")}
 _STEP_MS = 5.0
 _BATCH = 1024
 _MAX_TOKENS = 2048
-_WAVES, _QUICK_WAVES = 6.0, 3.0  # requests to a place
+_WAVES, _QUICK_WAVES = 6.0, 3.0  # requests per place
 _SETTLE_S = 0.5
-_WINDOW_S = 30.0  # at most: until nobody waits any more
+_WINDOW_S = 30.0  # at most; ends when no request is waiting
 _OVER_S = 60.0
 
 
 def measure_stops(*, runs: int, is_quick: bool) -> list[Row]:
-    """A row for each pair of stop strings: medians of the runs."""
+    """A row per pair of stop strings: medians of the runs."""
     num_requests = int((_QUICK_WAVES if is_quick else _WAVES) * _BATCH)
     rows = [
         _run(_BATCH, _STEP_MS, num_requests, stop) | {"stop_strings": name}

@@ -1,11 +1,11 @@
-"""An engine core that keeps a record of its steps: the product's core but for its runner's shell.
+"""An engine core that records its steps: the product's core with a wrapped runner.
 
-`python -m slipstream_bench.overlap.watched_core`, started as every child; it takes the place of
-`slipstream_core.main`. The record is written when it is told to stop. Watched is only what passes
-between engine and runner, which is enough: a plan says which request, by its seed, samples which of
-its outputs, so what a request was computed is told apart from what its reader ever got.
+`python -m slipstream_bench.overlap.watched_core`, started like every child in place of
+`slipstream_core.main`. It writes its record on SIGTERM. Recording the calls between engine and
+runner is enough: a plan gives, by seed, which output of which request each row samples, so outputs
+that were computed can be compared with those that the reader received.
 
-The runner is to be simulated, and seeds are to be small integers, all different.
+The runner must be simulated, and seeds must be small, distinct integers.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ _MAX_SEED = 2**20
 
 
 class WatchedConfig(Struct, frozen=True):
-    """A core's config, and where its record goes."""
+    """A core's config, and the file of its record."""
 
     core: CoreConfig
     record: str
 
 
 class Record(Struct):
-    """What happened; a column for each thing that is known of a step, time.monotonic in seconds."""
+    """Columns with an entry per step, but for `computed`; times are time.monotonic in seconds."""
 
     launched_s: list[float]
-    done_s: list[float]  # its end on the device
-    collected_s: list[float]  # its ids were on the host
+    done_s: list[float]  # the step's end on the device
+    collected_s: list[float]  # its ids on the host
     num_sampled: list[int]
-    first_output: list[int]  # which output of its request the first sampled row was; 1 is the first
-    idle_s: list[float]  # the device's, until this step began
-    busy_s: list[float]  # the device's, this step included
-    computed: list[int]  # outputs, by a request's seed
+    first_output: list[int]  # number of the first sampled row's output, from 1
+    idle_s: list[float]  # the device's idle time until this step began
+    busy_s: list[float]  # the device's busy time, this step included
+    computed: list[int]  # outputs by the request's seed
 
     def idle_share(self, begin_s: float, end_s: float) -> float:
-        """Of the device, over the steps launched in that time."""
+        """Idle share of the device over the steps launched in that time."""
         inside = [i for i, at in enumerate(self.launched_s) if begin_s <= at <= end_s]
         if len(inside) < 2:
             return 0.0
@@ -58,7 +58,7 @@ class Record(Struct):
 
 
 def main() -> int:
-    """Run until SIGTERM, write the record; exit code 0."""
+    """Run until SIGTERM and write the record; exit code 0."""
     config, stop = start_child("watched core", WatchedConfig)
     runner = RecordedRunner(load_simulated(config.core))
     assemble = partial(assemble_core, config.core, runner)
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 class RecordedRunner(RunnerShell):
-    """Records its steps."""
+    """A runner that records its steps."""
 
     def __init__(self, runner: SimulatedRunner) -> None:
         super().__init__(runner)
@@ -75,9 +75,9 @@ class RecordedRunner(RunnerShell):
         self._computed = np.zeros(64, np.int64)
 
     def record(self) -> Record:
-        """What happened so far."""
+        """The record so far."""
         record = self._record
-        num = len(record.collected_s)  # steps that nobody collected are in no column
+        num = len(record.collected_s)  # drop steps that were not collected
         for column in (record.launched_s, record.num_sampled, record.first_output):
             del column[num:]
         del record.idle_s[num:], record.busy_s[num:]

@@ -1,7 +1,7 @@
-"""The core's process of the protocol benchmark: the product's core, its codec another one.
+"""The core process of the protocol benchmark: the product's core with another codec.
 
-`python -m slipstream_bench.protocol.core_process`, started as every child. What it sent is written
-to a file when it is told to stop.
+`python -m slipstream_bench.protocol.core_process`, started like every child. It writes a record of
+what it sent to a file on SIGTERM.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Transport = Literal["delta", "cumulative"]
 
 
 class TransportConfig(Struct, frozen=True):
-    """A core's config, how it sends, and where the record of that goes."""
+    """A core's config, its transport, and the file of its record."""
 
     core: CoreConfig
     transport: Transport

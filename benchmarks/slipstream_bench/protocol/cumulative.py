@@ -1,12 +1,11 @@
-"""The hop from core to worker as it is not: every step carries each stream's whole history.
+"""A cumulative transport from core to worker: every step carries each stream's whole history.
 
-Owns: two codecs that take the places of the product's, one at each end. `WholeHistories` sends, for
-every row of a step, all of its output ids and log-probabilities; `OnlyNew` reads them all and hands
-on what the worker has not had. So what both processes do besides is the same, and so are the
-answers. `Counted` is the product's own codec that counts what it sends, to compare with.
+Two codecs replace the product's, one at each end. `WholeHistories` sends, for every row of a step,
+all of its output ids and logprobs; `OnlyNew` decodes them all and passes on what the worker has not
+had. Everything else in both processes is unchanged, and so are the answers. `Counted` is the
+product's own codec, which counts what it sends, for comparison.
 
-Does not know: sockets, processes, what is measured. A worker that attaches anew is not provided
-for: benchmarks do not break links.
+A worker that attaches again is not supported: benchmarks do not break links.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ Int64s = npt.NDArray[np.int64]
 
 
 class SentSteps(Struct):
-    """A column for each thing that is known of a message of tokens."""
+    """Columns with an entry per message of tokens."""
 
     sent_s: list[float]  # time.perf_counter
     num_bytes: list[int]
-    num_tokens: list[int]  # new ones
+    num_tokens: list[int]  # new tokens
 
     def bytes_per_token(self, begin_s: float, end_s: float) -> float | None:
-        """Of the messages of that time; None where there are none."""
+        """Over the messages of that time; None without any."""
         times = np.array(self.sent_s)
         inside = (begin_s <= times) & (times <= end_s)
         num_tokens = int(np.array(self.num_tokens)[inside].sum())
@@ -75,13 +74,13 @@ class Counted(Codec[CoreToWorker, WorkerToCore]):
 
 
 class WholeHistories(Counted):
-    """Of a core that sends everything again at each step. `histories` are set before it serves."""
+    """A core's codec that sends everything again at each step. Set `histories` before serving."""
 
     def __init__(self) -> None:
         super().__init__()
         self.histories: tuple[TokenLog, LogprobLog] | None = None
-        self._prompt_lens: dict[bytes, int] = {}  # of streams that have no row yet
-        self._starts = np.zeros(64, np.int64)  # where a row's outputs begin
+        self._prompt_lens: dict[bytes, int] = {}  # prompt lengths of streams without a row
+        self._starts = np.zeros(64, np.int64)  # index of each row's first output
 
     def decode(self, data: bytes) -> Frame[WorkerToCore]:
         """The frame in `data`."""
@@ -118,14 +117,14 @@ class WholeHistories(Counted):
 
 
 class OnlyNew(Codec[WorkerToCore, CoreToWorker]):
-    """Of a worker that is sent whole histories and takes what is new of them."""
+    """A worker's codec that receives whole histories and keeps what is new."""
 
     def __init__(self) -> None:
         super().__init__(Frame[CoreToWorker], MAX_CORE_MESSAGE_BYTES)
-        self._have = np.zeros(64, np.int64)  # outputs taken of each row
+        self._have = np.zeros(64, np.int64)  # outputs already received, by row
 
     def decode(self, data: bytes) -> Frame[CoreToWorker]:
-        """The frame in `data`; a Step is cut to what is new."""
+        """The frame in `data`, with a Step cut to what is new."""
         frame = super().decode(data)
         body = frame.body
         if isinstance(body, Admitted):
@@ -155,13 +154,13 @@ class OnlyNew(Codec[WorkerToCore, CoreToWorker]):
 
 
 class _Spans(NamedTuple):
-    """Of each entry, `counts` places from `starts` on."""
+    """For each entry, `counts` indices from `starts` on."""
 
     starts: Int64s
     counts: Int64s
 
     def places(self) -> Int64s:
-        """All of them, one entry's behind the other's."""
+        """The indices of all entries, concatenated."""
         ends = np.cumsum(self.counts)
         return np.arange(int(ends[-1])) + np.repeat(self.starts - ends + self.counts, self.counts)
 

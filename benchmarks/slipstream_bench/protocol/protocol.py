@@ -1,14 +1,14 @@
-"""`slipstream bench protocol`: deltas against whole histories on the way from core to worker.
+"""`slipstream bench protocol`: deltas against whole histories on the way from core to worker, in
+the table of LMDeploy's PR #4054, which replaced the latter with the former.
 
-Owns: the command, the load, the table: that of LMDeploy's PR #4054, which replaced the second by
-the first. Both transports are put together of the same parts (`cumulative`): core, worker and
-client are the product's, each in a process of its own; the cumulative one sends every row's whole
-output at each step, ids and log-probabilities, and the worker takes what is new.
+Both transports use the product's core, worker and client, each in a separate process
+(`cumulative`); the cumulative one sends every row's whole output at each step, ids and logprobs,
+and the worker keeps what is new.
 
-By log-probabilities: off, those of the sampled token, and top-5. The load is as many requests as
-run at a time, of one length, all asked at once. Duration, throughput and latencies are those of
-the whole load, as the field's serving benchmarks have them; CPU time and bytes to a token are those
-of the span in which all requests run.
+Logprobs are off, those of the sampled token, or top-5. The load is as many requests as run at a
+time, of one length, submitted at once. Duration, throughput and latencies cover the whole load, as
+in the field's serving benchmarks; CPU time and bytes per token cover the span in which all requests
+run.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _TIMEOUT_S = 600.0
 _PROCESSES = ("core", "worker", CLIENT)
 
 
-# LMDeploy's table, top to bottom: what is shown of a row, and how it is called
+# LMDeploy's table, top to bottom: column of a row, its name in the table
 _LINES = {
     "duration_s": "duration, s",
     "requests_per_s": "requests/s",
@@ -76,10 +76,10 @@ _LINES = {
 
 
 class ProtocolLoad(NamedTuple):
-    """Requests that run all at once."""
+    """Requests that all run at once."""
 
     batch: int
-    output_len: int  # tokens of an answer
+    output_len: int  # tokens per answer
     step_ms: float
 
 
@@ -109,7 +109,7 @@ def add_options(parser: Parser) -> None:
 
 
 def checked(arguments: argparse.Namespace) -> ProtocolLoad:
-    """What is to be measured. Raises: BadRequestError."""
+    """Validate the options. Raises: BadRequestError."""
     check_common(arguments)
     load = _QUICK if arguments.quick else FULL
     for name in ProtocolLoad._fields:
@@ -124,7 +124,7 @@ def checked(arguments: argparse.Namespace) -> ProtocolLoad:
 
 
 def bench_protocol(arguments: argparse.Namespace) -> int:
-    """Measure, tell; exit code 0."""
+    """Measure and report; exit code 0."""
     load = checked(arguments)
     said = note()
     rows: list[Row] = []
@@ -150,7 +150,7 @@ def bench_protocol(arguments: argparse.Namespace) -> int:
 
 
 def measure_transport(transport: str, load: ProtocolLoad, device: Device) -> list[Row]:
-    """A row for each kind of log-probabilities; `load` says what the device takes for a step."""
+    """A row for each logprobs setting; `load` holds the device's step time."""
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
         path = Path(folder) / "record.json"
         more = {"transport": transport, "record": str(path)}
@@ -217,7 +217,7 @@ def _row(
 
 
 def _transposed(rows: Sequence[Row]) -> list[Row]:
-    """The table as LMDeploy has it: a line to a measure, before and after side by side."""
+    """The table in LMDeploy's form: a line per measure, before and after side by side."""
     ordered = sorted(
         rows,
         key=lambda row: (
@@ -236,7 +236,7 @@ def _line(called: str, cells: Row) -> Row:
 
 
 def _draw(rows: Sequence[Row], file: str, load: ProtocolLoad) -> None:
-    """What core and worker need for a token."""
+    """Chart the CPU time per token of core and worker."""
     found = {(row["transport"], row["logprobs"]): _cpu_us(row, "core", "worker") for row in rows}
     grouped_bars(
         file,

@@ -1,7 +1,7 @@
-"""The worker's process of the protocol benchmark, at the end of a cumulative transport.
+"""The worker process of the protocol benchmark, for the cumulative transport.
 
-`python -m slipstream_bench.protocol.worker_process`: the product's worker, its codec towards the
-core another one.
+`python -m slipstream_bench.protocol.worker_process`: the product's worker with another codec
+towards the core.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from slipstream_worker import main as worker
 
 
 def main() -> int:
-    """Run until SIGTERM; the worker's exit code."""
+    """Run until SIGTERM; returns the worker's exit code."""
     with patch("slipstream_worker.core_link.worker_codec", OnlyNew):
         return worker.main()
 

@@ -1,13 +1,10 @@
-"""`slipstream bench serve`: a server under load, as its clients see it.
+"""`slipstream bench serve`: a server under load, as its clients see it. It measures any
+OpenAI-compatible server over HTTP, and a Slipstream stack over its native address, with the same
+load and the same report.
 
-Owns: the options, the runs, and what each is told as. It measures any OpenAI-compatible server over
-HTTP, and a stack of ours over its own address, by the same load and the same report.
-
-Rules:
-- The load is the same for the same --seed; every run has prompts of its own, so that no run answers
-  from what the one before it left in a cache. Files give every run the same prompts.
-- What the client itself used of the CPU is told: a load generator that needs a whole core measures
-  itself.
+- The load is the same for the same --seed; every run has different prompts, so that none is
+  answered from a cache filled by an earlier run. Files give every run the same prompts.
+- The client's own CPU use is reported: a load generator that needs a whole core measures itself.
 """
 
 from __future__ import annotations
@@ -53,7 +50,7 @@ def add_options(parser: Parser) -> None:
 
 
 def bench_serve(arguments: argparse.Namespace) -> int:
-    """Run the load, tell the result; 1 where no request got an answer."""
+    """Run the load and report; exit code 1 if no request was answered."""
     checked(arguments)
     allow_many_files()
     problems: dict[str, str] = {}
@@ -81,7 +78,7 @@ async def _measure(arguments: argparse.Namespace, problems: dict[str, str]) -> l
         timeout_s=arguments.timeout,
     )
     if arguments.pid is not None:
-        tree_cpu_s(arguments.pid)  # or refuse it now
+        tree_cpu_s(arguments.pid)  # rejects an invalid pid early
     filed = _filed(arguments)
     async with _target(arguments, asking, problems) as target:
         samples = (filed or _random(arguments, 0, arguments.warmup or 1))[: arguments.warmup or 1]
@@ -119,7 +116,7 @@ async def _target(
 
 
 def _filed(arguments: argparse.Namespace) -> list[DatasetRequest]:
-    """The file's requests; none where there is no file. Raises: BadRequestError."""
+    """The requests of the file; empty without one. Raises: BadRequestError."""
     if arguments.dataset is None:
         return []
     requests = requests_from(arguments.dataset, arguments.num_requests, arguments.output_len)
@@ -129,7 +126,7 @@ def _filed(arguments: argparse.Namespace) -> list[DatasetRequest]:
 
 
 def _random(arguments: argparse.Namespace, run: int, number: int) -> list[DatasetRequest]:
-    """Those of a run; run 0 is the warm-up's."""
+    """The requests of a run; run 0 is the warm-up."""
     return random_requests(
         number,
         input_len=arguments.input_len,
@@ -146,7 +143,7 @@ async def _run(
     arguments: argparse.Namespace,
     run: int,
 ) -> Row:
-    """One run's numbers."""
+    """Run the load once; returns its row."""
     asks = [target.prepared(request) for request in requests]
     random = np.random.default_rng((arguments.seed, run, 1))
     starts_s = poisson_starts(len(asks), arguments.request_rate, random)
@@ -157,7 +154,7 @@ async def _run(
             bar.update()
 
         gc.collect()
-        gc.disable()  # the times of a run are worth more than the memory of its few cycles
+        gc.disable()  # avoids pauses; a run leaves few cycles
         server_s = tree_cpu_s(arguments.pid) if arguments.pid is not None else None
         client_s, begin = time.process_time(), time.perf_counter()
         try:
@@ -191,7 +188,7 @@ def _told(
     run: int,
     requests: Sequence[DatasetRequest],
 ) -> Row:
-    """What was measured, in words and settings."""
+    """The columns that describe the measurement and its settings."""
     is_random = arguments.dataset is None
     has_ids = not target.has_words and not all(request.is_text for request in requests)
     return {

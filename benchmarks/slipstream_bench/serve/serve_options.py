@@ -1,7 +1,4 @@
-"""What `slipstream bench serve` can be told.
-
-Owns: the options, their ranges and defaults. Does not know: what they do.
-"""
+"""The options of `slipstream bench serve`, their ranges and defaults."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def add_serve_options(parser: Parser) -> None:
-    """All of them."""
+    """Add all options."""
     _add_server(parser)
     _add_load(parser)
     _add_answers(parser)
@@ -44,7 +41,7 @@ def add_serve_options(parser: Parser) -> None:
 
 
 def checked(arguments: argparse.Namespace) -> None:
-    """Refuse what cannot be; fill in what other options decide. Raises: BadRequestError."""
+    """Validate the options and set those that depend on others. Raises: BadRequestError."""
     for name, (is_allowed, allowed) in _RANGES.items():
         value = getattr(arguments, name)
         if value is not None and not is_allowed(value):
@@ -71,7 +68,7 @@ def _check_url(url: str) -> None:
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
-        is_url = is_url and parts.port != 0  # reading it may raise, too
+        is_url = is_url and parts.port != 0  # reading the port may raise, too
     except ValueError:
         is_url = False
     if not is_url:

@@ -1,4 +1,4 @@
-"""A row of `bench serve` as people read it: the table that the field's reports have."""
+"""Formats a row of `bench serve` as the table that the field's reports have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COUNTED = {
 
 
 def report(row: Row, percentiles: Sequence[float], problems: Mapping[str, str]) -> list[str]:
-    """The lines. problems: what was said about the first failure of each kind."""
+    """The lines of the report. problems: the message of the first failure of each kind."""
     columns = ["mean", "median", *map(percentile_name, percentiles)]
     lines = [
         "{model} at {target}".format_map(row),
@@ -83,7 +83,7 @@ def _line(name: str, *cells: object) -> str:
 
 
 def _shown(cell: object) -> str:
-    """Numbers with five digits or as many as they have before the point."""
+    """Floats with five digits, or more if the integer part needs them."""
     if cell is None:
         return "-"
     if not isinstance(cell, float):

@@ -1,10 +1,11 @@
 """`slipstream bench soak`: does anything grow over many short requests?
 
-Owns: when the processes are looked at, and what counts as flat: at half and at the end, each
-process's own memory (anonymous, swapped out or not) within TOLERANCE of what it was after a tenth,
-its file descriptors within that or two of them. Exit code 0 where all are, and no request failed.
+Flat means: halfway and at the end, each process's own memory (anonymous, swapped out or not) is
+within TOLERANCE of its size after a tenth of the requests, and its file descriptors within that or
+two of them. The exit code is 0 if all processes are flat and no request failed.
 
-Processes are looked at when nothing runs and the grace time is over: what is held then is kept.
+Processes are measured when nothing runs and the grace time is over, so what they hold then is a
+leak or a cache.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ SHARES = (0.1, 0.5, 1.0)
 _MODEL = "simulated:step_ms=1,prefill_us=0"
 _NUM_REQUESTS = 100_000
 _NUM_QUICK = 4_000
-_LEAST_WARM_UP = 4_000  # before all others: arenas reach the size that the load needs
-_GRACE_S = 0.2  # what ended a moment ago is kept so long: little, beside what may grow
+_LEAST_WARM_UP = 4_000  # first of all: arenas grow to the size that the load needs
+_GRACE_S = 0.2  # how long ended streams are kept: little beside what may grow
 _CLIENT_TIMEOUT_S = 1.0
-_SETTLE_S = 3.0  # for a vanished client's silence to be noticed, before the grace time
+_SETTLE_S = 3.0  # until a vanished client is noticed, before the grace time
 _CALM_S = 60.0
-_NUM_BLOCKS = 4096  # the prefix cache is full, and its memory touched, before it is looked at
+_NUM_BLOCKS = 4096  # small enough for a full prefix cache, all memory touched, before measuring
 _FEW_FDS = 2
-_FEW_BYTES = 4 * 2**20  # what a busy moment leaves with an allocator; of 100,000 requests 42 each
+_FEW_BYTES = 4 * 2**20  # left with an allocator by a busy moment; 42 bytes a request over 100,000
 _CLIENT = "this client"
 
 
 class Growth(Struct, frozen=True):
-    """One process at the three moments. growth: the largest change from the first, relative."""
+    """One process at the three moments. growth: the largest relative change from the first."""
 
     process: str
     own_bytes: list[int]
@@ -59,7 +60,7 @@ class Growth(Struct, frozen=True):
 
 
 class SoakResult(Struct, frozen=True, kw_only=True):
-    """One run. requests: how many there were of each kind."""
+    """The result of a run. requests: their number by kind."""
 
     model: str
     seed: int
@@ -75,7 +76,7 @@ class SoakResult(Struct, frozen=True, kw_only=True):
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing grew, failed or was left."""
+        """Whether nothing grew, failed or was left behind."""
         return self.is_flat and not self.failures and not self.orphans
 
 
@@ -105,7 +106,7 @@ def add_options(parser: Parser) -> None:
 
 
 def bench_soak(arguments: argparse.Namespace) -> int:
-    """Run it, tell it. Raises: BadRequestError."""
+    """Run and report. Raises: BadRequestError."""
     num_requests = arguments.requests
     if num_requests is None:
         num_requests = _NUM_QUICK if arguments.quick else _NUM_REQUESTS
@@ -151,7 +152,7 @@ def bench_soak(arguments: argparse.Namespace) -> int:
 
 
 def growths(samples: list[dict[str, Holding]]) -> list[Growth]:
-    """What became of each process that was there each time; pure."""
+    """The growth of each process present in every sample. Pure."""
     first = samples[0]
     found: list[Growth] = []
     for name in first:
@@ -171,7 +172,7 @@ def growths(samples: list[dict[str, Holding]]) -> list[Growth]:
 
 
 def lines_of(result: SoakResult) -> list[str]:
-    """For people."""
+    """The result as lines of text."""
     counts = ", ".join(f"{number} {kind}" for kind, number in sorted(result.requests.items()))
     rows: list[Row] = []
     for one in result.processes:
@@ -223,7 +224,7 @@ async def _soak(
 
 
 def _await_spares(stack: Stack) -> dict[int, str]:
-    """Wait until both wait, or one would have grown by its own start; their names, by id."""
+    """Wait for both spares, whose startup would count as growth; returns their names by pid."""
     found: dict[int, str] = {}
     deadline = time.monotonic() + _CALM_S
     while len(found) < 2:

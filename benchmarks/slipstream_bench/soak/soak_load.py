@@ -1,11 +1,8 @@
 """Short requests of all kinds, many of which are not read to their ends.
 
-Owns: which kind each request is, and doing it. Does not know: what is measured meanwhile.
-
-Rules:
-- The same seed and number, the same kinds in the same order.
-- What is cut short (aborted, closed, disconnected) asks for far more than it reads, so that it runs
-  when it is cut.
+- The same seed and number give the same kinds in the same order.
+- Requests to be cut short (aborted, closed, disconnected) ask for far more than is read, so that
+  they are running when they are cut.
 """
 
 from __future__ import annotations
@@ -30,14 +27,14 @@ from slipstream_ipc.messages import SamplingParams
 
 Kind = Literal["read", "aborted", "closed", "http", "http_disconnected", "vanished"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-VANISHING = 50  # streams of a client that vanishes
+VANISHING = 50  # streams per vanishing client
 
 _SHARES = (0.70, 0.06, 0.06, 0.10, 0.06, 0.02)
 _MOST_TOKENS = 8
 
 
 class SoakLoad:
-    """Requests against one stack, over one lasting client."""
+    """Sends requests to one stack, over one lasting client."""
 
     def __init__(self, client: AsyncClient, http_address: str, seed: int, concurrency: int) -> None:
         self.counts: Counter[str] = Counter()
@@ -52,7 +49,7 @@ class SoakLoad:
         self._num_to_vanish = 0
 
     async def run(self, num_requests: int, on_done: Callable[[int], object]) -> None:
-        """So many requests, to their ends."""
+        """Run `num_requests` requests to their ends."""
         places = asyncio.Semaphore(self._concurrency)
         running: set[asyncio.Task[None]] = set()
 
@@ -76,7 +73,7 @@ class SoakLoad:
         self._flush_vanishing()
         await asyncio.gather(*self._vanishing)
         self._vanishing.clear()
-        self._http.close()  # how many idle connections there are is chance
+        self._http.close()  # the number of idle connections varies
 
     async def _one(self, kind: Kind, prompt: list[int], length: int) -> None:
         params = SamplingParams(max_tokens=length)
@@ -109,7 +106,7 @@ class SoakLoad:
         )
 
     async def _disconnect(self, prompt: list[int]) -> None:
-        """Ask for much, hang up when something comes."""
+        """Request a long answer and disconnect when something arrives."""
         address = urlsplit(self._http_address)
         body = msgspec.json.encode(
             {"prompt": prompt, "max_tokens": LONG.max_tokens, "stream": True}
@@ -130,7 +127,7 @@ class SoakLoad:
             self._vanishing.append(asyncio.ensure_future(self._vanish(num)))
 
     async def _vanish(self, num_streams: int) -> None:
-        """Clients of this kind come one after the other, beside everything else."""
+        """Run one vanishing client at a time, beside everything else."""
         async with self._is_vanishing:
             died = partial(_start_and_kill, self._client.address, num_streams)
             if not await asyncio.to_thread(died):

@@ -1,6 +1,6 @@
-"""A client that vanishes: it opens its streams, reads a delta of each, says so, and is killed.
+"""A client that vanishes: it opens its streams, reads a delta of each, reports that, and is killed.
 
-`python -m slipstream_bench.soak.vanishing ADDRESS NUM_STREAMS`. Ends with its standard input.
+`python -m slipstream_bench.soak.vanishing ADDRESS NUM_STREAMS`. It ends with its standard input.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LONG = SamplingParams(max_tokens=2000)
 
 
 def main() -> int:
-    """Open, tell, wait to be killed."""
+    """Open the streams, report, and wait to be killed."""
     address, num_streams = sys.argv[1], int(sys.argv[2])
     with Client(address) as client:
         streams = [client.stream([100 + number], LONG) for number in range(num_streams)]

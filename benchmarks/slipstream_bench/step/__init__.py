@@ -1,1 +1,1 @@
-"""`slipstream bench step`: what a decode step costs, part by part."""
+"""`slipstream bench step`: the cost of a decode step, part by part."""

@@ -1,25 +1,22 @@
-"""The core's parts of a decode step, one after the other in one thread.
+"""The core's parts of a decode step, sequentially in one thread: a core assembled by the product's
+own functions over a simulated or given device, and a stand-in for the worker that reports all
+tokens as checked.
 
-Owns: a core over a device that is simulated, or is given, put together by the product's own
-functions, and a worker beside it that only says that it has checked what came; the clock around
-each part. Does not know: how the parts work.
-
-Rules:
-- The core's loop as `Engine` has it, one step ahead: while a step is in flight the next one is
-  launched, then the one before is taken in and sent.
+- The loop is that of `Engine`, one step ahead: while a step is in flight the next one is launched,
+  then the one before is completed and sent.
 - The parts of a step:
   receive    the worker's report
-  schedule   which rows compute what, and the step's plan
-  launch     what the core notes of it; handing it to the device
+  schedule   choosing what each row computes, and building the step's plan
+  launch     the core's notes on it; handing it to the device
   complete   its tokens go into the histories
   publish    the message to the worker
-  settle     what was put off until that has left
-- Told apart and in no sum: `device`, what the simulated device computes when it is handed a step. A
-  real one does that by itself, so to hand it over is part of `launch` there.
-- CPU time of the thread, so that other work on the machine is not counted; what it does to the
-  caches of the CPU is.
-- Every request has a prompt of its own, of `prompt_len` tokens and up to a block more, so that they
-  fill their blocks in different steps.
+  settle     work deferred until that message has left
+- Reported separately and in no sum: `device`, what the simulated device computes when a step is
+  launched. A real device computes asynchronously, so handing a step over is part of `launch` there.
+- Times are CPU time of the thread: other work on the machine is not counted, but its effect on the
+  CPU's caches is.
+- Every request has a different prompt of `prompt_len` tokens and up to a block more, so that
+  requests fill their blocks in different steps.
 """
 
 from __future__ import annotations
@@ -47,17 +44,17 @@ _ADDRESS = "ipc:///memory/core"
 _BLOCK_SIZE = 16
 _SEED = 0
 _WARM_UP_STEPS = 2 * _BLOCK_SIZE
-_FEW_WARM_UP_STEPS = 2  # of a real model
+_FEW_WARM_UP_STEPS = 2  # with a real model
 
 
 def num_outputs(batch: int, prompt_len: int, steps: int, budget: int) -> int:
-    """Tokens that each request is to have, so that all of them decode together for `steps`."""
-    room = max(1, budget - batch)  # beside those that decode already
+    """Output tokens per request that let all requests decode together for `steps`."""
+    room = max(1, budget - batch)  # beside the rows that already decode
     return steps + -(-batch * (prompt_len + _BLOCK_SIZE) // room) + _WARM_UP_STEPS + 8
 
 
 class CoreParts:
-    """`batch` requests that decode for as many steps as they are asked to."""
+    """`batch` requests that decode for `steps` steps."""
 
     def __init__(
         self,
@@ -69,8 +66,8 @@ class CoreParts:
         runner: Runner | None = None,
         budget: int | None = None,
     ) -> None:
-        """`runner`: a real device, which is left to its owner. `budget`: tokens of one step; by
-        default all prompts are computed in the first.
+        """`runner`: a real device, which the caller closes. `budget`: tokens per step; by default
+        all prompts are computed in the first.
         """
         self._batch = batch
         self._is_simulated = runner is None
@@ -94,7 +91,7 @@ class CoreParts:
         self._hop = CoreLink(
             context, _ADDRESS, zmq.Poller(), identity=b"bench", incarnation=0, now=time.monotonic()
         )
-        self._num_tokens = 0  # that the worker has got
+        self._num_tokens = 0  # tokens received by the worker
         self._has_welcome = False
         self._until(lambda: self._has_welcome)
         self._num_prompt_tokens = 0
@@ -121,7 +118,7 @@ class CoreParts:
             times.clear()
 
     def step(self) -> bool:
-        """One step, begun behind the one in flight; whether all requests decode in it."""
+        """Launch a step behind the one in flight; returns whether all requests decode in it."""
         core, clock = self._core, time.thread_time_ns
         handler, scheduler = core.handler, core.scheduler
         now = time.monotonic()
@@ -157,18 +154,18 @@ class CoreParts:
         return do_all_decode
 
     def measured_us(self) -> dict[str, list[float]]:
-        """What each part of each step took, the warm-up not counted."""
+        """Microseconds of each part by step, without the warm-up."""
         return {part: [ns / 1e3 for ns in times] for part, times in self._ns.items()}
 
     def check_whole(self) -> None:
-        """Every token that was sampled has come to the worker."""
+        """Check that every sampled token has reached the worker."""
         lengths = self._core.tokens.lengths(np.arange(self._batch))
         num_sampled = int(lengths.sum()) - self._num_prompt_tokens
         assert self._num_tokens == num_sampled, f"{self._num_tokens} came of {num_sampled}"
         assert self._core.scheduler.num_running == self._batch
 
     def close(self) -> None:
-        """Let go of everything; a device that was given has nothing in flight then."""
+        """Close core and worker stand-in; a given device has nothing in flight afterwards."""
         self._hop.close()
         if not self._is_simulated:
             for _ in self._in_flight:
@@ -187,7 +184,7 @@ class CoreParts:
             elif isinstance(body, Step):
                 self._num_tokens += len(body.token_ids) // 4
                 self._hop.checked(body.step)
-        self._hop.report()  # an acknowledgement, where nothing was checked
+        self._hop.report()  # an acknowledgement, if there was nothing to check
         self._hop.flush()
 
     def _until(self, condition: Callable[[], bool]) -> None:

@@ -1,12 +1,9 @@
-"""Where a real model's decode steps go on the CPU: the core's parts, and those inside the device.
+"""Where the CPU time of a real model's decode steps goes: the core's parts, and those inside the
+device. Timers wrap functions of the runner for the duration of the measurement.
 
-Owns: the clocks inside the runner, which are put around its functions for as long as it is
-measured. Does not know: how the parts work, what the core does around a step (see `core_parts`).
-
-Rules:
-- The core's parts as with a simulated device; to hand a step over is part of `launch`.
-- Inside the device wall time on its thread, as the parts use several threads: `model`, the forward
-  pass, which may be one call (`program`); `sampling`; `device`, the whole step.
+- The core's parts are those of `core_parts`; handing a step over is part of `launch`.
+- Inside the device it is wall time on its thread, as the parts use several threads: `model`, the
+  forward pass, which may be one call (`program`); `sampling`; `device`, the whole step.
 - Steps that compute prompts are not counted.
 """
 
@@ -29,7 +26,7 @@ PARTS = ("model", "sampling", DEVICE)
 def load(
     model: str, *, batches: Sequence[int], prompt_len: int, steps: int, threads: int | None
 ) -> TorchRunner:
-    """The model, with room for the largest batch. Raises: ModelLoadError."""
+    """Load the model with room for the largest batch. Raises: ModelLoadError."""
     longest = prompt_len + max(
         core_parts.num_outputs(batch, prompt_len, steps, _budget(batch)) for batch in batches
     )
@@ -81,9 +78,9 @@ def measure(
 
 @contextmanager
 def _clocks() -> Iterator[list[dict[str, int]]]:
-    """Nanoseconds spent in the runner's parts by each step that has ended, by function."""
+    """Nanoseconds spent in the runner's parts, by function, for each completed step."""
     steps: list[dict[str, int]] = []
-    running: dict[str, int] = {}  # of the step that the device's thread is at
+    running: dict[str, int] = {}  # of the device thread's current step
     timed: tuple[tuple[Any, str], ...] = (
         (TorchRunner, "_forward"),
         (torch_runner, "sample"),

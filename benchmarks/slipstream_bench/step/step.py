@@ -1,7 +1,4 @@
-"""`slipstream bench step`: measuring the parts, and telling.
-
-Owns: what a row says, in which order things are measured. Does not know: how a part is timed.
-"""
+"""`slipstream bench step`: measures the parts of a decode step and reports them."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ _MODEL_STEPS, _QUICK_MODEL_STEPS = 32, 8
 
 @dataclass(frozen=True, slots=True)
 class StepBenchPlan:
-    """What is to be measured. `model`: a real one whose parts are told too, on the CPU."""
+    """What to measure. `model`: a real model whose parts are measured as well, on the CPU."""
 
     batches: list[int]
     steps: int
@@ -81,7 +78,7 @@ def add_options(parser: Parser) -> None:
 
 
 def checked(arguments: argparse.Namespace) -> StepBenchPlan:
-    """Refuse what cannot be. Raises: BadRequestError."""
+    """Validate the options. Raises: BadRequestError."""
     check_common(arguments)
     for name in ("steps", "prompt_len", "threads"):
         value = getattr(arguments, name)
@@ -107,7 +104,7 @@ def checked(arguments: argparse.Namespace) -> StepBenchPlan:
 
 
 def bench_step(arguments: argparse.Namespace) -> int:
-    """Measure; tell."""
+    """Measure and report."""
     plan = checked(arguments)
     print(note(), _ABOUT, sep="\n", flush=True)
     runs = [row for _ in range(plan.runs) for row in _core_rows(plan)]
@@ -191,7 +188,7 @@ def _rows(
 
 
 def _draw(rows: Sequence[Row], plan: StepBenchPlan, file: str) -> None:
-    """The core's parts."""
+    """Chart the core's parts."""
     grouped_bars(
         file,
         [str(batch) for batch in plan.batches],

@@ -1,10 +1,11 @@
-"""What grammars cost: a step's time with and without, and others' longest gap while one compiles.
+"""The cost of grammars: a step's time with and without them, and the longest gap of other streams
+while one compiles.
 
     python -m slipstream_bench.studies.grammar_cost [MODEL ...]
 
-By default a simulated device of 10 ms steps (its masks are computed while time passes, as on a
-device that is not the host) and the demo model on this CPU. `forbidding little` is a grammar that
-any text keeps to, so that both runs compute the same number of tokens.
+By default it runs a simulated device with 10 ms steps (masks are computed while time passes, as on
+a device that is not the host) and the demo model on this CPU. `forbidding little` is a grammar that
+any text matches, so that both runs compute the same number of tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from slipstream_ipc.messages import StructuredOutputs
 
 _SIMULATED = f"simulated:step_ms=10,prefill_us=0,tokenizer={MODEL_PATH}"
 _END = 1
-_WORDS = StructuredOutputs(regex="([a-z]{1,12} )*#")  # practically without an end
+_WORDS = StructuredOutputs(regex="([a-z]{1,12} )*#")  # practically endless
 _OBJECT = StructuredOutputs(json={"type": "array", "items": {"type": "string"}, "minItems": 200})
 _NUM_TOKENS = 200
 _LARGE = {
@@ -28,7 +29,7 @@ _LARGE = {
     "properties": {
         f"f{i}": {"type": "string", "pattern": f"^(a|b|c){{3,{i + 5}}}$"} for i in range(3000)
     },
-    "required": [f"f{i}" for i in range(3000)],  # optional ones go beyond what the library follows
+    "required": [f"f{i}" for i in range(3000)],  # optional ones would exceed the library's limits
 }
 
 
@@ -58,7 +59,7 @@ def main(models: list[str]) -> None:
 def _run(
     client: slipstream.Client, num: int, grammar: StructuredOutputs | None, every: int = 1
 ) -> float:
-    """Seconds to a token of each of `num` streams at once, of which every nth has a grammar."""
+    """Seconds per token of each of `num` simultaneous streams, of which every nth has a grammar."""
     begin = time.perf_counter()
     streams = [
         client.stream(
@@ -77,7 +78,7 @@ def _run(
 
 
 def _longest_gap(client: slipstream.Client, beside: StructuredOutputs | None) -> float:
-    """Of a plain stream's deltas, beside a request with this grammar."""
+    """The longest gap in a plain stream's deltas, beside a request with this grammar."""
     stream = client.stream("Chapter 1", max_tokens=800, temperature=1.0, seed=1, ignore_eos=True)
     next(stream)
 

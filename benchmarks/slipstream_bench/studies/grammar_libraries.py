@@ -1,13 +1,14 @@
-"""Which library should compile grammars and fill masks: llguidance against xgrammar.
+"""Compares libraries that compile grammars and fill masks: llguidance and xgrammar.
 
     python -m slipstream_bench.studies.grammar_libraries [TOKENIZER.json ...]
 
-Neither has to be installed with Slipstream: run it with an interpreter that has both. Without
-tokenizers it takes the demo model's and a 32,000-token one that it trains on Python's own sources.
-For each schema: the time until the first mask is there, the time of a mask and of a step of the
-grammar while the tokens of a valid answer go through, and whether valid answers are accepted and an
-invalid one is not. At the end: how much a thread that only counts is slowed down while another one
-compiles, which tells whether the library gives the interpreter's lock up. It takes three minutes.
+Run it with an interpreter that has both installed. Without arguments it takes the demo model's
+tokenizer and a 32,000-token one trained on Python's own sources.
+
+For each schema it measures the time to the first mask, the time of a mask and of a grammar step
+over the tokens of a valid answer, and whether valid answers are accepted and an invalid one is
+rejected. Finally it measures how much a counting thread slows down while another thread compiles,
+which shows whether the library releases the GIL. It takes three minutes.
 """
 
 from __future__ import annotations
@@ -99,16 +100,16 @@ SCHEMAS: dict[str, tuple[dict[str, Any], Any, Any]] = {
 
 
 class Library(Protocol):
-    """What is compared."""
+    """The interface of the compared libraries."""
 
     def compile(self, schema: dict[str, Any]) -> Any:
-        """A matcher at the start. Raises ValueError where the schema is not supported."""
+        """A matcher in its initial state. Raises ValueError if the schema is not supported."""
 
     def mask(self, matcher: Any) -> None:
         """Fill the mask of the next token."""
 
     def take(self, matcher: Any, token_id: int) -> bool:
-        """Go on by one token; whether the grammar accepts it."""
+        """Advance by one token; returns whether the grammar accepts it."""
 
     def is_complete(self, matcher: Any) -> bool:
         """Whether the answer may end here."""
@@ -169,7 +170,7 @@ class XGrammar:
         return bool(matcher.accept_token(token_id))
 
     def is_complete(self, matcher: Any) -> bool:
-        return bool(matcher.accept_token(0))  # its own `is_terminated` wants the end first
+        return bool(matcher.accept_token(0))  # `is_terminated` requires the end token first
 
 
 def main(paths: list[str]) -> None:
@@ -228,7 +229,7 @@ def _measured(
 
 
 def _slowed_by(work: Callable[[], object]) -> float:
-    """The speed of a thread that counts while `work` goes on elsewhere, against its own."""
+    """The relative speed of a counting thread while `work` runs in another one."""
 
     def count(seconds: float) -> float:
         num, end = 0, time.perf_counter() + seconds

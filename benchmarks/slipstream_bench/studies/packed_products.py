@@ -1,10 +1,10 @@
-"""Products of a few rows with a weight: torch's plain one, oneDNN's and ours with a packed weight.
+"""Products of a few rows with a weight: plain torch, oneDNN and Slipstream with a packed weight.
 
     python -m slipstream_bench.studies.packed_products [--threads 2]
 
-Prints, for the shapes [k, n] of two small models, the median time of each in milliseconds. The
-weights of all layers are gone through in turn, so that they come from memory where a model's would.
-With one thread the time is the processor's, so that a busy machine shows the same.
+Prints the median time of each in milliseconds, for the shapes [k, n] of two small models. The
+weights of all layers take turns, so that they come from memory as a model's would. With one thread,
+CPU time is measured, so that a busy machine shows the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slipstream_core.runner.cpu.kernels import kernels
 
 SHAPES = ((256, 768), (256, 1536), (768, 768), (768, 1280), (768, 4608), (2304, 768), (256, 32000))
 ROWS = (1, 2, 4, 16, 64, 512)
-_CACHE_BYTES = 64 << 20  # more than a cache holds
+_CACHE_BYTES = 64 << 20  # larger than the CPU's caches
 
 
 def _median_ms(

@@ -1,13 +1,13 @@
-"""What a streamed server-sent event costs an HTTP server, before anything is formatted.
+"""The cost of a streamed server-sent event in an HTTP server, before anything is formatted.
 
     pip install uvicorn granian aiohttp h11
     python -m slipstream_bench.studies.sse_servers [--streams 512] [--json FILE]
 
-Every candidate streams the same chunks to the same client, in a process of its own; a ticker has
-one chunk ready for every stream at every tick, as an engine's step does. What is counted is the CPU
-time of the server's process and its children, user and system, between the moment when all streams
-run and their ends, divided by the chunks that arrived meanwhile. The client reads with plain
-sockets, in this process. Rounds take all candidates in turn; the table shows medians.
+Every candidate streams the same chunks to the same client, in a separate process; a ticker has one
+chunk ready for every stream at every tick, as an engine's step does. Measured is the CPU time, user
+and system, of the server's process and its children, from when all streams run until their ends,
+divided by the chunks that arrived meanwhile. The client reads with plain sockets, in this process.
+Rounds take all candidates in turn; the table shows medians.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TEXT += '"choices":[{"index":0,"text":" token","logprobs":null,"finish_reason":n
 EVENT = b"data: " + (TEXT % 7).encode() + b"\n\n"
 CHUNK = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-REQUEST = b"GET /%d HTTP/1.1\r\nhost: localhost\r\n\r\n"  # so many events are asked for
+REQUEST = b"GET /%d HTTP/1.1\r\nhost: localhost\r\n\r\n"  # %d: number of events
 END = b"0\r\n\r\n"
 
 
@@ -50,7 +50,7 @@ class Ticker:
         self._loop.call_later(TICK_S, self._tick)
 
     def wait(self) -> asyncio.Future[None]:
-        """Until the next tick."""
+        """A future that is done at the next tick."""
         waiter = self._loop.create_future()
         self._waiters.append(waiter)
         return waiter
@@ -65,7 +65,7 @@ class Ticker:
                 waiter.set_result(None)
 
 
-TICKERS: list[Ticker] = []  # at most one: frameworks make the loop, and we learn of it by a request
+TICKERS: list[Ticker] = []  # at most one, created by a request, since frameworks create the loop
 
 
 def ticker() -> Ticker:
@@ -79,7 +79,7 @@ def ticker() -> Ticker:
 
 
 class Direct(asyncio.Protocol):
-    """Requests by httptools, chunks written straight to the transport in the ticker's call."""
+    """Parses requests with httptools and writes chunks to the transport from the ticker's call."""
 
     def __init__(self) -> None:
         import httptools
@@ -109,7 +109,7 @@ class Direct(asyncio.Protocol):
 
 
 class DirectH11(Direct):
-    """The same with h11, which frames every chunk, too."""
+    """The same with h11, which also frames every chunk."""
 
     def __init__(self) -> None:
         import h11
@@ -139,7 +139,7 @@ class DirectH11(Direct):
 
 
 async def asgi_app(scope: Any, _receive: Any, send: Callable[[Any], Awaitable[None]]) -> None:
-    """A bare ASGI application: a task to a stream."""
+    """A bare ASGI application: a task per stream."""
     if scope["type"] != "http":
         return
     clock = ticker()
@@ -201,7 +201,7 @@ def serve_aiohttp(port: int) -> None:
         return response
 
     async def direct(request: web.Request) -> web.StreamResponse:
-        """Chunks past the framework, in the ticker's call."""
+        """Writes chunks past the framework, from the ticker's call."""
         left = int(request.path.rpartition("/")[2])
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         response.enable_chunked_encoding()
@@ -265,7 +265,7 @@ CANDIDATES: dict[str, tuple[str, str, Callable[[int], None], bytes]] = {
 
 
 def measure(name: str, num_streams: int, num_chunks: int) -> float:
-    """µs of the server's CPU to a chunk, of one run."""
+    """Server CPU time per chunk of one run, in microseconds."""
     port = free_port()
     command = [sys.executable, __file__, "--serve", name, "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
@@ -308,21 +308,21 @@ def load(pid: int, port: int, request: bytes, num_streams: int) -> float:
 
 
 def cpu_of(pid: int) -> float:
-    """Seconds, user and system, of a process and those it started."""
+    """CPU seconds, user and system, of a process and its children."""
     root = psutil.Process(pid)
     times = [each.cpu_times() for each in (root, *root.children(recursive=True))]
     return float(sum(each.user + each.system for each in times))
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port that is currently unused."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
 def wait_until_open(port: int) -> None:
-    """Until somebody listens there."""
+    """Wait until a server listens on the port."""
     deadline = time.monotonic() + 20
     while True:
         try:
@@ -331,7 +331,7 @@ def wait_until_open(port: int) -> None:
         except ConnectionRefusedError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(0.02)  # a foreign server says in no other way that it is there
+            time.sleep(0.02)  # other servers have no readiness signal
 
 
 def main() -> int:

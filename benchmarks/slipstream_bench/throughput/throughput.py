@@ -1,7 +1,5 @@
-"""`slipstream bench throughput`: many requests at once against a stack, as a client sees them.
-
-Owns: how many run at a time, and what is told of them. Does not know: what a request is
-(`random_load`). One request goes ahead of them, unmeasured, so that connecting is not part of it.
+"""`slipstream bench throughput`: many requests at once against a stack, as a client sees them. One
+unmeasured request runs first, so that connecting is not measured.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ def add_options(parser: Parser) -> None:
 
 
 def throughput(arguments: argparse.Namespace) -> int:
-    """Run the load, tell the result. Raises: BadRequestError."""
+    """Run the load and report. Raises: BadRequestError."""
     fill_in(arguments, _SIZES)
     if arguments.concurrency is None:
         arguments.concurrency = arguments.num_requests

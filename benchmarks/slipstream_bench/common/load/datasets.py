@@ -1,14 +1,12 @@
-"""What a load asks for: random prompts and lengths, or those of a file.
+"""Requests of a load: random prompts and lengths, or those of a file.
 
-Owns: prompts, their lengths, the files' formats. Does not know: servers, tokenizers.
+Random prompts are token ids, uniform over the vocabulary except its first hundred, where special
+tokens and bytes live. Where text is needed, each id becomes a common word; the resulting number of
+tokens is about the same, but known only to the server.
 
-Random prompts are token ids, uniform in the vocabulary but for its first hundred, where special
-tokens and bytes live. Where text is needed, each id becomes a common word; how many tokens those
-make, about as many, only the server knows.
-
-Random lengths are whole and uniform from floor(len * (1 - r)) to ceil(len * (1 + r)), at least 1:
-`--range-ratio` means what it means to vLLM, 0 is exact lengths. SGLang and LMDeploy draw from
-q * max to max instead: here that is r = (1 - q) / (1 + q) and len = max * (1 + q) / 2.
+Random lengths are integers, uniform from floor(len * (1 - r)) to ceil(len * (1 + r)), at least 1:
+`--range-ratio` has vLLM's meaning, and 0 gives exact lengths. SGLang and LMDeploy draw from q * max
+to max instead, which is r = (1 - q) / (1 + q) and len = max * (1 + q) / 2 here.
 
 Files are JSON lines, or one JSON array, of objects of either form:
     {"prompt": "text", "max_tokens": 100}     the prompt may be a list of token ids;
@@ -54,7 +52,7 @@ class DatasetRequest(Struct, frozen=True, gc=False):
 
     @property
     def text(self) -> str:
-        """The prompt as text, whatever it is."""
+        """The prompt as text; token ids become words."""
         return self.prompt if isinstance(self.prompt, str) else as_words(self.prompt)
 
 
@@ -77,7 +75,7 @@ def random_requests(
     vocab_size: int,
     random: np.random.Generator,
 ) -> list[DatasetRequest]:
-    """Prompts of random token ids; the same for the same generator."""
+    """Prompts of random token ids; deterministic for a given generator state."""
     prompt_lens = _lengths(num_requests, input_len, range_ratio, random)
     output_lens = _lengths(num_requests, output_len, range_ratio, random)
     first = min(_FIRST_ID, vocab_size // 2)
@@ -88,9 +86,9 @@ def random_requests(
 
 
 def requests_from(path: str, num_requests: int | None, output_len: int) -> list[DatasetRequest]:
-    """A file's requests in their order, from the beginning again where there are too few.
+    """The requests of a file in order, repeated from the start if there are too few.
 
-    num_requests: None takes each once. Raises: BadRequestError naming the line that is wrong.
+    num_requests: None takes each once. Raises: BadRequestError naming the invalid line.
     """
     try:
         lines = _lines(Path(path).read_bytes())
@@ -112,7 +110,7 @@ def requests_from(path: str, num_requests: int | None, output_len: int) -> list[
 
 
 def as_words(token_ids: Sequence[int]) -> str:
-    """Text of as many words as there are ids, the same for the same ids."""
+    """Text with one word per id; the same ids give the same text."""
     return " ".join([_WORDS[token_id % len(_WORDS)] for token_id in token_ids])
 
 

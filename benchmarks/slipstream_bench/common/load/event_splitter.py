@@ -1,22 +1,18 @@
-"""From the bytes of an event stream to the data of its events.
+"""Splits the bytes of an event stream into its events' data (HTML standard, "Server-sent events").
 
-Owns: where events begin and end (the HTML standard, "Server-sent events"). Does not know: sockets,
-HTTP, what the data means.
-
-Rules:
 - Events end with an empty line; lines end with LF, CR LF or CR, wherever the bytes were cut.
-- Only `data` and `id` count; comments (the usual keep-alive) and all other fields are dropped.
+- Only `data` and `id` count; comments (the usual keep-alive) and other fields are dropped.
 """
 
 from __future__ import annotations
 
 from slipstream_bench.common.load.failures import RequestFailedError
 
-MAX_EVENT_BYTES = 16 * 2**20  # a peer that never ends an event must not fill the memory
+MAX_EVENT_BYTES = 16 * 2**20  # bounds memory if an event never ends
 
 
 class EventSplitter:
-    """One stream's bytes in, its events' data out. last_id: of the last event that had one."""
+    """Splits one stream. last_id: the id of the last event that had one."""
 
     __slots__ = ("_rest", "last_id")
 
@@ -27,7 +23,7 @@ class EventSplitter:
     def feed(self, piece: bytes) -> list[bytes]:
         """The data of every event that this piece completes.
 
-        Raises: RequestFailedError where an event grows beyond all reason.
+        Raises: RequestFailedError if an event exceeds MAX_EVENT_BYTES.
         """
         return [data for event in self._events(piece) if (data := self._data(event)) is not None]
 
@@ -36,7 +32,7 @@ class EventSplitter:
             piece = self._rest + piece
         held = b""
         if b"\r" in piece:
-            if piece.endswith(b"\r"):  # perhaps the first half of a CR LF
+            if piece.endswith(b"\r"):  # may be the first half of a CR LF
                 piece, held = piece[:-1], b"\r"
             piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *events, rest = piece.split(b"\n\n")
@@ -46,7 +42,7 @@ class EventSplitter:
         return events
 
     def feed_with_ids(self, piece: bytes) -> list[tuple[bytes, bytes]]:
-        """The same, each with `last_id` as it was then."""
+        """As `feed`, each with the value of `last_id` at that event."""
         found: list[tuple[bytes, bytes]] = []
         for event in self._events(piece):
             data = self._data(event)

@@ -1,13 +1,13 @@
-"""How one request of a load can fail, in words that can be counted."""
+"""The error of a failed request, with a reason that can be counted."""
 
 from __future__ import annotations
 
 
 class RequestFailedError(Exception):
-    """A request that got no whole answer.
+    """A request without a complete answer.
 
-    reason: what kind of failure, in snake_case (`http_503`, `connect`, `disconnected`, `timeout`,
-    `malformed`, `incomplete`, `error_event`, ...). detail: what was said about it.
+    reason: the kind of failure, in snake_case (`http_503`, `connect`, `disconnected`, `timeout`,
+    `malformed`, `incomplete`, `error_event`, ...). detail: the message that came with it.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:

@@ -1,13 +1,10 @@
-"""HTTP/1.1 for a load generator: pieces of a body go to a function the moment they arrive.
+"""An HTTP/1.1 client for load generation: pieces of a body go to a function as they arrive.
+Connections are kept alive and carry one exchange at a time.
 
-Owns: connections to one server, one exchange at a time on each, kept for the next one. Does not
-know: JSON, event streams, what is asked for.
-
-Rules:
-- No task wakes for a piece: the parser (httptools) calls the sink from within `data_received`. That
-  is most of what sets this apart from general clients, which cost two to ten times as much a chunk.
-- A kept connection that turns out to be closed is replaced by a new one, once, and only where it
-  had answered nothing: such a request was never looked at.
+- No task wakes for a piece: the parser (httptools) calls the sink from within `data_received`.
+  General-purpose clients, which do wake one, cost two to ten times as much per chunk.
+- A kept connection that turns out to be closed is replaced by a new one, once, and only if no byte
+  of an answer had arrived: the server never processed such a request.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ _OK = 200
 
 
 class HttpClient:
-    """The connections to one server. url: scheme, host and port; its path goes before all others.
+    """The connections to one server. url: scheme, host and port; its path prefixes all others.
 
     headers: sent with every request, besides Host and Content-*.
     """
@@ -54,12 +51,13 @@ class HttpClient:
         sink: Sink,
         headers: Mapping[str, str] = NO_HEADERS,
     ) -> None:
-        """Ask, and wait until the answer is over; the pieces of its body go to `sink`.
+        """Send a request and wait until its answer is complete; body pieces go to `sink`.
 
-        headers: besides those of every request.
+        headers: in addition to those of every request.
 
-        Raises: RequestFailedError for any other status than 200 (`http_404`), for a server that is
-        not there (`connect`), goes away (`disconnected`) or speaks no HTTP (`malformed`).
+        Raises: RequestFailedError for a status other than 200 (`http_404`), or a server that cannot
+        be reached (`connect`), closes the connection (`disconnected`) or does not speak HTTP
+        (`malformed`).
         """
         content = f"Content-Type: application/json\r\nContent-Length: {len(body or b'')}\r\n"
         more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -78,7 +76,7 @@ class HttpClient:
         await self._on(await self._connected(), message, sink)
 
     def close(self) -> None:
-        """Give the idle connections up."""
+        """Close the idle connections."""
         for connection in self._idle:
             connection.abort()
         self._idle.clear()
@@ -96,7 +94,7 @@ class HttpClient:
     async def _on(self, connection: _Connection, message: bytes, sink: Sink) -> None:
         try:
             await connection.exchange(message, sink)
-        except BaseException:  # a cancelled exchange leaves an answer that nobody reads
+        except BaseException:  # a cancelled exchange leaves an unread answer
             connection.abort()
             raise
         if connection.is_open:
@@ -104,7 +102,7 @@ class HttpClient:
 
 
 class _Connection(asyncio.Protocol):
-    """One socket, and the answer that it is in the middle of."""
+    """One socket and the exchange in progress on it."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -114,18 +112,18 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be asked again."""
+        """Whether another request can be sent on it."""
         return self._transport is not None and not self._transport.is_closing()
 
     def _forget(self, sink: Sink | None = None) -> None:
-        self.was_silent = True  # not a byte of the answer has come
+        self.was_silent = True  # no byte of the answer has arrived
         self._sink = sink
         self._status = 0
         self._refusal = b""
-        self._has_end = False  # else the body ends with the connection
+        self._has_end = False  # otherwise the end of the connection ends the body
 
     async def exchange(self, message: bytes, sink: Sink) -> None:
-        """One request, one answer."""
+        """Send one request and wait for its answer."""
         assert self._transport is not None
         assert self._answer is None
         self._forget(sink)
@@ -137,7 +135,7 @@ class _Connection(asyncio.Protocol):
             self._answer = None
 
     def abort(self) -> None:
-        """Close without a word."""
+        """Close at once, without flushing."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -160,10 +158,10 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is connected."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Bytes have arrived."""
         self.was_silent = False
         try:
             self._parser.feed_data(data)
@@ -171,7 +169,7 @@ class _Connection(asyncio.Protocol):
             self._break(RequestFailedError("malformed", str(error)))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The socket is gone."""
+        """The socket is closed."""
         self._transport = None
         if error is None and self._status and not self._has_end:
             self._finish(None)
@@ -186,11 +184,11 @@ class _Connection(asyncio.Protocol):
         self._has_end = self._has_end or name.lower() in {b"content-length", b"transfer-encoding"}
 
     def on_headers_complete(self) -> None:
-        """The answer begins."""
+        """The answer's headers are complete."""
         self._status = self._parser.get_status_code()
 
     def on_body(self, piece: bytes) -> None:
-        """A piece of its body."""
+        """A piece of the answer's body."""
         if self._status != _OK:
             self._refusal += piece[: _MAX_REFUSAL_BYTES - len(self._refusal)]
         elif self._sink is not None and self._answer is not None and not self._answer.done():
@@ -200,7 +198,7 @@ class _Connection(asyncio.Protocol):
                 self._break(error)
 
     def on_message_complete(self) -> None:
-        """The answer is over."""
+        """The answer is complete."""
         if not self._parser.should_keep_alive() and self._transport is not None:
             self._transport.close()
         self._finish(None)

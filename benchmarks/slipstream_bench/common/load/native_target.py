@@ -1,7 +1,5 @@
-"""Asking a stack of ours over its own address, to compare with what HTTP costs.
-
-Owns: the same load by `AsyncClient`. Log-probabilities stay in the columns they come in, as they do
-for any caller who does not look at them.
+"""Sends a load to a Slipstream stack through `AsyncClient`, for comparison with HTTP. Logprobs stay
+in their columns, as for any caller that does not read them.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ class NativeTarget:
         self.has_words = asking.endpoint == "chat"
 
     async def settle(self, sample: DatasetRequest) -> None:
-        """One token, to see what is refused. Raises: SlipstreamError."""
+        """Generate one token, so that refused options fail early. Raises: SlipstreamError."""
         await self._client.generate(
             self._prompt(sample), **{**self._options(sample), "max_tokens": 1}
         )

@@ -1,13 +1,12 @@
-"""What an OpenAI-compatible server answers, read for its times and numbers alone.
+"""Reads the answers of an OpenAI-compatible server for timings and token counts.
 
-Owns: which parts of an answer count. Does not know: sockets, how it was asked for.
-
-Rules:
 - Content is text, of an answer or of its reasoning; a chunk without any (a role, a usage, half a
-  character) has no place between tokens. The answer ends with its last chunk that has choices.
-- An answer is whole where it said why it ended, or [DONE]; anything less failed as `incomplete`.
-- Tokens are counted by the server's usage. Without one: by what was asked for, where the answer ran
-  into that limit or was told not to end sooner; else a chunk counts as one token.
+  character) does not count as a chunk between tokens. The answer ends with its last chunk that has
+  choices.
+- An answer is complete if it has a finish reason or [DONE]; otherwise it failed as `incomplete`.
+- Tokens are counted by the server's usage. Without usage: the requested length, if the answer
+  reached that limit or was asked to ignore the end of sequence; otherwise each chunk counts as one
+  token.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class _Usage(Struct, gc=False):
 
 
 class _Event(Struct, gc=False):
-    choices: list[_Choice] = []  # msgspec gives each event its own
+    choices: list[_Choice] = []  # msgspec copies the default
     usage: _Usage | None = None
     error: Raw = Raw()
     message: str | None = None
@@ -52,9 +51,9 @@ _decoder = msgspec.json.Decoder(_Event)
 
 
 class OpenAIAnswer:
-    """One answer as it comes: an event stream, or one JSON object.
+    """One answer as it arrives: an event stream, or one JSON object.
 
-    Made when the request is sent. max_tokens and ignore_eos: as asked for.
+    Create it when the request is sent. max_tokens and ignore_eos: as requested.
     """
 
     __slots__ = (
@@ -86,11 +85,11 @@ class OpenAIAnswer:
                 self.timeline.times_s.append(now)
 
     def take_whole(self, body: bytes) -> None:
-        """The body of an answer that is no stream. Raises: RequestFailedError."""
+        """The body of a non-streaming answer. Raises: RequestFailedError."""
         self._read(body, time.perf_counter())
 
     def finish(self) -> RequestTimeline:
-        """No more comes. Raises: RequestFailedError where the answer is not whole."""
+        """End of the answer. Raises: RequestFailedError if it is incomplete."""
         if self._reason is None and not self._is_done:
             raise RequestFailedError("incomplete", "neither a finish_reason nor [DONE]")
         timeline = self.timeline
@@ -109,7 +108,7 @@ class OpenAIAnswer:
         return timeline
 
     def _read(self, data: bytes, now: float) -> bool:
-        """Whether there is content in it."""
+        """Read one event; returns whether it has content."""
         try:
             event = _decoder.decode(data)
         except msgspec.DecodeError as error:

@@ -1,12 +1,8 @@
-"""Asking an OpenAI-compatible server, whoever made it.
+"""Sends a load to any OpenAI-compatible server, in the request form that the server accepts.
 
-Owns: bodies of requests, and finding the form of asking that this server takes. Does not know: when
-requests start (`load`), how answers are read (`openai_answers`).
-
-Rules:
-- A request is encoded before the clock runs.
-- Prompts of /v1/completions go as token ids, usage is asked for; a server that refuses either gets
-  words, or is not asked. Which it was is told: `has_words`.
+- A request is encoded before its clock starts.
+- Prompts of /v1/completions are sent as token ids, and usage is requested. If the server refuses
+  token ids, prompts are sent as words (`has_words`); if it refuses usage, usage is not requested.
 """
 
 from __future__ import annotations
@@ -30,12 +26,12 @@ from slipstream_ipc.messages import Fault
 
 Endpoint = Literal["completions", "chat"]
 PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-_REFUSALS = ("http_400", "http_422")  # of the request's form
+_REFUSALS = ("http_400", "http_422")  # refusals of the request's form
 
 
 class Asking(Struct, frozen=True):
-    """How every request of a load is asked. timeout_s: for the whole answer. stream_interval: what
-    a server of ours may be asked for; None leaves it to the server.
+    """How every request of a load is sent. timeout_s: for the whole answer. stream_interval: a
+    Slipstream extension; None leaves it to the server.
     """
 
     endpoint: Endpoint
@@ -67,23 +63,23 @@ async def first_model(http: HttpClient) -> str:
 
 
 class OpenAITarget:
-    """One server and one model of it."""
+    """One server and one of its models."""
 
     def __init__(
         self, http: HttpClient, model: str, asking: Asking, problems: dict[str, str]
     ) -> None:
-        """problems: takes what was said about the first failure of each kind."""
+        """problems: receives the message of the first failure of each kind."""
         self.model = model
         self._http = http
         self._asking = asking
         self._problems = problems
-        self.has_words = asking.endpoint == "chat"  # in the place of token ids
+        self.has_words = asking.endpoint == "chat"  # instead of token ids
         self._asks_usage = asking.is_streamed
 
     async def settle(self, sample: DatasetRequest) -> None:
-        """Find the form that the server takes, by asking for one token.
+        """Find the form that the server accepts, by requesting one token.
 
-        Raises: BadRequestError where it refuses every form, SlipstreamError where it fails.
+        Raises: BadRequestError if it refuses every form, SlipstreamError if it fails.
         """
         sample = DatasetRequest(sample.prompt, 1)
         words = (False, True) if not self.has_words and not sample.is_text else (self.has_words,)

@@ -1,10 +1,8 @@
-"""Random prompts of one length and answers of one length, for `bench latency` and `throughput`.
+"""Random prompts and answers of fixed lengths, for `bench latency` and `bench throughput`: options,
+requests and the columns that describe them.
 
-Owns: the options of such a load, its prompts and requests, what a row says of it. Does not know:
-how many run at a time, what is made of their times.
-
-Rules: ends of sequence are ignored, so lengths are what was asked for. The same --seed gives the
-same prompts in the same order.
+The end of sequence is ignored, so lengths are exact. The same --seed gives the same prompts in the
+same order.
 """
 
 from __future__ import annotations
@@ -36,17 +34,17 @@ Prompt = npt.NDArray[np.uint32]
 
 
 class Size(NamedTuple):
-    """A number that says how large a load is; two of them are input_len and output_len."""
+    """A size option of a load; every load has at least input_len and output_len."""
 
     name: str
     meaning: str
     default: int
-    quick: int  # with --quick
+    quick: int  # default with --quick
     least: int = 1
 
 
 def add_random_load(parser: Parser, sizes: Sequence[Size]) -> argparse._ArgumentGroup:
-    """The options of the stack and of the load; the group of the latter, for more of them."""
+    """Add the options of the stack and of the load; returns the group of the latter."""
     add_settings(parser)
     load = parser.add_argument_group("load")
     for size in sizes:
@@ -72,7 +70,7 @@ def add_random_load(parser: Parser, sizes: Sequence[Size]) -> argparse._Argument
 
 
 def fill_in(arguments: argparse.Namespace, sizes: Sequence[Size]) -> None:
-    """Give the sizes that were left open their defaults. Raises: BadRequestError."""
+    """Set sizes that were not given to their defaults. Raises: BadRequestError."""
     for size in sizes:
         if getattr(arguments, size.name) is None:
             setattr(arguments, size.name, size.quick if arguments.quick else size.default)
@@ -82,10 +80,10 @@ def fill_in(arguments: argparse.Namespace, sizes: Sequence[Size]) -> None:
 
 
 class RandomLoad:
-    """The requests of one run, at a client that is connected."""
+    """The requests of one run, for a connected client."""
 
     def __init__(self, client: AsyncClient, arguments: argparse.Namespace) -> None:
-        """Raises: BadRequestError where the model takes no such lengths."""
+        """Raises: BadRequestError if the model does not allow the lengths."""
         self._client = client
         self._vocab_size = client.model.vocab_size
         self._input_len: int = arguments.input_len
@@ -101,12 +99,12 @@ class RandomLoad:
         )
 
     def prompts(self, num: int) -> list[Prompt]:
-        """The next so many."""
+        """The next `num` prompts."""
         shape = (num, self._input_len)
         return list(self._random.integers(0, self._vocab_size, shape, np.uint32))
 
     async def run(self, prompt: Prompt) -> RequestTimeline:
-        """One request, and when its tokens came."""
+        """Run one request; returns its timeline."""
         timeline = RequestTimeline(time.perf_counter(), len(prompt))
         async for delta in self._client.stream(prompt, self._params):
             if delta.num_tokens:
@@ -117,7 +115,7 @@ class RandomLoad:
 def row_of(
     benchmark: str, card: ModelCard, arguments: argparse.Namespace, sizes: Sequence[Size]
 ) -> Row:
-    """What was run on what; its result is to follow."""
+    """The columns that describe the run; results are added by the caller."""
     return {
         "benchmark": benchmark,
         "model": card.name,
@@ -129,7 +127,7 @@ def row_of(
 
 
 def tell(row: Row, lines: Sequence[str], path: str | None) -> None:
-    """Print the lines under the model's; write the row to the file of --json, if there is one."""
+    """Print the lines below the model's, and write the row to `path` if given."""
     note = [_NOTE] if row["is_simulated"] else []
     print("\n".join([f"model: {row['model']}", *note, *lines]), flush=True)
     if path is not None:

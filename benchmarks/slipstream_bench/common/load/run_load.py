@@ -1,9 +1,7 @@
-"""Requests at their times.
-
-Owns: when each request of a load starts. Does not know: what a request is, whom it goes to.
+"""Starts each request of a load at its time.
 
 The load is open (a Poisson process of a given rate, or everything at once) unless `concurrency`
-bounds it: then a request that is due waits for its place, and its own time starts when it has it.
+bounds it: then a due request waits for a place, and its clock starts when it gets one.
 """
 
 from __future__ import annotations
@@ -16,11 +14,11 @@ import numpy as np
 
 from slipstream_bench.common.measures import RequestTimeline
 
-Ask = Callable[[], Awaitable[RequestTimeline]]  # one request, ready to go
+Ask = Callable[[], Awaitable[RequestTimeline]]  # sends one prepared request
 
 
 def poisson_starts(num_requests: int, rate: float, random: np.random.Generator) -> list[float]:
-    """When each request is due, in seconds from the first one; all 0 where the rate is infinite."""
+    """When each request is due, in seconds after the first; all 0 for an infinite rate."""
     if math.isinf(rate):
         return [0.0] * num_requests
     gaps = random.exponential(1 / rate, num_requests)
@@ -35,7 +33,7 @@ async def run_load(
     concurrency: int | None,
     on_done: Callable[[RequestTimeline], None],
 ) -> list[RequestTimeline]:
-    """Every request, started when it is due; their timelines in the same order."""
+    """Start every request when it is due; returns timelines in the order of `asks`."""
     loop = asyncio.get_running_loop()
     places = asyncio.Semaphore(concurrency or len(asks))
     begin = loop.time()
