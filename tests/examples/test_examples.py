@@ -239,7 +239,7 @@ def test_page_goes_on_after_its_servers_front_has_died(
     tab.locator("button").click()
     tab.wait_for_function("document.getElementById('answer').textContent.length > 0")
     core, front = stack.pids["core"], stack.pids["http"]
-    os.kill(core, signal.SIGSTOP)  # nothing is said while nobody listens
+    os.kill(core, signal.SIGSTOP)  # no message is sent before the reader is back
     try:
         os.kill(front, signal.SIGKILL)
         tab.wait_for_function("Number(document.getElementById('answer').dataset.breaks) > 0")

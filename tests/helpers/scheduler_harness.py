@@ -171,8 +171,8 @@ class Harness:
             self.acknowledge()
             plan = self.launch()
             steps += plan is not None
-            assert steps < 5_000, "somebody starves"
-            assert plan is not None or self.launched, "work is left, but nobody can run"
+            assert steps < 5_000, "a request starves"
+            assert plan is not None or self.launched, "work is left, but no request can run"
             while len(self.launched) > (ahead if plan is not None else 0):
                 self.collect()
         assert not self.streams

@@ -17,7 +17,6 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     headers: int = 128  # of one request
     body_bytes: int = 16 * 2**20  # of one request's body
     stray_body_bytes: int = 4096  # of a body that is discarded, as the method takes none
-    ahead_bytes: int = 64 * 1024  # unused: the read buffer of a connection has a fixed size
     write_buffer_bytes: int = 64 * 1024  # unsent, before a stream's chunks are held and merged
     requests_bytes: int = 256 * 2**20  # of pending requests, over all connections
     held_bytes: int = 8 * 2**20  # held for a slow reader, before its connection is dropped

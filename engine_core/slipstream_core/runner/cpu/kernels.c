@@ -1,7 +1,7 @@
 /* Float32 kernels for CPUs: attention of decode rows over the paged cache, and the small
  * operations of a decode step that cost more to dispatch than to compute.
  *
- * Compiled on the machine that runs it (build.py), so -march=native is right; GCC's and Clang's
+ * Compiled on the machine that runs it (c_library.py), so -march=native is right; GCC's and Clang's
  * vector extensions keep it free of intrinsics. Threads are those of team.c.
  *
  * Rules:
